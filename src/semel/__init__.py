@@ -1,0 +1,6 @@
+"""semel ("once" in Latin): the multimodal data plane for LLM serving."""
+
+from semel.core import Digest, Key, Tenant, digest
+from semel.errors import SemelError
+
+__all__ = ["Digest", "Key", "SemelError", "Tenant", "digest"]

@@ -1,0 +1,31 @@
+"""Values without I/O: digests, media, features, prompts. Imports nothing of semel but itself."""
+
+from semel.core.contract import Contract, Field, Normalisation, Target
+from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
+from semel.core.feature import DTYPE_BYTES, Feature, Layout, Tensor
+from semel.core.media import Media, Modality
+from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Contract",
+    "Digest",
+    "Feature",
+    "Field",
+    "Identity",
+    "Item",
+    "Key",
+    "Layout",
+    "Mask",
+    "Media",
+    "Modality",
+    "Normalisation",
+    "Placeholder",
+    "Prompt",
+    "Target",
+    "Tenant",
+    "Tensor",
+    "Timeline",
+    "digest",
+    "frame",
+]

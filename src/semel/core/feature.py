@@ -1,0 +1,99 @@
+"""Features: what preprocessing makes of an item, in a form that any process can hold.
+
+A tensor here is a dtype, a shape and a buffer: no torch, no numpy, so that the serving process of a frontend can keep,
+share and send features without importing either. Features are immutable: a buffer never changes once a feature has
+been made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from semel.core.media import Modality
+from semel.core.prompt import Mask
+
+__all__ = ["DTYPE_BYTES", "Feature", "Layout", "Tensor"]
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""The dtypes a feature may have, by their common names, and the bytes of one element."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tensor:
+    """One array of a feature: row-major, contiguous."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def __post_init__(self) -> None:
+        element = DTYPE_BYTES.get(self.dtype)
+        if element is None:
+            raise ValueError(f"{self.dtype!r} is not a dtype of a feature; those are {', '.join(DTYPE_BYTES)}")
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"a tensor cannot have the shape {self.shape}")
+        if not self.data.c_contiguous or self.data.nbytes != (expected := element * prod(self.shape)):
+            raise ValueError(f"{self!r} needs {expected:,} contiguous bytes, the buffer has {self.data.nbytes:,}")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return self.data.nbytes
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.dtype}, {list(self.shape)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Layout:
+    """The token ids that replace an item's one placeholder token, and the embedding mask over them."""
+
+    token_ids: tuple[int, ...]
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and len(self.mask) != len(self.token_ids):
+            raise ValueError(f"a layout of {len(self.token_ids)} tokens cannot have a mask over {len(self.mask)}")
+
+    @property
+    def num_embeds(self) -> int:
+        """How many embeddings the encoder owes for it."""
+        return len(self.token_ids) if self.mask is None else self.mask.count
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        return f"Layout({len(self)} tokens, {self.num_embeds} embeddings)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Feature:
+    """An item's preprocessed tensors, by the field names of its model, plus its layout."""
+
+    modality: Modality
+    tensors: Mapping[str, Tensor]
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its tensors: what a cache is charged for it."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={tensor!r}" for name, tensor in self.tensors.items())
+        return f"Feature({self.modality}, {fields}, {self.layout!r})"

@@ -1,0 +1,202 @@
+"""Where items sit in a prompt: masks, placeholders, timelines, prompts.
+
+Everything a scheduler asks for every step is an integer that was computed once (requirements A1-A6): no tensor is
+touched, and a lookup among 32,768 placeholders is two bisections. A timeline is checked when it is built; nothing
+downstream checks again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final, Self, overload
+
+from semel.core.digest import Digest
+from semel.core.media import Modality
+
+__all__ = ["Item", "Mask", "Placeholder", "Prompt", "Timeline"]
+
+_NEVER: Final = 1 << 62  # past the end of any prompt
+
+
+class Mask:
+    """Which positions of a placeholder take an embedding.
+
+    Immutable, and shared by all placeholders of one layout, so that the running count is computed once per layout
+    however often its item is shown.
+    """
+
+    __slots__ = ("_counts", "bits")
+
+    bits: bytes
+    """One byte a position: 1 takes an embedding, 0 does not."""
+
+    def __init__(self, bits: Iterable[bool | int]) -> None:
+        self.bits = bytes(map(bool, bits))
+        # A list of ints behind a leading 0, so that an edge at index 0 reads 0 and never wraps round (A2, A3).
+        self._counts = [0, *accumulate(self.bits)]
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    @property
+    def count(self) -> int:
+        """How many positions take an embedding."""
+        return self._counts[-1]
+
+    def embed_range(self, start: int, end: int) -> tuple[int, int]:
+        """The embeddings that fall on the positions `[start, end)`."""
+        return self._counts[start], self._counts[end]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self.bits == other.bits
+
+    def __hash__(self) -> int:
+        return hash(self.bits)
+
+    def __repr__(self) -> str:
+        return f"Mask({self.count} of {len(self)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """A run of prompt positions that one item fills."""
+
+    offset: int
+    length: int
+    mask: Mask | None = None
+    """Which of the positions take an embedding; None means all of them."""
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.length < 0:
+            raise ValueError(f"{self!r} has a negative offset or length")
+        if self.mask is not None and len(self.mask) != self.length:
+            raise ValueError(f"a placeholder of {self.length} positions cannot have a mask over {len(self.mask)}")
+
+    @property
+    def end(self) -> int:
+        """The first position behind it."""
+        return self.offset + self.length
+
+    @property
+    def num_embeds(self) -> int:
+        """How many embeddings the item fills in."""
+        return self.length if self.mask is None else self.mask.count
+
+    def embed_range(self, start: int, end: int) -> tuple[int, int]:
+        """The embeddings on its positions `[start, end)`, counted from its own offset."""
+        if not 0 <= start <= end <= self.length:
+            raise ValueError(f"[{start}, {end}) is not a sub-range of {self!r}")
+        return (start, end) if self.mask is None else self.mask.embed_range(start, end)
+
+
+class Timeline(Sequence[Placeholder]):
+    """All placeholders of one prompt, checked and searchable. Made by `decoder` or `encoder`, and immutable."""
+
+    __slots__ = ("_ends", "_offsets", "_placeholders")
+
+    def __init__(self, placeholders: tuple[Placeholder, ...], offsets: list[int], ends: list[int]) -> None:
+        self._placeholders = placeholders
+        self._offsets = offsets
+        self._ends = ends
+
+    @classmethod
+    def decoder(cls, placeholders: Iterable[Placeholder]) -> Self:
+        """The placeholders of an ordinary prompt: sorted by offset, not overlapping; the error names the pair."""
+        checked = tuple(placeholders)
+        for index, (left, right) in enumerate(pairwise(checked)):
+            if right.offset < left.offset:
+                raise ValueError(f"placeholders {index} and {index + 1} are out of order: {left!r}, then {right!r}")
+            if right.offset < left.end:
+                raise ValueError(f"placeholders {index} and {index + 1} overlap: {left!r} and {right!r}")
+        return cls(checked, [p.offset for p in checked], [p.end for p in checked])
+
+    @classmethod
+    def encoder(cls, placeholders: Iterable[Placeholder]) -> Self:
+        """The encoder side of an encoder-decoder prompt: every item at offset 0 (A6).
+
+        Their positions are the encoder's, not the decoder's, so no decoder position is ever past one: a window begins
+        at index 0.
+        """
+        checked = tuple(placeholders)
+        for index, placeholder in enumerate(checked):
+            if placeholder.offset != 0:
+                raise ValueError(f"encoder placeholder {index} must be at offset 0: {placeholder!r}")
+        return cls(checked, [0] * len(checked), [_NEVER] * len(checked))
+
+    def window(self, start: int, end: int) -> tuple[int, int]:
+        """The indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
+        lo = bisect_right(self._ends, start)
+        hi = bisect_left(self._offsets, end)
+        return lo, max(lo, hi)
+
+    def followed_by(self, placeholders: Iterable[Placeholder]) -> Timeline:
+        """A decoder timeline with more placeholders behind it, for prompts that grow; only what is new is checked."""
+        more = Timeline.decoder((*self._placeholders[-1:], *placeholders))
+        known = len(self._placeholders[-1:])
+        return Timeline(
+            self._placeholders + more[known:], self._offsets + more._offsets[known:], self._ends + more._ends[known:]
+        )
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether its positions are the encoder's, not the decoder's (A6)."""
+        return self._ends[:1] == [_NEVER]
+
+    @property
+    def end(self) -> int:
+        """The first position behind every placeholder."""
+        return max((p.end for p in self._placeholders[-1:]), default=0)
+
+    def __len__(self) -> int:
+        return len(self._placeholders)
+
+    @overload
+    def __getitem__(self, index: int) -> Placeholder: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Placeholder, ...]: ...
+    def __getitem__(self, index: int | slice) -> Placeholder | tuple[Placeholder, ...]:
+        return self._placeholders[index]
+
+    def __iter__(self) -> Iterator[Placeholder]:
+        return iter(self._placeholders)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Timeline) and (self._placeholders, self._ends) == (other._placeholders, other._ends)
+
+    def __hash__(self) -> int:
+        return hash(self._placeholders)
+
+    def __repr__(self) -> str:
+        return f"Timeline({len(self)} placeholders, {sum(p.num_embeds for p in self)} embeddings)"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One image, clip or video at one place of one prompt; the place is in the timeline."""
+
+    modality: Modality
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prompt:
+    """A rendered prompt: tokens, and for every placeholder of the timeline the item that fills it."""
+
+    token_ids: Sequence[int]
+    timeline: Timeline
+    items: tuple[Item, ...]
+    encoder_token_ids: Sequence[int] | None = None
+    """The encoder's tokens of an encoder-decoder prompt; the timeline is then the encoder's."""
+
+    def __post_init__(self) -> None:
+        if len(self.items) != len(self.timeline):
+            raise ValueError(f"{len(self.items)} items for {len(self.timeline)} placeholders")
+        side = self.token_ids if self.encoder_token_ids is None else self.encoder_token_ids
+        if self.timeline.end > len(side):
+            raise ValueError(f"the last placeholder ends at {self.timeline.end}, the prompt at {len(side)}")
+
+    def __repr__(self) -> str:
+        return f"Prompt({len(self.token_ids)} tokens, {len(self.items)} items)"

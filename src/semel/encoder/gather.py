@@ -1,0 +1,53 @@
+"""Where the embeddings of a step go (requirement C5).
+
+Library code: vLLM's model runner has no plug point for it. A test holds it to what that runner does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.core import Timeline
+
+__all__ = ["Gathered", "Slice", "gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The embeddings `[start, end)` of one input's encoder output."""
+
+    index: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What the positions of one step take from the encoder outputs."""
+
+    slices: tuple[Slice, ...]
+    """In the order of the positions that take them."""
+    mask: bytes
+    """One byte a position: 1 takes the next embedding of the slices, 0 takes its token's."""
+
+
+def gather(timeline: Timeline, start: int, end: int) -> Gathered:
+    """The embeddings for the prompt positions `[start, end)`.
+
+    It touches the k inputs in the window only: O(log n + k), plus the mask. The inputs of an encoder-decoder prompt
+    fill no decoder position: an encoder timeline has nothing to gather.
+    """
+    mask = bytearray(end - start)
+    slices: list[Slice] = []
+    lo, hi = (0, 0) if timeline.is_encoder else timeline.window(start, end)
+    for index in range(lo, hi):
+        placeholder = timeline[index]
+        offset = placeholder.offset
+        first, last = max(0, start - offset), min(placeholder.length, end - offset)
+        taken = placeholder.embed_range(first, last)
+        if taken[0] == taken[1]:
+            continue
+        slices.append(Slice(index, *taken))
+        bits = b"\x01" * (last - first) if placeholder.mask is None else placeholder.mask.bits[first:last]
+        mask[offset + first - start : offset + last - start] = bits
+    return Gathered(tuple(slices), bytes(mask))

@@ -1,0 +1,222 @@
+"""Which encoder outputs are resident, who refers to them, and which had to go (requirements B1-B9).
+
+Space is counted in embeddings. Every embedding of the capacity is free, held (its entry has a referrer) or reclaimable
+(its entry has none), so `free + held + reclaimable == capacity` always. Time passes in passes: a scheduler asks and
+allocates for one request after another and then calls `settle`, which ends the pass. Until then an allocated entry is
+only *planned*: if its planner lets go of it, it was never encoded, and the next referrer takes the encode over (B7).
+
+Asking never changes anything; eviction happens while allocating. Every operation is O(1) amortised, apart from what
+the eviction policy adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, KeysView
+from dataclasses import dataclass
+
+from semel.encoder.eviction import Entry, Eviction, Key, OldestReleased, Reference
+
+__all__ = ["Counts", "Key", "Reference", "Residency", "Settlement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What one pass changed for the process that holds the tensors."""
+
+    evicted: tuple[Key, ...]
+    """Tensors to drop before the step is executed; each eviction is reported once."""
+    taken_over: tuple[Reference, ...]
+    """Inputs that were promised a resident entry whose planner then let go: they have to be encoded in this step."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Running totals. A reference counts when its pass is settled: one that did not outlive its pass never does."""
+
+    queries: int = 0
+    """Inputs that a request began to refer to."""
+    hits: int = 0
+    """Those whose encoder output was there already, or was planned for another input of the same pass."""
+    evictions: int = 0
+    """Entries that were given up, each time."""
+
+
+class Residency:
+    """The encoder-output cache of one engine, as bookkeeping: it knows keys and sizes, the engine holds the tensors."""
+
+    def __init__(self, capacity: int, eviction: Eviction | None = None) -> None:
+        self.capacity = capacity
+        """In embeddings."""
+        self.free = capacity
+        """Embeddings that belong to no entry."""
+        self.reclaimable = 0
+        """Embeddings of entries that nobody refers to."""
+        self.adopted = 0
+        """Embeddings whose encode was taken over in this pass: compute that no request has asked for."""
+        self.counts = Counts()
+        self._eviction: Eviction = eviction or OldestReleased()
+        self._entries: dict[Key, Entry] = {}
+        self._inputs: dict[str, dict[int, Entry]] = {}
+        # What this pass did so far:
+        self._planned: dict[Key, Entry] = {}
+        self._begun: dict[Reference, bool] = {}  # references that began, and whether each was a hit
+        self._evicted: dict[Key, None] = {}
+
+    # Asking.
+
+    def size(self, key: Key) -> int | None:
+        """The embeddings of a resident or planned entry; None if there is none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.size
+
+    def planner(self, key: Key) -> Reference | None:
+        """Who encodes the entry in this pass; None if nobody does."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.planner
+
+    def held(self, request: str) -> KeysView[int]:
+        """The inputs of a request that hold an entry; a live view, in O(1) (B4)."""
+        return self._inputs.get(request, _NOTHING).keys()
+
+    def evicted(self) -> tuple[Key, ...]:
+        """What was evicted in this pass so far.
+
+        An entry that was evicted and allocated again keeps its tensor: it is not in it (B6).
+        """
+        return tuple(key for key in self._evicted if key not in self._entries)
+
+    def claim(self, key: Key) -> int:
+        """The free or reclaimable embeddings that holding the entry would use up."""
+        entry = self._entries[key]
+        return 0 if entry.referrers else entry.size
+
+    def can_allocate(self, size: int, *, promised: int = 0) -> bool:
+        """Whether there is room for `size` embeddings on top of `promised` ones. Evicts nothing (B3)."""
+        return size + promised <= self.free + self.reclaimable
+
+    # Changing.
+
+    def hold(self, request: str, index: int, key: Key) -> None:
+        """Let an input refer to an entry that is resident or planned."""
+        self._refer((request, index), self._entries[key], hit=True)
+
+    def allocate(self, request: str, index: int, key: Key, size: int, *, cost: float | None = None) -> None:
+        """Plan an entry for an input, evicting what has to go; `can_allocate` must have been true.
+
+        `cost` is what encoding it costs, `size` if not given. A key that is resident is held instead.
+        """
+        reference = (request, index)
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._refer(reference, entry, hit=True)
+            return
+        if self.free < size:
+            self._make_room(size)
+        self.free -= size
+        entry = Entry(key, size, size if cost is None else cost, reference)
+        self._entries[key] = self._planned[key] = entry
+        self._refer(reference, entry, hit=False)
+
+    def release(self, request: str, index: int) -> None:
+        """Let go of an input's entry. An input that holds none is left alone: its entry may be gone since (B4)."""
+        inputs = self._inputs.get(request)
+        if inputs is None or (entry := inputs.pop(index, None)) is None:
+            return
+        if not inputs:
+            del self._inputs[request]
+        reference = (request, index)
+        del entry.referrers[reference]
+        self._begun.pop(reference, None)
+        if entry.planner == reference:
+            self._replace_planner(entry)
+        elif not entry.referrers:
+            self._let_go(entry)
+
+    def release_all(self, request: str) -> None:
+        """Let go of everything a request holds: it ended, was preempted, or was not scheduled after all."""
+        for index in tuple(self.held(request)):
+            self.release(request, index)
+
+    def settle(self, scheduled: Container[str] | None = None) -> Settlement:
+        """End the pass: what is planned now counts as encoded.
+
+        Given the requests that were `scheduled`, references that others began in this pass are let go of first.
+        """
+        if scheduled is not None:
+            for request, index in [reference for reference in self._begun if reference[0] not in scheduled]:
+                self.release(request, index)
+        taken_over = tuple(e.planner for e in self._planned.values() if e.is_adopted and e.planner is not None)
+        self._begun.update(dict.fromkeys(taken_over, False))
+        for entry in self._planned.values():
+            entry.planner = None
+            entry.is_adopted = False
+        settlement = Settlement(self.evicted(), taken_over)
+        self.counts.queries += len(self._begun)
+        self.counts.hits += sum(self._begun.values())
+        self._begin_pass()
+        return settlement
+
+    def reset(self) -> None:
+        """Forget every entry and every reference, because the weights change (B8). The totals stay."""
+        self.free = self.capacity
+        self.reclaimable = 0
+        self._eviction.clear()
+        self._entries.clear()
+        self._inputs.clear()
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self.adopted = 0
+        self._planned.clear()
+        self._begun.clear()
+        self._evicted.clear()
+
+    def _refer(self, reference: Reference, entry: Entry, *, hit: bool) -> None:
+        referrers = entry.referrers
+        if reference in referrers:
+            return
+        if hit and not referrers:
+            self.reclaimable -= entry.size
+        referrers[reference] = None
+        request, index = reference
+        inputs = self._inputs.get(request)
+        if inputs is None:
+            inputs = self._inputs[request] = {}
+        inputs[index] = entry
+        self._begun[reference] = hit
+        self._eviction.show(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        if self._eviction.admit(entry):
+            self.reclaimable += entry.size
+        else:
+            self._evict(entry)
+
+    def _make_room(self, size: int) -> None:
+        while self.free < size:
+            entry = self._eviction.pop()
+            self.reclaimable -= entry.size
+            self._evict(entry)
+
+    def _evict(self, entry: Entry) -> None:
+        self._evicted[entry.key] = None
+        self.counts.evictions += 1
+        self._forget(entry)
+
+    def _replace_planner(self, entry: Entry) -> None:
+        """The planner let go before the entry was encoded: the next referrer encodes it, or nobody does (B7)."""
+        entry.planner = next(iter(entry.referrers), None)
+        if entry.planner is None:
+            del self._planned[entry.key]
+            self._forget(entry)
+            self.adopted -= entry.size if entry.is_adopted else 0
+        elif not entry.is_adopted:
+            entry.is_adopted = True
+            self.adopted += entry.size
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.key]
+        self.free += entry.size
+
+
+_NOTHING: dict[int, Entry] = {}

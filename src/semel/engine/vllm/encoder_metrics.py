@@ -1,0 +1,109 @@
+"""The encoder's totals, from inside the engine core to the process that embeds it.
+
+vLLM gives an encoder cache in its engine core no channel to the embedding process, so this is a page of shared memory
+with one row per engine core: the core writes, any process reads, nobody waits. A row has a version in front, odd while
+it is written, so a reader never sees half of an update.
+
+The page is a file without a name (`EncoderPage.create`); the core opens it through `/proc`. A file with a name works as
+well, for `vllm serve` without semel around it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Final, Self
+
+from semel.errors import ConfigError
+
+__all__ = ["EncoderPage", "EncoderTotals"]
+
+_ROWS: Final = 64
+_COLUMNS: Final = 16
+_BYTES: Final = 8 * _ROWS * _COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTotals:
+    """What the encoder cache of one engine core has done since it started, and how full it is."""
+
+    queries: int = 0
+    """Inputs that a request began to refer to."""
+    hits: int = 0
+    """Those whose encoder output was there, or was planned for another input of the same step."""
+    evictions: int = 0
+    """Encoder outputs that were given up."""
+    capacity: int = 0
+    """Embeddings that the cache can hold."""
+    resident: int = 0
+    """Embeddings in the cache."""
+    reclaimable: int = 0
+    """Embeddings in the cache that no request refers to."""
+    planned: int = 0
+    """Encoder outputs that were planned, to be encoded or loaded."""
+    cut: int = 0
+    """Times that an input which did not fit cut a request's tokens."""
+    taken_over: int = 0
+    """Encodes that passed to another request, because theirs was preempted in the step that planned them."""
+    planning_ns: int = 0
+    """Time spent planning; 0 without semel's scheduler."""
+
+
+class EncoderPage:
+    """The rows of all engine cores of one embedding process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        if os.fstat(descriptor).st_size < _BYTES:
+            os.ftruncate(descriptor, _BYTES)
+        self._memory = mmap.mmap(descriptor, _BYTES)
+        self._cells = memoryview(self._memory).cast("q")
+
+    @classmethod
+    def create(cls) -> Self:
+        """A new page, without a name in the file system; it lasts as long as someone has it open."""
+        return cls(os.memfd_create("semel-encoder-metrics", os.MFD_CLOEXEC))
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """The page at `path`; a file that is not there is made."""
+        try:
+            return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise ConfigError(f"cannot open {path} for the encoder's metrics: {error.strerror}") from error
+
+    @property
+    def path(self) -> str:
+        """Where other processes of the same user find it, while this process lives."""
+        return str(Path("/proc") / str(os.getpid()) / "fd" / str(self._descriptor))
+
+    def write(self, row: int, totals: EncoderTotals) -> None:
+        """Replace a row. One process writes a row; rows past the page are not kept."""
+        if row >= _ROWS:
+            return
+        start = row * _COLUMNS
+        self._cells[start] += 1
+        for column, value in enumerate(astuple(totals), start + 1):
+            self._cells[column] = value
+        self._cells[start] += 1
+
+    def read(self) -> dict[int, EncoderTotals]:
+        """The totals of every engine core that has written, by its row."""
+        rows = {row: self._read_row(row * _COLUMNS) for row in range(_ROWS) if self._cells[row * _COLUMNS]}
+        return {row: totals for row, totals in rows.items() if totals is not None}
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._cells.release()
+        self._memory.close()
+        os.close(self._descriptor)
+
+    def _read_row(self, start: int) -> EncoderTotals | None:
+        for _ in range(1_000):
+            version = self._cells[start]
+            values = self._cells[start + 1 : start + 1 + len(fields(EncoderTotals))].tolist()
+            if version % 2 == 0 and self._cells[start] == version:
+                return EncoderTotals(*values)
+        return None  # a writer that died in the middle of an update

@@ -1,0 +1,103 @@
+"""A submission as the input that vLLM takes, after everything in it has been checked (threats S8, S9).
+
+vLLM itself checks next to nothing of a preprocessed input, and a mismatch ends the engine for everybody. So the prompt
+and every feature are held against the contract, the family and each other here, and only then become vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from semel.core import Contract, Digest, Feature, Modality, Placeholder, Prompt
+from semel.engine.protocol import Submission
+from semel.engine.vllm.model import VllmModel
+from semel.errors import FeatureRejected, InvalidRequest, PromptTooLong
+
+__all__ = ["engine_input"]
+
+
+def engine_input(submission: Submission, contract: Contract, model: VllmModel) -> Any:
+    """The checked input for `AsyncLLM.add_request`."""
+    from vllm.inputs import tokens_input
+
+    prompt = submission.prompt
+    _check_size(prompt, contract)
+    if not prompt.items:
+        return tokens_input(list(prompt.token_ids), cache_salt=submission.cache_salt)
+    _check_places(prompt, submission.features)
+    items = {digest: _checked_item(feature, contract, model) for digest, feature in submission.features.items()}
+    decoder = _multimodal(prompt, items, submission.cache_salt)
+    if prompt.encoder_token_ids is None:
+        return decoder
+    encoder = tokens_input(list(prompt.encoder_token_ids))
+    return {"type": "enc_dec", "encoder_prompt": encoder, "decoder_prompt": decoder}
+
+
+def _check_size(prompt: Prompt, contract: Contract) -> None:
+    if len(prompt.token_ids) >= contract.max_tokens:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt.token_ids):,} tokens; {contract.model} takes {contract.max_tokens:,} "
+            "with the answer: send less, or start the engine with a larger --max-model-len"
+        )
+    counts: dict[Modality, int] = defaultdict(int)
+    for item in prompt.items:
+        counts[item.modality] += 1
+    for modality, count in counts.items():
+        if count > (limit := contract.max_items.get(modality, 0)):
+            raise InvalidRequest(
+                f"the prompt has {count:,} items of the modality {modality}, at most {limit:,} are allowed; "
+                "raise it with --limit-mm-per-prompt"
+            )
+
+
+def _check_places(prompt: Prompt, features: Mapping[Digest, Feature]) -> None:
+    """Every item has its feature, and stands in the prompt exactly as the feature's layout says."""
+    tokens = list(prompt.token_ids if prompt.encoder_token_ids is None else prompt.encoder_token_ids)
+    for index, (item, place) in enumerate(zip(prompt.items, prompt.timeline, strict=True)):
+        feature = features.get(item.digest)
+        if feature is None:
+            raise FeatureRejected(f"item {index} ({item.digest!r}) comes without its feature")
+        if feature.modality != item.modality:
+            raise FeatureRejected(f"item {index} is called {item.modality}, its feature is {feature.modality}")
+        if fault := _misplaced(place, feature, tokens):
+            raise FeatureRejected(f"item {index} ({item.digest!r}) {fault}")
+
+
+def _misplaced(place: Placeholder, feature: Feature, tokens: Sequence[int]) -> str | None:
+    layout = feature.layout
+    if (place.length, place.mask) != (len(layout), layout.mask):
+        return f"has {place!r} in the prompt, its feature has {layout!r}"
+    if tuple(tokens[place.offset : place.end]) != layout.token_ids:
+        return "has other tokens in the prompt than in its layout"
+    return None
+
+
+def _checked_item(feature: Feature, contract: Contract, model: VllmModel) -> Any:
+    contract.check(feature)
+    if fault := model.fault(feature):
+        raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
+    return model.build(feature)
+
+
+def _multimodal(prompt: Prompt, items: Mapping[Digest, Any], cache_salt: str | None) -> Any:
+    from vllm.inputs import mm_input
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    data: dict[Modality, list[Any]] = defaultdict(list)
+    hashes: dict[Modality, list[str]] = defaultdict(list)
+    ranges: dict[Modality, list[Any]] = defaultdict(list)
+    for item, place in zip(prompt.items, prompt.timeline, strict=True):
+        data[item.modality].append(items[item.digest])
+        hashes[item.modality].append(item.digest.hex())
+        ranges[item.modality].append(_range(place))
+    return mm_input(list(prompt.token_ids), MultiModalKwargsItems(data), hashes, ranges, cache_salt=cache_salt)
+
+
+def _range(place: Placeholder) -> Any:
+    import torch
+    from vllm.multimodal.inputs import PlaceholderRange
+
+    mask = None if place.mask is None else torch.frombuffer(bytearray(place.mask.bits), dtype=torch.bool)
+    return PlaceholderRange(place.offset, place.length, mask)

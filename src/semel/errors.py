@@ -1,0 +1,127 @@
+"""The exceptions that semel raises, and nothing else.
+
+Who is at fault decides the branch, and the branch decides the HTTP status::
+
+    SemelError
+    ├── RequestError            the client's request is at fault: 4xx
+    │   ├── InvalidRequest      400  a field is missing, malformed or out of bounds
+    │   ├── MediaError          400  the media cannot be used
+    │   │   ├── MediaUndecodable     400  not a file of an accepted format, or a damaged one
+    │   │   ├── MediaDegenerate      400  decodes, but is too small or empty to mean anything
+    │   │   └── MediaTooLarge        413  over a limit, which the message names
+    │   ├── PromptTooLong       400  more tokens than the model takes
+    │   └── TemplateError       400  the chat template refused the messages
+    ├── ServiceError            semel or the engine is at fault: 5xx
+    │   ├── FeatureRejected     500  a feature breaks the model's contract; the engine never saw it
+    │   ├── EngineFailed        500  the engine gave up on this request
+    │   └── EngineDead          503  the engine is gone
+    ├── ProtocolError           a peer process broke the protocol between frontend and worker
+    └── ConfigError             the operator has to change a setting or a file
+
+A message says what is wrong, which value it was, and what to do. Text from decoders and other foreign code never goes
+into a message: it stays in the log (threats S7).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ConfigError",
+    "EngineDead",
+    "EngineFailed",
+    "FeatureRejected",
+    "InvalidRequest",
+    "MediaDegenerate",
+    "MediaError",
+    "MediaTooLarge",
+    "MediaUndecodable",
+    "PromptTooLong",
+    "ProtocolError",
+    "RequestError",
+    "SemelError",
+    "ServiceError",
+    "TemplateError",
+]
+
+
+class SemelError(Exception):
+    """The root: `except SemelError` catches everything that semel raises on purpose."""
+
+
+class RequestError(SemelError):
+    """The client's request is at fault; sending it again unchanged fails again."""
+
+    status: ClassVar[int] = 400
+    code: ClassVar[str] = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, malformed or out of bounds."""
+
+
+class MediaError(RequestError):
+    """The media cannot be used."""
+
+    code = "invalid_media"
+
+
+class MediaUndecodable(MediaError):
+    """The bytes are not a file of an accepted format, or the file is damaged."""
+
+
+class MediaDegenerate(MediaError):
+    """The media decodes, but is too small or empty to mean anything to a model (threats S8)."""
+
+
+class MediaTooLarge(MediaError):
+    """The media is over a limit; the message names the limit."""
+
+    status = 413
+    code = "media_too_large"
+
+
+class PromptTooLong(RequestError):
+    """The prompt has more tokens than the model takes."""
+
+    code = "context_length_exceeded"
+
+
+class TemplateError(RequestError):
+    """The chat template refused the messages."""
+
+    code = "invalid_messages"
+
+
+class ServiceError(SemelError):
+    """semel or the engine is at fault; the same request may succeed later."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class FeatureRejected(ServiceError):
+    """A feature breaks the model's contract. It was refused before the engine saw it (threats S9)."""
+
+    code = "feature_rejected"
+
+
+class EngineFailed(ServiceError):
+    """The engine gave up on this request."""
+
+    code = "engine_failed"
+
+
+class EngineDead(ServiceError):
+    """The engine is gone; a new one has to be started."""
+
+    status = 503
+    code = "engine_dead"
+
+
+class ProtocolError(SemelError):
+    """A peer process broke the protocol between frontend and worker."""
+
+
+class ConfigError(SemelError):
+    """The operator has to change a setting or a file; the message says which."""

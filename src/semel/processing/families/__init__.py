@@ -1,0 +1,25 @@
+"""One small file for what is special about a model family, found by the `model_type` of its `config.json`.
+
+To add a family whose HF processor tells its replacements: nothing. To teach semel a quirk: a subclass of `Family` in a
+file here, and a line in the table below.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from semel.processing.families.family import Family
+from semel.processing.families.qwen2_audio import Qwen2Audio
+from semel.processing.families.qwen2_vl import Qwen2VL
+from semel.processing.families.whisper import Whisper
+
+__all__ = ["FAMILIES", "Family", "family_of"]
+
+FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
+    {"qwen2_audio": Qwen2Audio(), "qwen2_vl": Qwen2VL(), "whisper": Whisper()}
+)
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a model; one without quirks has the defaults."""
+    return FAMILIES.get(model_type, Family())

@@ -1,0 +1,45 @@
+"""What may differ from one model family to the next, with the defaults that suit most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from semel.core import Feature, Layout, Mask, Modality
+
+__all__ = ["Family"]
+
+
+class Family:
+    """The quirks of a family. The default has none; a family overrides what is special about it and nothing else.
+
+    `config` is the model's `config.json`. A family is stateless and answers the same in every process.
+    """
+
+    encoder_decoder: bool = False
+    """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+
+    def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
+        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        del modality, index
+        return placeholder
+
+    def arguments(self, modality: Modality) -> Mapping[str, object]:
+        """Further keyword arguments for the HF processor."""
+        return {"truncation": True} if modality == "audio" else {}
+
+    def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
+        """The layout, from the tokens that the HF processor puts in a placeholder's place.
+
+        The embedding token is the one that the replacement repeats most; without any other token there is no mask.
+        """
+        del config
+        counts = {token: replacement.count(token) for token in set(replacement)}
+        embedding = max(counts, key=lambda token: counts[token], default=None)
+        mask = Mask(token == embedding for token in replacement) if len(counts) > 1 else None
+        return Layout(tuple(replacement), mask)
+
+    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+        """What is wrong with a feature's values, if anything, that names, dtypes and shapes cannot tell."""
+        del config, feature
+        return None

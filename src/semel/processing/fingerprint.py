@@ -1,0 +1,69 @@
+"""The fingerprint of a processor: equal fingerprints mean equal features for equal media.
+
+It covers everything that changes a feature: the processor's class and backend, its whole config and the model's, the
+versions of the code that touches pixels and samples, the engine's options, dtype and normalisation. It holds nothing
+that differs between machines of one fleet: no path, and of a version only the public part, so that a CPU frontend and
+a GPU worker with the same torch agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from blake3 import blake3
+
+from semel.core import Target, frame
+from semel.media import CANON
+
+__all__ = ["fingerprint"]
+
+_PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision", "transformers")
+_PLACES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
+
+
+def fingerprint(processor: Any, config: Mapping[str, Any], target: Target) -> str:
+    """The fingerprint of an HF processor, run for a model's engine."""
+    parts = {
+        "canon": CANON,
+        "classes": _class_names(processor),
+        "config": _without_places(config),
+        "processor": _without_places(processor.to_dict()),
+        "target": {
+            "dtype": target.dtype,
+            "normalisation": target.normalisation,
+            "options": dict(target.options or {}),
+        },
+        "versions": {package: _public_version(package) for package in _PACKAGES},
+    }
+    hasher = blake3()
+    for piece in frame((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode())):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _class_names(processor: Any) -> Mapping[str, str]:
+    """The classes of the processor and of its parts: the backend is one of them."""
+    names = {"processor": type(processor).__qualname__}
+    for attribute in ("image_processor", "video_processor", "feature_extractor"):
+        if (part := getattr(processor, attribute, None)) is not None:
+            names[attribute] = f"{type(part).__module__}.{type(part).__qualname__}"
+    return names
+
+
+def _public_version(package: str) -> str | None:
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def _without_places(tree: Any) -> Any:
+    """A config without what says where it was loaded from or what saved it."""
+    if isinstance(tree, Mapping):
+        return {key: _without_places(value) for key, value in tree.items() if key not in _PLACES}
+    if isinstance(tree, (list, tuple)):
+        return [_without_places(value) for value in tree]
+    return tree

@@ -1,0 +1,125 @@
+"""A feature from media, through the model's own HF processor.
+
+One item at a time: the processor is called with the placeholder token alone as its text, so that what it returns
+besides tensors is exactly the item's layout. No formula of a model is repeated here; what is special about a family is
+in `families`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from semel.core import Feature, Layout, Media, Modality, Target
+from semel.errors import ConfigError, InvalidRequest, MediaUndecodable
+from semel.media import DecodeLimits, decode_audio, decode_image
+from semel.processing.families import Family, family_of
+from semel.processing.fingerprint import fingerprint
+from semel.processing.folder import read_config
+from semel.processing.tensors import from_torch
+
+__all__ = ["HfProcessor"]
+
+_ARGUMENT: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
+_TEXT_OUTPUTS: Final = frozenset(
+    {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids"}
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HfProcessor:
+    """The HF processor of one model folder, made to produce what one engine expects."""
+
+    processor: Any
+    config: Mapping[str, Any]
+    family: Family
+    target: Target
+    limits: DecodeLimits
+    placeholders: Mapping[Modality, str]
+    """The token that stands for an item of a modality in the prompt's text."""
+
+    fingerprint: str
+
+    @classmethod
+    def load(cls, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Self:
+        """Load a model folder's processor; nothing is fetched."""
+        from transformers import AutoProcessor
+
+        config = read_config(folder)
+        try:
+            processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(f"the folder {folder} has no processor that transformers can load: {error}") from error
+        return cls(
+            processor=processor,
+            config=config,
+            family=family_of(config.get("model_type", "")),
+            target=target,
+            limits=limits or DecodeLimits(),
+            placeholders=_placeholders(processor),
+            fingerprint=fingerprint(processor, config, target),
+        )
+
+    def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
+        """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        output = self._call(media.modality, self._decode(media), options or {})
+        tensors = {name: self._as_target(value) for name, value in output.items() if name not in _TEXT_OUTPUTS}
+        return Feature(
+            modality=media.modality,
+            tensors={name: from_torch(tensors[name]) for name in sorted(tensors)},
+            layout=self._layout(output),
+        )
+
+    def _decode(self, media: Media) -> Any:
+        if media.modality == "image":
+            return decode_image(media.data, self.limits)
+        if media.modality == "audio":
+            return decode_audio(media.data, self.limits, sampling_rate=self.processor.feature_extractor.sampling_rate)
+        raise InvalidRequest(f"{media.modality} is not supported yet; send images or audio")
+
+    def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> Mapping[str, Any]:
+        arguments: dict[str, Any] = {
+            **(self.target.options or {}),
+            **options,
+            **self.family.arguments(modality),
+            _ARGUMENT[modality]: [decoded],
+            "return_tensors": "pt",
+        }
+        if (placeholder := self.placeholders.get(modality)) is not None:
+            arguments |= {"text": [placeholder], "add_special_tokens": False}
+        if self.target.normalisation == "engine":
+            arguments |= {"do_normalize": False, "do_rescale": False}
+        if modality == "audio":
+            arguments["sampling_rate"] = self.processor.feature_extractor.sampling_rate
+        try:
+            output: Mapping[str, Any] = self.processor(**arguments)
+        except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+            logger.info("%s refused an item: %r", type(self.processor).__name__, error)
+            raise MediaUndecodable(
+                f"the model's processor refused the {modality}; check its proportions and `mm_processor_kwargs`"
+            ) from None
+        return output
+
+    def _as_target(self, value: Any) -> Any:
+        import torch
+
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+        return tensor.to(getattr(torch, self.target.dtype)) if tensor.is_floating_point() else tensor
+
+    def _layout(self, output: Mapping[str, Any]) -> Layout:
+        ids = output.get("input_ids")
+        return self.family.layout(self.config, [] if ids is None else ids[0].tolist())
+
+
+def _placeholders(processor: Any) -> Mapping[Modality, str]:
+    tokens: Mapping[Modality, str | None] = {
+        "audio": getattr(processor, "audio_token", None),
+        "image": getattr(processor, "image_token", None),
+        "video": getattr(processor, "video_token", None),
+    }
+    return {modality: token for modality, token in tokens.items() if token is not None}

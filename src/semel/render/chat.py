@@ -1,0 +1,122 @@
+"""From a conversation to token ids: template, guard and tokenizer put together.
+
+The rendered text is tokenised in one go, with special tokens where the template wrote them and none added around it, as
+vLLM does. Only a request that spells a placeholder token takes the longer way of `guard` (threats S14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semel.core import Modality
+from semel.errors import ConfigError, InvalidRequest, TemplateError
+from semel.render.guard import break_spellings, map_strings, strings_in, unused_letters
+from semel.render.messages import Conversation
+from semel.render.template import ChatTemplate
+from semel.render.tokenizer import Tokenizer
+from semel.render.transcript import Insertion, transcribe, without_developer
+
+__all__ = ["ChatRenderer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRenderer:
+    """Renders the chats of one model."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    placeholders: Mapping[Modality, str]
+    """The spelling of each modality's placeholder token."""
+    insertion: Insertion
+
+    def placeholder_ids(self) -> dict[int, Modality]:
+        """The ids of the placeholder tokens, as `assemble` wants them."""
+        return {self._token_id(text): modality for modality, text in self.placeholders.items()}
+
+    def tokenize(
+        self,
+        conversation: Conversation,
+        *,
+        tools: Sequence[object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """The token ids of the prompt, with one placeholder token where each item belongs."""
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other: a message is continued or a new "
+                "one begins; set one of them to false"
+            )
+        chat = _Chat(conversation, tools, template_kwargs or {})
+        words = "\0".join(chat.strings())
+        letters = unused_letters(words + self.template.chosen_for(tools).text)
+        mark = next(letters) if continue_final_message else None
+        if not any(spelling in words for spelling in self.placeholders.values()):
+            return self.tokenizer.encode(self._render(chat, add_generation_prompt, mark))
+        guard = next(letters)
+        chat = chat.map_strings(break_spellings(self.placeholders.values(), guard))
+        return self.tokenizer.encode_apart(self._render(chat, add_generation_prompt, mark).split(guard))
+
+    def _render(self, chat: _Chat, add_generation_prompt: bool, mark: str | None) -> str:
+        """The prompt as text. It ends at the `mark`, if one is given, which is then put behind the final message."""
+        template = self.template.chosen_for(chat.tools)
+        messages = transcribe(chat.conversation, content_format=template.content_format, insertion=self.insertion)
+        if not template.knows_developer and any(message["role"] == "developer" for message in messages):
+            messages = without_developer(messages)
+        if mark is not None:
+            messages[-1] = _marked(messages[-1], mark)
+        text = self.template.render(
+            messages, tools=chat.tools, add_generation_prompt=add_generation_prompt, kwargs=chat.kwargs
+        )
+        return text if mark is None else _ended(text, mark)
+
+    def _token_id(self, text: str) -> int:
+        token = self.tokenizer.token_id(text)
+        if token is None:
+            raise ConfigError(f"{text!r} is not a token of this model's tokenizer, so it cannot hold an item's place")
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """All that a client gives to a template."""
+
+    conversation: Conversation
+    tools: Sequence[object] | None
+    kwargs: Mapping[str, object]
+
+    def strings(self) -> Iterator[str]:
+        yield from self.conversation.strings()
+        yield from strings_in(self.tools)
+        yield from strings_in(self.kwargs)
+
+    def map_strings(self, change: Callable[[str], str]) -> _Chat:
+        return _Chat(
+            self.conversation.map_strings(change), map_strings(self.tools, change), map_strings(self.kwargs, change)
+        )
+
+
+def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The message with `mark` and a space behind its last text; the space tells later whether the template trims."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": f"{content}{mark} "}
+    for index, part in reversed([*enumerate(content)]):
+        if "text" in part:
+            return {
+                **message,
+                "content": [*content[:index], {**part, "text": f"{part['text']}{mark} "}, *content[index + 1 :]],
+            }
+    raise TemplateError("continue_final_message: the final message has no text that could be continued")
+
+
+def _ended(text: str, mark: str) -> str:
+    before, found, behind = text.rpartition(mark)
+    if not found:
+        raise TemplateError(
+            "continue_final_message: this model's chat template does not show the end of the final message"
+        )
+    return before if behind.startswith(" ") else before.rstrip()

@@ -1,0 +1,262 @@
+"""OpenAI chat messages, read once from JSON and checked: roles, parts, and the fields that templates may use.
+
+What vLLM's chat route accepts is accepted, but for embeddings as input. Anything else is an error that names the place,
+such as `messages[2].content[1]`. Media are bytes from here on, in the order of the messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from semel.core import Media, Modality
+from semel.errors import InvalidRequest
+from semel.render.guard import map_strings, strings_in
+from semel.render.source import media_from, media_from_base64
+
+__all__ = ["Attachment", "Conversation", "Message", "Part", "Text", "ToolReference"]
+
+_TEXT_FIELDS: Final = {
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "text": "text",
+    "thinking": "thinking",
+}
+_URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
+    "audio_url": ("audio_url", "audio"),
+    "image_url": ("image_url", "image"),
+    "input_image": ("image_url", "image"),
+    "video_url": ("video_url", "video"),
+}
+_SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_URL_FIELDS, "input_audio", "tool_reference"})
+_TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference")
+"""The types that a part without "type" can have: each is the name of the field that it must have."""
+
+_KNOWN_FIELDS: Final = frozenset(
+    {"audio_url", "image_url", "input_audio", "name", "refusal", "text", "thinking", "type", "uuid", "video_url"}
+    | {"audio_embeds", "closed", "data", "file", "image_embeds", "image_pil", "prompt_cache_breakpoint", "video_embeds"}
+)
+"""The fields of a part that have a meaning in the API. Templates see all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words of a message."""
+
+    text: str
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """The part's fields that the API does not know: templates may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Media at its place in a message."""
+
+    media: Media
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReference:
+    """The name of a tool, which the template writes out."""
+
+    name: str
+
+
+Part = Text | Attachment | ToolReference
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn."""
+
+    role: str
+    parts: tuple[Part, ...]
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """What templates see beside role and content: name, tool_calls, tool_call_id, reasoning, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All messages of one chat request."""
+
+    messages: tuple[Message, ...]
+
+    @classmethod
+    def parse(cls, messages: object) -> Self:
+        """Read the field "messages" of a chat request, as JSON gives it."""
+        if not isinstance(messages, list) or not messages:
+            raise InvalidRequest("messages: must be a list with at least one message")
+        return cls(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)))
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """All media in the order of the messages."""
+        return tuple(part.media for message in self.messages for part in message.parts if isinstance(part, Attachment))
+
+    def strings(self) -> Iterator[str]:
+        """Every string that a template might show."""
+        for message in self.messages:
+            yield message.role
+            yield from strings_in(message.fields)
+            for part in message.parts:
+                match part:
+                    case Text(text, extra):
+                        yield text
+                        yield from strings_in(extra)
+                    case Attachment(_, extra) if extra:
+                        yield from strings_in(extra)
+                    case ToolReference(name):
+                        yield name
+
+    def map_strings(self, change: Callable[[str], str]) -> Conversation:
+        """The same conversation with `change` applied to each of its strings."""
+
+        def changed(part: Part) -> Part:
+            match part:
+                case Text(text, extra):
+                    return Text(change(text), map_strings(extra, change))
+                case Attachment(media, extra):
+                    return Attachment(media, map_strings(extra, change))
+                case ToolReference(name):
+                    return ToolReference(change(name))
+
+        return Conversation(
+            tuple(
+                Message(change(message.role), tuple(map(changed, message.parts)), map_strings(message.fields, change))
+                for message in self.messages
+            )
+        )
+
+
+def _message(message: object, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{where}: must be an object, not {_kind(message)}")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InvalidRequest(f'{where}.role: must be a string such as "user", not {_kind(role)}')
+    parts = tuple(_parts(message.get("content"), f"{where}.content"))
+    return Message(role, parts, dict(_fields(role, message, where)))
+
+
+def _parts(content: object, where: str) -> Iterator[Part]:
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield Text(content)
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}: must be a string, a list of parts or null, not {_kind(content)}")
+    for index, part in enumerate(content):
+        if (parsed := _part(part, f"{where}[{index}]")) is not None:
+            yield parsed
+
+
+def _part(part: object, where: str) -> Part | None:
+    if isinstance(part, str):
+        return Text(part)
+    if not isinstance(part, dict):
+        raise InvalidRequest(f"{where}: must be an object or a string, not {_kind(part)}")
+    kind = part.get("type") or next((name for name in _TYPES_BY_FIELD if name in part), None)
+    if not isinstance(kind, str):
+        raise InvalidRequest(f'{where}.type: must be a string such as "text", not {_kind(kind)}')
+    extra = {name: value for name, value in part.items() if name not in _KNOWN_FIELDS}
+    if kind in _TEXT_FIELDS:
+        return _text(part, kind, extra, where)
+    if kind in _URL_FIELDS:
+        name, modality = _URL_FIELDS[kind]
+        return Attachment(media_from(_url(part.get(name), f"{where}.{name}"), modality, where=where), extra)
+    if kind == "input_audio":
+        return Attachment(_input_audio(part.get("input_audio"), where), extra)
+    if kind == "tool_reference":
+        return ToolReference(_string(part.get("name"), f"{where}.name"))
+    raise InvalidRequest(f"{where}: type {kind[:32]!r} is not supported: use one of {', '.join(_SUPPORTED)}")
+
+
+def _text(part: dict[str, Any], kind: str, extra: dict[str, object], where: str) -> Text | None:
+    name = _TEXT_FIELDS[kind]
+    text = part.get(name)
+    if text is None and kind in ("text", "refusal"):
+        return None  # clients send messages back as they got them, with a null for what was not there
+    return Text(_string(text, f"{where}.{name}"), extra)
+
+
+def _url(value: object, where: str) -> str:
+    """A URL is a string, or an object with the string in "url"."""
+    return _string(value.get("url") if isinstance(value, dict) else value, where)
+
+
+def _input_audio(value: object, where: str) -> Media:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f'{where}.input_audio: must be an object with "data" and "format", not {_kind(value)}')
+    data = _string(value.get("data"), f"{where}.input_audio.data")
+    format_ = _string(value.get("format"), f"{where}.input_audio.format")
+    return media_from_base64(data, "audio", mime=f"audio/{format_}", where=where)
+
+
+def _fields(role: str, message: dict[str, Any], where: str) -> Iterator[tuple[str, object]]:
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            yield "tool_calls", _tool_calls(calls, f"{where}.tool_calls")
+        # The second is the older name of the first: clients send one of them, templates know one of them.
+        names = ("reasoning", "reasoning_content")
+        if (reasoning := next((message[name] for name in names if message.get(name) is not None), None)) is not None:
+            yield from ((name, _string(reasoning, f"{where}.reasoning")) for name in names)
+    if role == "tool" and "tool_call_id" in message:
+        yield "tool_call_id", message["tool_call_id"]
+    for name in ("name", "task"):
+        if isinstance(message.get(name), str):
+            yield name, message[name]
+    if role == "developer":
+        yield "tools", message.get("tools")
+
+
+def _tool_calls(calls: object, where: str) -> list[object]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}: must be a list, not {_kind(calls)}")
+    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: object, where: str) -> dict[str, object]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise InvalidRequest(f'{where}: must be an object of type "function" with an object "function"')
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(arguments: object) -> dict[str, object]:
+    """The arguments of a call as an object, which templates expect.
+
+    Anything else becomes an empty object: a model wrote it, it is in the history of the chat, and refusing it would end
+    that chat for good.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _string(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}: must be a string, not {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+    return "an object"

@@ -1,0 +1,88 @@
+"""A conversation in the shape that chat templates read: dicts, with content in the format that the template wants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from semel.core import Modality
+from semel.render.content_format import ContentFormat
+from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
+
+__all__ = ["Insertion", "transcribe", "without_developer"]
+
+
+class Insertion(Protocol):
+    """What stands for an item in the text of a template that takes strings: the family knows."""
+
+    def __call__(self, modality: Modality, index: int, /) -> str:
+        """The text for the `index`-th item of `modality` in the conversation, counted from 1; empty for nothing."""
+        ...
+
+
+def transcribe(
+    conversation: Conversation, *, content_format: ContentFormat, insertion: Insertion
+) -> list[dict[str, object]]:
+    """The messages for a template."""
+    if content_format == "openai":
+        return [{"role": turn.role, "content": _content(turn), **turn.fields} for turn in conversation.messages]
+    seen: Counter[Modality] = Counter()
+    return [
+        {"role": turn.role, "content": _line(turn, insertion, seen), **turn.fields} for turn in conversation.messages
+    ]
+
+
+def without_developer(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """The messages for a template that has no role "developer": it becomes "system".
+
+    Many such templates accept a system message in the first place only, so several become one, which stands there.
+    """
+    renamed = [_as_system(message) if message["role"] == "developer" else message for message in messages]
+    if all(message["role"] != "system" for message in renamed[1:]):
+        return renamed
+    merged = "\n\n".join(filter(None, (_words(message) for message in renamed if message["role"] == "system")))
+    return [{"role": "system", "content": merged}, *(message for message in renamed if message["role"] != "system")]
+
+
+def _content(message: Message) -> list[dict[str, object]] | str:
+    parts = list(map(_shown, message.parts))
+    if message.role == "tool" and all(part["type"] == "text" for part in parts):
+        # Most templates show the answer of a tool as it is, whatever they do with other messages.
+        return "\n".join(str(part["text"]) for part in parts)
+    return parts
+
+
+def _shown(part: Part) -> dict[str, object]:
+    match part:
+        case Text(text, extra):
+            return {"type": "text", "text": text, **extra}
+        case Attachment(media, extra):
+            return {"type": media.modality, **extra}
+        case ToolReference(name):
+            return {"type": "tool_reference", "name": name}
+
+
+def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
+    """All items of the message, those of one modality together, then its texts: each on a line of its own."""
+    items: dict[Modality, list[str]] = {}
+    texts: list[str] = []
+    for part in message.parts:
+        match part:
+            case Text(text, _) | ToolReference(text):
+                texts.append(text)
+            case Attachment(media, _):
+                seen[media.modality] += 1
+                items.setdefault(media.modality, []).append(insertion(media.modality, seen[media.modality]))
+    return "\n".join(filter(None, [*(text for group in items.values() for text in group), *texts]))
+
+
+def _as_system(message: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+
+
+def _words(message: dict[str, object]) -> str:
+    content = message["content"]
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if "text" in part)
+    return str(content)

@@ -1,0 +1,42 @@
+"""Settings that come from outside the code: files, flags, the environment. The only place that reads them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from semel.core import Key
+from semel.errors import ConfigError
+
+__all__ = ["create_key", "read_key"]
+
+
+def create_key(path: Path) -> Key:
+    """Make a fleet key and store it where only its owner can read it; a file that is there is never replaced."""
+    key = Key(secrets.token_bytes(32))
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists; a fleet key is never overwritten: name another file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the key file {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "w") as file:
+        file.write(key.secret.hex() + "\n")
+    return key
+
+
+def read_key(path: Path) -> Key:
+    """A fleet key from a key file: 64 hexadecimal digits, readable by its owner alone."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the key file {path}; `semel key {path}` makes one") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{path} can be read by others; `chmod 600 {path}`")
+    try:
+        return Key(bytes.fromhex(text))
+    except ValueError:
+        raise ConfigError(f"{path} is not a key file: it needs 64 hexadecimal digits") from None

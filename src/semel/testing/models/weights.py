@@ -1,0 +1,97 @@
+"""Random weights of a tiny model: their shapes from the real class, their values from their names.
+
+A value depends on the family, the tensor's name and its place in the tensor, and on nothing else: not on the order in
+which a library creates its layers, nor on any global random state, which is neither read nor changed. Values are
+uniform, so that drawing them is exact arithmetic and every machine gets the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Tensors: TypeAlias = dict[str, NDArray[np.float32]]
+
+__all__ = ["draw", "quieten", "rename", "save", "shapes"]
+
+_BIAS_STD = 0.1
+_SILENT_GAIN = 0.1
+
+
+def shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the model that `create` returns; it is created without memory for weights."""
+    import torch
+
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in create().state_dict().items()}
+
+
+def draw(family: str, shapes: Mapping[str, tuple[int, ...]], gains: Mapping[str, float]) -> Tensors:
+    """Values for `shapes`, such that inputs of unit variance come out of a matrix with variance gain².
+
+    `gains` maps a pattern of names, as of a shell, to the gain of the tensors it fits. The first that fits counts; the
+    gain is 1 where none does.
+    """
+    return {name: _tensor(f"{family}/{name}", shape, _gain(name, gains)) for name, shape in shapes.items()}
+
+
+def quieten(head: NDArray[np.float32], *, spoken: Sequence[int], end: int, end_gain: float) -> None:
+    """Scale the rows of an output head, in place, so that greedy text is printable and seldom ends early.
+
+    The smaller `end_gain`, the longer the texts.
+    """
+    silent = sorted(set(range(len(head))) - {*spoken, end})
+    head[silent] *= head.dtype.type(_SILENT_GAIN)
+    head[end] *= head.dtype.type(end_gain)
+
+
+def rename(tensors: Tensors, prefixes: Mapping[str, str]) -> Tensors:
+    """The tensors under other names: the first prefix that fits is replaced, and each name has to have one."""
+
+    def renamed(name: str) -> str:
+        old = next(prefix for prefix in prefixes if name.startswith(prefix))
+        return prefixes[old] + name.removeprefix(old)
+
+    return {renamed(name): tensor for name, tensor in tensors.items()}
+
+
+def save(tensors: Tensors, directory: Path) -> None:
+    """Write `model.safetensors`."""
+    from safetensors.numpy import save_file
+
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _gain(name: str, gains: Mapping[str, float]) -> float:
+    return next((gain for pattern, gain in gains.items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def _tensor(seed: str, shape: tuple[int, ...], gain: float) -> NDArray[np.float32]:
+    import numpy as np
+
+    if seed.endswith(".bias"):
+        return _uniform(seed, shape, _BIAS_STD * gain)
+    if len(shape) == 1:  # the scale of a norm
+        return np.full(shape, gain, dtype=np.float32)
+    if "embed_" in seed.rsplit(".", 2)[-2]:
+        return _uniform(seed, shape, gain)
+    return _uniform(seed, shape, gain / math.sqrt(math.prod(shape[1:])))
+
+
+def _uniform(seed: str, shape: tuple[int, ...], std: float) -> NDArray[np.float32]:
+    import numpy as np
+
+    generator = np.random.Generator(np.random.PCG64(list(seed.encode())))
+    values = generator.random(shape, dtype=np.float32).astype(np.float64)
+    # A matrix or a filter over time ignores the level that all its inputs share (the mean of a GELU, the loudness of a
+    # clip), which would otherwise drown what differs. A filter over pixels does not: a grey image is nothing but level.
+    # Sums of 24-bit fractions are exact in float64, hence the same on every machine.
+    centre = values.mean(axis=tuple(range(1, len(shape))), keepdims=True) if len(shape) in (2, 3) else 0.5
+    return ((values - centre) * (math.sqrt(12) * std)).astype(np.float32)

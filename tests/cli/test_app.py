@@ -1,0 +1,42 @@
+"""The command line, as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def semel(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = Path(sys.executable).parent / "semel"
+    return subprocess.run([str(command), *arguments], capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_version_prints_the_installed_version() -> None:
+    done = semel("version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("semel 0.")
+
+
+def test_key_makes_a_key_that_only_its_owner_reads_and_never_replaces_one(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.key"
+    assert semel("key", str(path)).returncode == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    again = semel("key", str(path))
+    assert again.returncode == 2
+    assert "never overwritten" in again.stderr
+    assert path.read_bytes() == before
+
+
+def test_testing_model_writes_a_model_folder(tmp_path: Path) -> None:
+    done = semel("testing", "model", "qwen2-vl", str(tmp_path / "tiny"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tiny" / "model.safetensors").exists()
+
+
+def test_an_unknown_family_is_refused_by_the_ones_there_are(tmp_path: Path) -> None:
+    done = semel("testing", "model", "gpt-5", str(tmp_path / "tiny"))
+    assert done.returncode == 2
+    assert "qwen2-vl" in done.stderr
+    assert "Traceback" not in done.stderr

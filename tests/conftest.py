@@ -1,0 +1,29 @@
+"""Tiny models for all tests, and an environment in which nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Read by transformers and vLLM when they are imported, here and in every process that a test starts.
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """The folder of a tiny model, built once per session: `tiny("qwen2-vl")`."""
+    from semel.testing.models import build
+
+    built: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in built:
+            built[family] = build(family, tmp_path_factory.mktemp("models") / family)
+        return built[family]
+
+    return folder

@@ -1,0 +1,77 @@
+"""S11, S12: what makes two items the same, and what never does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import semel
+from semel.core import Digest, Key, Tenant, digest, frame
+
+KEY = Key(bytes(range(32)))
+parts = st.lists(st.binary(max_size=12), max_size=5)
+
+
+def one(media: bytes = b"png", **changes: object) -> Digest:
+    arguments: dict[str, object] = {"key": KEY, "modality": "image", "fingerprint": "f", **changes}
+    return digest(media, **arguments)  # type: ignore[arg-type]
+
+
+@given(parts, parts)
+def test_two_lists_of_parts_never_frame_to_the_same_bytes_S11(left: list[bytes], right: list[bytes]) -> None:
+    assert (b"".join(frame(left)) == b"".join(frame(right))) == (left == right)
+
+
+def test_the_naive_concatenation_that_framing_replaces_does_collide_S11() -> None:
+    left, right = [b"ab", b"c"], [b"a", b"bc"]
+    assert b"".join(left) == b"".join(right)
+    assert b"".join(frame(left)) != b"".join(frame(right))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"media": b"PNG"},
+        {"key": Key(bytes(32))},
+        {"modality": "video"},
+        {"fingerprint": "g"},
+        {"options": {"min_pixels": 1}},
+        {"tenant": Tenant("acme")},
+        {"tenant": Tenant("", "salt")},
+        {"tenant": Tenant("", "")},
+    ],
+)
+def test_everything_that_changes_a_feature_or_its_owner_changes_the_digest_S12(change: dict[str, object]) -> None:
+    assert one(**change) != one()  # type: ignore[arg-type]
+
+
+@given(st.text(), st.text(), st.one_of(st.none(), st.text()), st.one_of(st.none(), st.text()))
+def test_two_tenants_never_share_a_digest_S12(a: str, b: str, salt_a: str | None, salt_b: str | None) -> None:
+    same = (a, salt_a) == (b, salt_b)
+    assert (one(tenant=Tenant(a, salt_a)) == one(tenant=Tenant(b, salt_b))) == same
+
+
+def test_the_order_of_options_does_not_matter() -> None:
+    assert one(options={"a": 1, "b": 2}) == one(options={"b": 2, "a": 1})
+
+
+def test_a_digest_has_256_bits_and_prints_short_S11() -> None:
+    assert len(one()) == 32
+    assert repr(Digest(bytes(32))) == "Digest(000000000000…)"
+    with pytest.raises(ValueError, match="32 bytes, these are 8"):
+        Digest(b"too weak")
+
+
+def test_a_key_shows_its_id_and_never_its_secret() -> None:
+    assert KEY.secret.hex() not in repr(KEY)
+    assert KEY.id in repr(KEY)
+    assert KEY.id != Key(bytes(32)).id
+    with pytest.raises(ValueError, match="32 bytes"):
+        Key(b"short")
+
+
+def test_the_digest_is_public_and_stable() -> None:
+    """Outside frameworks store digests: a change of this value is a change of the protocol."""
+    assert semel.digest is digest
+    assert one().hex() == "e1c4afb319ba8dfbe63c9b9158f3648ad3b871233d84cc51cbad826f304f9500"

@@ -1,0 +1,150 @@
+"""A1-A6: masks, placeholders, timelines, prompts, each against a slow and obvious model."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core import Digest, Item, Mask, Placeholder, Prompt, Timeline
+
+masks = st.lists(st.booleans(), max_size=30)
+
+
+@st.composite
+def placeholders(draw: st.DrawFn, offset: int = 0) -> Placeholder:
+    bits = draw(st.one_of(st.none(), masks))
+    length = draw(st.integers(0, 12)) if bits is None else len(bits)
+    return Placeholder(offset, length, None if bits is None else Mask(bits))
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    position, places = 0, []
+    for _ in range(draw(st.integers(0, 12))):
+        position += draw(st.integers(0, 5))
+        place = draw(placeholders(offset=position))
+        places.append(place)
+        position = place.end
+    return Timeline.decoder(places)
+
+
+@given(masks)
+def test_a_mask_counts_its_embeddings_once_and_as_plain_ints_A2(bits: list[bool]) -> None:
+    mask = Mask(bits)
+    assert mask.count == sum(bits)
+    assert type(mask.count) is int
+    assert all(type(edge) is int for edge in mask.embed_range(0, len(bits)))
+
+
+def test_an_empty_mask_has_no_embedding_and_no_mask_means_all_positions_A3() -> None:
+    assert Placeholder(3, 0, Mask([])).num_embeds == 0
+    assert Placeholder(3, 7).num_embeds == 7
+
+
+@given(masks, st.data())
+def test_the_embedding_range_of_a_sub_range_is_exact_at_both_edges_A3(bits: list[bool], data: st.DataObject) -> None:
+    place = Placeholder(5, len(bits), Mask(bits))
+    start = data.draw(st.integers(0, len(bits)))
+    end = data.draw(st.integers(start, len(bits)))
+    assert place.embed_range(start, end) == (sum(bits[:start]), sum(bits[:end]))
+
+
+def test_index_zero_gives_zero_on_either_side_A3() -> None:
+    place = Placeholder(0, 3, Mask([True, True, True]))
+    assert place.embed_range(0, 0) == (0, 0)
+    assert place.embed_range(0, 1) == (0, 1)
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 2), (0, 4), (2, 1)])
+def test_a_range_outside_the_placeholder_is_refused_A3(start: int, end: int) -> None:
+    with pytest.raises(ValueError, match="sub-range"):
+        Placeholder(0, 3).embed_range(start, end)
+
+
+def test_a_placeholder_that_contradicts_itself_is_refused_A1() -> None:
+    with pytest.raises(ValueError, match="mask over 2"):
+        Placeholder(0, 3, Mask([True, False]))
+    with pytest.raises(ValueError, match="negative"):
+        Placeholder(-1, 3)
+
+
+def test_overlapping_placeholders_are_refused_by_the_pair_A4() -> None:
+    with pytest.raises(ValueError, match=r"placeholders 1 and 2 overlap: .*offset=4.*offset=6"):
+        Timeline.decoder([Placeholder(0, 2), Placeholder(4, 3), Placeholder(6, 1)])
+
+
+def test_unsorted_placeholders_are_refused_by_the_pair_A4() -> None:
+    with pytest.raises(ValueError, match="placeholders 0 and 1 are out of order"):
+        Timeline.decoder([Placeholder(9, 1), Placeholder(4, 3)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=6))
+def test_a_timeline_is_built_exactly_when_no_two_placeholders_collide_A4(spans: list[tuple[int, int]]) -> None:
+    places = [Placeholder(offset, length) for offset, length in spans]
+    fine = all(left.end <= right.offset for left, right in pairwise(places))
+    if fine:
+        assert list(Timeline.decoder(places)) == places
+    else:
+        with pytest.raises(ValueError, match="placeholders"):
+            Timeline.decoder(places)
+
+
+@given(timelines(), st.integers(0, 80), st.integers(0, 80))
+def test_a_window_holds_what_overlaps_it_A5(timeline: Timeline, start: int, end: int) -> None:
+    lo, hi = timeline.window(start, end)
+    first = next((i for i, place in enumerate(timeline) if place.end > start), len(timeline))
+    last = next((i for i, place in enumerate(timeline) if place.offset >= end), len(timeline))
+    assert (lo, hi) == (first, max(first, last))
+    inside = {i for i, p in enumerate(timeline) if p.length and p.offset < end and p.end > start}
+    assert inside <= set(range(lo, hi))
+
+
+def test_a_window_among_32768_placeholders_touches_few_of_them_A5() -> None:
+    class Counted(list[int]):
+        reads = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    places = tuple(Placeholder(6 * i, 4) for i in range(32_768))
+    timeline = Timeline(places, Counted(p.offset for p in places), Counted(p.end for p in places))
+    assert timeline.window(6 * 20_000, 6 * 20_003) == (20_000, 20_003)
+    assert 0 < Counted.reads <= 2 * 17
+
+
+def test_the_window_of_an_encoder_always_begins_at_the_first_item_A6() -> None:
+    timeline = Timeline.encoder([Placeholder(0, 1500), Placeholder(0, 1500)])
+    assert timeline.window(0, 4) == (0, 2)
+    assert timeline.window(4_000, 4_001) == (0, 2)
+
+
+def test_an_encoder_placeholder_off_zero_is_refused_A6() -> None:
+    with pytest.raises(ValueError, match="encoder placeholder 1 must be at offset 0"):
+        Timeline.encoder([Placeholder(0, 10), Placeholder(1, 10)])
+
+
+def test_placeholders_of_one_layout_share_one_mask_A2() -> None:
+    mask = Mask([True, False, True])
+    left, right = Placeholder(0, 3, mask), Placeholder(3, 3, mask)
+    assert left.mask is right.mask
+
+
+def test_a_prompt_needs_an_item_for_every_placeholder_and_room_for_all_A4() -> None:
+    item = Item("image", Digest(bytes(32)))
+    timeline = Timeline.decoder([Placeholder(1, 3)])
+    assert len(Prompt([0] * 4, timeline, (item,)).items) == 1
+    with pytest.raises(ValueError, match="0 items for 1 placeholders"):
+        Prompt([0] * 4, timeline, ())
+    with pytest.raises(ValueError, match="ends at 4, the prompt at 3"):
+        Prompt([0] * 3, timeline, (item,))
+
+
+def test_what_an_engineer_prints_is_short() -> None:
+    mask = Mask([True, False])
+    assert repr(mask) == "Mask(1 of 2)"
+    assert repr(Timeline.decoder([Placeholder(0, 2, mask)])) == "Timeline(1 placeholders, 1 embeddings)"

@@ -1,0 +1,159 @@
+"""What vLLM answers by itself, what it answers through semel, and the comparison of the two."""
+
+from __future__ import annotations
+
+import base64
+import io
+import wave
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from semel.assemble import assemble_pipeline
+from semel.core import Key
+from semel.engine import Output, Submission
+from semel.engine.vllm.engine import VllmEngine
+from semel.render import ChatRequest, Pipeline, Rendered
+
+GREEDY: Mapping[str, object] = {"temperature": 0.0, "max_tokens": 12, "logprobs": 3, "ignore_eos": True}
+WORDS = ("what", "is", "in", "this", "picture", "tell", "me", "more", "about", "red", "?", ",", "12", "été", "你好")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine made of a prompt."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Mapping[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Rig:
+    """An engine, and the pipeline that renders for it."""
+
+    engine: VllmEngine
+    pipeline: Pipeline
+
+    @property
+    def llm(self) -> Any:
+        return self.engine._llm
+
+    async def bare(self, messages: list[dict[str, Any]]) -> Answer:
+        """vLLM's own rendering and answer."""
+        from vllm.renderers.params import ChatParams
+
+        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
+        _, (prompt,) = await self.llm.renderer.render_chat_async([messages], params)
+        return await self.bare_prompt(prompt)
+
+    async def bare_prompt(self, prompt: Any) -> Answer:
+        from vllm.sampling_params import SamplingParams
+
+        async for result in self.llm.generate(prompt, SamplingParams(**GREEDY), request_id="bare"):
+            last = result.outputs[0]
+        steps = tuple({token: entry.logprob for token, entry in step.items()} for step in last.logprobs)
+        return Answer(tuple(last.token_ids), steps)
+
+    async def ours(self, messages: list[dict[str, Any]]) -> Answer:
+        """The same through semel."""
+        return await self.answer(await self.pipeline.chat(ChatRequest(messages)))
+
+    async def answer(self, rendered: Rendered) -> Answer:
+        outputs = [output async for output in self.engine.generate(submission(rendered))]
+        return joined(outputs)
+
+
+def submission(rendered: Rendered, **sampling: object) -> Submission:
+    return Submission("ours", rendered.prompt, rendered.features, {**GREEDY, **sampling})
+
+
+def joined(outputs: list[Output]) -> Answer:
+    assert outputs[-1].finish_reason == "length"
+    tokens = tuple(token for output in outputs for token in output.token_ids)
+    return Answer(tokens, tuple(step for output in outputs for step in output.logprobs or ()))
+
+
+@asynccontextmanager
+async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
+    """A real engine on a tiny model, closed at the end whatever happens."""
+    arguments = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True, **engine_args}
+    engine = await VllmEngine.start(str(folder), **arguments)
+    try:
+        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32))))
+    finally:
+        await engine.close()
+
+
+async def compare(rig: Rig, chats: list[list[dict[str, Any]]]) -> list[Answer]:
+    """Every chat on both sides, with all caches empty at the start of each side; the answers, if they are identical."""
+    await rig.engine.reset()
+    expected = [await rig.bare(chat) for chat in chats]
+    await rig.engine.reset()
+    answers = [await rig.ours(chat) for chat in chats]
+    for index, (ours, bare) in enumerate(zip(answers, expected, strict=True)):
+        assert ours == bare, f"chat {index} differs"
+    return answers
+
+
+def distinct(answers: list[Answer]) -> float:
+    return len({answer.token_ids for answer in answers}) / len(answers)
+
+
+def picture(rng: np.random.Generator, *, side: int | None = None) -> bytes:
+    """A PNG or JPEG of random blocks."""
+    width, height = (side, side) if side else (int(n) for n in rng.integers(30, 300, 2))
+    blocks = rng.integers(0, 256, (height // 14 + 1, width // 14 + 1, 3), dtype=np.uint8)
+    image = Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG" if side or rng.random() < 0.5 else "JPEG")
+    return buffer.getvalue()
+
+
+def clip(rng: np.random.Generator) -> bytes:
+    """A WAV of random tones, 0.3 to 5 s at 16 kHz."""
+    time = np.arange(int(rng.uniform(0.3, 5.0) * 16_000)) / 16_000
+    tones = np.sin(2 * np.pi * rng.uniform(80, 4_000, (4, 1)) * time).sum(axis=0)
+    noise = rng.normal(0, 0.3, time.size)
+    samples = ((tones + noise) / 6 * 32_767).clip(-32_768, 32_767).astype("<i2")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16_000, samples.size, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return buffer.getvalue()
+
+
+def data_url(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def image_part(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data, "image/png")}}
+
+
+def audio_part(data: bytes) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def words(rng: np.random.Generator) -> str:
+    return " ".join(rng.choice(WORDS, int(rng.integers(1, 12))))
+
+
+def random_chat(rng: np.random.Generator, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One to three turns of a user with answers between them; the items anywhere among the user's texts."""
+    turns = int(rng.integers(1, 4))
+    homes = rng.integers(0, turns, len(items))
+    chat: list[dict[str, Any]] = []
+    if rng.random() < 0.5:
+        chat.append({"role": "system", "content": words(rng)})
+    for turn in range(turns):
+        parts = [item for item, home in zip(items, homes, strict=True) if home == turn]
+        parts.insert(int(rng.integers(0, len(parts) + 1)), {"type": "text", "text": words(rng)})
+        chat.append({"role": "user", "content": parts if len(parts) > 1 else parts[0]["text"]})
+        if turn < turns - 1:
+            chat.append({"role": "assistant", "content": words(rng)})
+    return chat

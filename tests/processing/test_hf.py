@@ -1,0 +1,139 @@
+"""Features from media through real HF processors, without an engine."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semel.core import Media, Target
+from semel.errors import ConfigError, MediaUndecodable
+from semel.processing import FAMILIES, Family, HfProcessor, family_of, from_torch, to_torch
+
+Folder = Callable[[str], Path]
+UINT8 = Target("float32", "engine")
+
+
+@pytest.fixture(scope="module")
+def qwen(tiny: Folder) -> HfProcessor:
+    return HfProcessor.load(tiny("qwen2-vl"), UINT8)
+
+
+def picture(width: int, height: int) -> Media:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((width, height)).convert("RGB").save(buffer, "PNG")
+    return Media("image", buffer.getvalue(), "image/png")
+
+
+def test_the_layout_is_what_the_processor_replaces_its_placeholder_by(qwen: HfProcessor) -> None:
+    feature = qwen.process(picture(140, 84))
+    pad = qwen.processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert feature.layout.token_ids == (pad,) * (140 // 28 * 84 // 28)
+    assert feature.layout.mask is None
+
+
+def test_an_engine_that_normalises_gets_bytes_and_another_gets_floats_of_its_dtype(tiny: Folder) -> None:
+    def pixels(target: Target) -> str:
+        return HfProcessor.load(tiny("qwen2-vl"), target).process(picture(56, 56)).tensors["pixel_values"].dtype
+
+    assert pixels(UINT8) == "uint8"
+    assert pixels(Target("float32", "processor")) == "float32"
+    assert pixels(Target("bfloat16", "processor")) == "bfloat16"
+
+
+def test_options_of_the_request_change_the_feature(qwen: HfProcessor) -> None:
+    limited = qwen.process(picture(560, 560), {"size": {"shortest_edge": 3_136, "longest_edge": 28 * 28 * 16}})
+    assert limited.layout.num_embeds <= 16 < qwen.process(picture(560, 560)).layout.num_embeds
+
+
+def test_an_image_that_the_processor_refuses_is_the_client_s_fault_in_our_words_S7(qwen: HfProcessor) -> None:
+    with pytest.raises(MediaUndecodable, match="check its proportions"):
+        qwen.process(picture(2, 2_000))
+
+
+def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+        HfProcessor.load(tmp_path, UINT8)
+
+
+def test_equal_media_give_equal_bytes(qwen: HfProcessor) -> None:
+    first, second = (qwen.process(picture(100, 60)) for _ in range(2))
+    assert {n: bytes(t.data) for n, t in first.tensors.items()} == {n: bytes(t.data) for n, t in second.tensors.items()}
+
+
+def test_the_fingerprint_is_the_same_in_every_load_and_from_every_place(tiny: Folder, tmp_path: Path) -> None:
+    folder = tiny("qwen2-vl")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(folder)
+    prints = {HfProcessor.load(place, UINT8).fingerprint for place in (folder, folder, elsewhere)}
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target("bfloat16", "engine"),
+        Target("float32", "processor"),
+        Target("float32", "engine", {"min_pixels": 4_000}),
+    ],
+)
+def test_the_fingerprint_changes_with_everything_that_changes_a_feature(tiny: Folder, target: Target) -> None:
+    folder = tiny("qwen2-vl")
+    assert HfProcessor.load(folder, target).fingerprint != HfProcessor.load(folder, UINT8).fingerprint
+
+
+def test_the_fingerprint_changes_with_the_processor_s_config(tiny: Folder, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in tiny("qwen2-vl").iterdir():
+        text = file.read_bytes()
+        (changed / file.name).write_bytes(text.replace(b"0.48145466", b"0.48145467"))
+    assert HfProcessor.load(changed, UINT8).fingerprint != HfProcessor.load(tiny("qwen2-vl"), UINT8).fingerprint
+
+
+def test_tensors_cross_to_torch_and_back_without_a_copy() -> None:
+    import torch
+
+    source = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    ours = from_torch(source)
+    assert to_torch(ours).data_ptr() == source.data_ptr()
+    assert torch.equal(to_torch(ours), source)
+
+
+def test_a_tensor_that_is_not_contiguous_is_made_so_E5() -> None:
+    import torch
+
+    source = torch.arange(12, dtype=torch.float32).reshape(3, 4).T
+    assert torch.equal(to_torch(from_torch(source)), source)
+
+
+def test_audio_arrays_become_tensors_without_a_copy_E5(tiny: Folder) -> None:
+    import torch
+
+    samples = np.zeros(16_000, np.float32)
+    assert to_torch(from_torch(torch.from_numpy(samples))).data_ptr() == samples.ctypes.data
+
+
+def test_a_mask_marks_the_token_that_a_replacement_repeats_most() -> None:
+    layout = Family().layout({}, [9, 5, 5, 5, 7, 5, 5, 8])
+    assert layout.mask is not None
+    assert list(layout.mask.bits) == [0, 1, 1, 1, 0, 1, 1, 0]
+
+
+def test_a_family_without_quirks_has_the_defaults() -> None:
+    assert type(family_of("something-new")) is Family
+    assert type(family_of("qwen2_vl")) is type(FAMILIES["qwen2_vl"])
+    assert family_of("llava").insertion("image", 2, "<image>") == "<image>"
+
+
+def test_a_grid_that_contradicts_its_patches_is_a_fault_S9(qwen: HfProcessor) -> None:
+    feature = qwen.process(picture(140, 84))
+    assert qwen.family.fault(qwen.config, feature) is None
+    pixels = from_torch(to_torch(feature.tensors["pixel_values"])[1:])
+    fewer = replace(feature, tensors={**feature.tensors, "pixel_values": pixels})
+    assert "patches" in str(qwen.family.fault(qwen.config, fewer))

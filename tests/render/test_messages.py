@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.core import Media
+from semel.errors import InvalidRequest, MediaError
+from semel.render import Attachment, Conversation, Message, Text, ToolReference
+
+IMAGE = "data:image/png;base64,YWJj"
+
+
+def parsed(**message: Any) -> Message:
+    return Conversation.parse([{"role": "user", **message}]).messages[0]
+
+
+def part(value: Any) -> Any:
+    (only,) = parsed(content=[value]).parts
+    return only
+
+
+def test_content_is_a_string_a_list_or_null() -> None:
+    assert parsed(content="hi") == Message("user", (Text("hi"),))
+    assert parsed(content=["hi", {"type": "text", "text": "there"}]).parts == (Text("hi"), Text("there"))
+    assert parsed(content=None) == parsed() == Message("user", ())
+
+
+@pytest.mark.parametrize(
+    ("value", "media"),
+    [
+        ({"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}}, Media("image", b"abc", "image/png")),
+        ({"type": "image_url", "image_url": IMAGE}, Media("image", b"abc", "image/png")),
+        ({"type": "input_image", "image_url": IMAGE}, Media("image", b"abc", "image/png")),
+        ({"image_url": IMAGE, "uuid": "u"}, Media("image", b"abc", "image/png")),
+        (
+            {"type": "audio_url", "audio_url": {"url": "data:audio/ogg;base64,YWJj"}},
+            Media("audio", b"abc", "audio/ogg"),
+        ),
+        (
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,YWJj"}},
+            Media("video", b"abc", "video/mp4"),
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": "YWJj", "format": "wav"}},
+            Media("audio", b"abc", "audio/wav"),
+        ),
+    ],
+)
+def test_media_parts_of_every_type_become_media(value: dict[str, Any], media: Media) -> None:
+    assert part(value) == Attachment(media)
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_text_parts_of_every_type_become_text(kind: str) -> None:
+    assert part({"type": kind, "text": "hi"}) == Text("hi")
+    assert part({"type": "refusal", "refusal": "no"}) == Text("no")
+    assert part({"type": "thinking", "thinking": "hm", "closed": True}) == Text("hm")
+    assert part({"type": "tool_reference", "name": "look"}) == ToolReference("look")
+
+
+def test_a_null_text_or_refusal_is_left_out() -> None:
+    content = [{"type": "text", "text": None}, {"type": "refusal", "refusal": None}, {"type": "refusal"}]
+    assert parsed(content=content).parts == ()
+
+
+def test_fields_that_the_api_does_not_know_are_kept_for_the_template() -> None:
+    assert part({"type": "text", "text": "hi", "cache": {"a": 1}}) == Text("hi", {"cache": {"a": 1}})
+    assert part({"type": "image_url", "image_url": IMAGE, "fps": 2}).extra == {"fps": 2}
+
+
+def test_media_are_listed_in_the_order_of_the_messages() -> None:
+    clip = {"type": "input_audio", "input_audio": {"data": "Yg==", "format": "wav"}}
+    image = {"type": "image_url", "image_url": IMAGE}
+    messages = [{"role": "user", "content": ["a", image, clip]}, {"role": "user", "content": [image]}]
+    assert [media.modality for media in Conversation.parse(messages).media] == ["image", "audio", "image"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ({}, "messages: must be a list"),
+        ([], "messages: must be a list with at least one message"),
+        (["hi"], "messages[0]: must be an object, not a string"),
+        ([{"content": "hi"}], 'messages[0].role: must be a string such as "user", not null'),
+        ([{"role": 1}], "messages[0].role: must be a string"),
+        (
+            [{"role": "user", "content": 5}],
+            "messages[0].content: must be a string, a list of parts or null, not a number",
+        ),
+        ([{"role": "user", "content": {}}], "not an object"),
+        ([{"role": "user", "content": [True]}], "messages[0].content[0]: must be an object or a string, not a boolean"),
+        (
+            [{"role": "user", "content": [{"text": "hi"}]}],
+            'messages[0].content[0].type: must be a string such as "text"',
+        ),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0].type: must be a string"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text: must be a string"),
+        (
+            [{"role": "user", "content": [{"type": "input_text"}]}],
+            "messages[0].content[0].text: must be a string, not null",
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "image_embeds"}]}],
+            "messages[1].content[1]: type 'image_embeds' is not supported: use one of audio_url, image_url",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "messages[0].content[0].image_url: must be a string, not null",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "image_url: must be a string, not null",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}], "must be an object with"),
+        (
+            [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+            "input_audio.data: must be a string",
+        ),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], "messages[0].tool_calls: must be a list, not an object"),
+        ([{"role": "assistant", "tool_calls": ["a"]}], "messages[0].tool_calls[0]: must be an object of type"),
+        ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "reasoning": 1}], "messages[0].reasoning: must be a string"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(messages: Any, error: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Conversation.parse(messages)
+    assert error in str(caught.value)
+
+
+def test_media_errors_name_the_place() -> None:
+    with pytest.raises(MediaError, match=r"^messages\[0\]\.content\[1\]: the image is not valid base64"):
+        parsed(content=["a", {"type": "image_url", "image_url": "data:image/png;base64,%"}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": [1]}', {"a": [1]}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ("[1]", {}),
+        ("{broken", {}),
+        (5, {}),
+        ("[" * 100_000, {}),
+        ("1" * 5000, {}),
+    ],
+    ids=lambda value: repr(value)[:16],
+)
+def test_s15_arguments_of_a_call_become_an_object_whatever_they_are(arguments: Any, expected: dict[str, Any]) -> None:
+    call: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    shown = parsed(role="assistant", tool_calls=[call]).fields["tool_calls"]
+    assert shown == [{"id": "1", "type": "function", "function": {"name": "f", "arguments": expected}}]
+    assert call["function"]["arguments"] == arguments, "the request itself is left alone"
+
+
+def test_each_role_keeps_the_fields_that_its_templates_know() -> None:
+    assert parsed(
+        role="assistant", tool_calls=[], reasoning=None, reasoning_content="hm", name="a", other=1
+    ).fields == {
+        "reasoning": "hm",
+        "reasoning_content": "hm",
+        "name": "a",
+    }
+    assert parsed(role="tool", tool_call_id="1", tool_calls=[1], name=5).fields == {"tool_call_id": "1"}
+    assert parsed(role="developer", task="t").fields == {"task": "t", "tools": None}

@@ -1,0 +1,115 @@
+"""The way of a request without an engine: digests, order, tenants, and the cost of very many items."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import io
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semel.assemble import assemble_pipeline
+from semel.core import Digest, Feature, Key, Media, Target, Tenant
+from semel.errors import ConfigError
+from semel.render import ChatRequest, Pipeline
+
+Folder = Callable[[str], Path]
+TARGET = Target("float32", "engine")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny: Folder) -> Pipeline:
+    return assemble_pipeline(tiny("qwen2-vl"), TARGET, Key(bytes(32)))
+
+
+def image_part(number: int) -> dict[str, Any]:
+    pixels = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((56, 56), Image.Resampling.NEAREST).save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def chat(*numbers: int) -> ChatRequest:
+    return ChatRequest([{"role": "user", "content": [*map(image_part, numbers), {"type": "text", "text": "?"}]}])
+
+
+async def digests(pipeline: Pipeline, tenant: Tenant | None = None) -> list[Digest]:
+    return [item.digest for item in (await pipeline.chat(chat(1, 2, 1), tenant)).prompt.items]
+
+
+async def test_an_item_is_its_digest_wherever_it_stands(pipeline: Pipeline) -> None:
+    first, second, third = await digests(pipeline)
+    assert first == third != second
+
+
+async def test_a_tenant_s_digests_are_unknown_to_every_other_S12(pipeline: Pipeline) -> None:
+    tenants = [None, Tenant("a"), Tenant("b"), Tenant("a", "salt")]
+    seen = [set(await digests(pipeline, tenant)) for tenant in tenants]
+    assert len(set().union(*seen)) == sum(map(len, seen))
+
+
+async def test_another_key_or_other_options_make_other_digests_S11(pipeline: Pipeline) -> None:
+    other_key = replace(pipeline, key=Key(b"k" * 32))
+    assert not set(await digests(pipeline)) & set(await digests(other_key))
+    wider = replace(chat(1), mm_processor_kwargs={"min_pixels": 28 * 28 * 9})
+    first = (await pipeline.chat(chat(1))).prompt
+    second = (await pipeline.chat(wider)).prompt
+    assert first.items[0].digest != second.items[0].digest
+    assert second.timeline[0].length > first.timeline[0].length
+
+
+async def test_text_alone_needs_no_feature(pipeline: Pipeline) -> None:
+    rendered = await pipeline.chat(ChatRequest([{"role": "user", "content": "hello"}]))
+    assert not rendered.features
+    assert not rendered.prompt.items
+
+
+async def test_a_clip_fills_the_encoder_of_an_encoder_decoder_A6(tiny: Folder) -> None:
+    import wave
+
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16_000, 8_000, "NONE", ""))
+        file.writeframes(bytes(16_000))
+    whisper = assemble_pipeline(tiny("whisper"), Target("float32"), Key(bytes(32)))
+    rendered = await whisper.transcription(Media("audio", buffer.getvalue()), "<|startoftranscript|>")
+    assert rendered.prompt.encoder_token_ids == (0,) * 1_500
+    assert rendered.prompt.timeline.window(3, 4) == (0, 1)
+    assert len(rendered.prompt.token_ids) == 1
+    with pytest.raises(ConfigError, match="--chat-template"):
+        await whisper.chat(ChatRequest([{"role": "user", "content": "hello"}]))
+
+
+async def test_rendering_32768_items_costs_at_most_2_2_times_as_much_as_16384_S16(pipeline: Pipeline) -> None:
+    parts = [image_part(number) for number in range(1_024)]
+    known: dict[bytes, Feature] = {}
+
+    async def remembering(media: Media, options: Mapping[str, object]) -> Feature:
+        if media.data not in known:
+            known[media.data] = await pipeline.process(media, options)
+        return known[media.data]
+
+    async def cost_s(items: int) -> float:
+        request = ChatRequest([{"role": "user", "content": [parts[i % len(parts)] for i in range(items)]}])
+        gc.collect()
+        start = time.process_time()
+        rendered = await replace(pipeline, process=remembering).chat(request)
+        spent = time.process_time() - start
+        assert len(rendered.prompt.items) == items
+        assert len(rendered.features) == len(parts)
+        return spent
+
+    await cost_s(1_024)
+    gc.freeze()  # as a serving process does after its start, so that no collection walks what was loaded before
+    runs = [(await cost_s(16_384), await cost_s(32_768)) for _ in range(5)]
+    gc.unfreeze()
+    half, whole = (min(column) for column in zip(*runs, strict=True))
+    assert whole <= 2.2 * half, f"{whole:.3f} s against {half:.3f} s"

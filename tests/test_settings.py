@@ -1,0 +1,37 @@
+"""Key files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semel.errors import ConfigError
+from semel.settings import create_key, read_key
+
+
+def test_a_key_is_read_as_it_was_made(tmp_path: Path) -> None:
+    made = create_key(tmp_path / "k")
+    assert read_key(tmp_path / "k") == made
+
+
+def test_a_missing_key_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"semel key .*missing"):
+        read_key(tmp_path / "missing")
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    create_key(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_key(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"00" * 31, b"zz" * 32, b"\xff" * 64])
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "k"
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="key file"):
+        read_key(path)
