@@ -34,6 +34,7 @@ LAYERS = (
     "settings",
     "assemble",
     "cli",
+    "__main__",
 )
 """From the bottom up: a layer may import itself and what stands before it."""
 
@@ -66,6 +67,11 @@ def test_imports_point_down(module: str) -> None:
         assert name != "semel", f"{module} imports the package itself; name the module"
 
 
+@pytest.mark.parametrize("module", [name for name in modules() if layer_of(name) == "worker"])
+def test_a_worker_imports_nothing_of_a_frontend(module: str) -> None:
+    assert not [name for name in imports_of(module) if name.startswith("semel.frontend")]
+
+
 @pytest.mark.parametrize("module", [name for name in modules() if layer_of(name) not in {"bench", "engine"}])
 def test_only_the_engine_and_what_compares_with_it_know_vllm(module: str) -> None:
     assert not [name for name in imports_of(module) if name.partition(".")[0] == "vllm"]
@@ -88,6 +94,9 @@ def test_the_public_surface_is_sorted_and_complete(module: str) -> None:
         "semel",
         "semel.render",
         "semel.processing.families",
+        "semel.processing.pool",
+        "semel.frontend.app",
+        "semel.frontend.remote",
         "semel.cli",
         "semel.testing.models",
     ],

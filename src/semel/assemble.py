@@ -1,18 +1,37 @@
-"""Puts the parts together into what runs: the only place that knows them all."""
+"""Puts the parts together into what runs: a pipeline for libraries, and the processes of a worker and of a frontend.
+
+The only place that knows all the parts. What is decided here is who is given what, and in which order things end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from semel.core import Feature, Key, Media, Modality, Target
-from semel.errors import ConfigError
-from semel.processing import HfProcessor
-from semel.render import ChatRenderer, ChatTemplate, Pipeline, Tokenizer
+from semel.core import Contract, Feature, Key, Media, Modality, Target
+from semel.errors import ConfigError, EngineDead
+from semel.processing import HfProcessor, Pool, family_of, find_folder, read_config
+from semel.render import ChatRenderer, ChatTemplate, Pipeline, Process, Tokenizer
+from semel.telemetry.meter import Meter, Sample
+from semel.telemetry.metrics import POOL_FAILED, POOL_PROCESSED, POOL_REPLACED, WORKER_CONNECTED, WORKER_RUNNING
+from semel.wire.zmq import FrontendLink, WorkerListener
 
-__all__ = ["assemble_pipeline"]
+if TYPE_CHECKING:
+    from semel.frontend.remote import RemoteEngine
+    from semel.frontend.service import Service
+
+__all__ = ["FrontendOptions", "WorkerOptions", "assemble_pipeline", "run_frontend", "run_worker"]
+
+logger = logging.getLogger(__name__)
 
 
 def assemble_pipeline(folder: Path, target: Target, key: Key, *, chat_template: str | Path | None = None) -> Pipeline:
@@ -23,26 +42,162 @@ def assemble_pipeline(folder: Path, target: Target, key: Key, *, chat_template: 
     async def process(media: Media, options: Mapping[str, object]) -> Feature:
         return await asyncio.get_running_loop().run_in_executor(executor, processor.process, media, options)
 
+    return _pipeline(folder, process, processor.fingerprint, processor.placeholders, key, chat_template)
+
+
+def _pipeline(
+    folder: Path,
+    process: Process,
+    fingerprint: str,
+    placeholders: Mapping[Modality, str],
+    key: Key,
+    chat_template: str | Path | None,
+) -> Pipeline:
+    family = family_of(read_config(folder).get("model_type", ""))
     tokenizer = Tokenizer.load(folder)
-    return Pipeline(
-        tokenizer=tokenizer,
-        chat_renderer=_chat_renderer(folder, processor, tokenizer, chat_template),
-        process=process,
-        fingerprint=processor.fingerprint,
-        key=key,
-    )
-
-
-def _chat_renderer(
-    folder: Path, processor: HfProcessor, tokenizer: Tokenizer, chat_template: str | Path | None
-) -> ChatRenderer | None:
-    if processor.family.encoder_decoder:
-        return None
-    placeholders = processor.placeholders
 
     def insertion(modality: Modality, index: int, /) -> str:
         if (placeholder := placeholders.get(modality)) is None:
             raise ConfigError(f"this model takes no {modality}")
-        return processor.family.insertion(modality, index, placeholder)
+        return family.insertion(modality, index, placeholder)
 
-    return ChatRenderer(ChatTemplate.load(folder, override=chat_template), tokenizer, placeholders, insertion)
+    renderer = None
+    if not family.encoder_decoder:
+        renderer = ChatRenderer(ChatTemplate.load(folder, override=chat_template), tokenizer, placeholders, insertion)
+    return Pipeline(tokenizer, renderer, process, fingerprint, key)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker process was asked for."""
+
+    model: str
+    listen: str
+    key: Key
+    engine_flags: Sequence[str]
+    encoder_planning: bool
+    drain_s: float
+
+
+async def run_worker(options: WorkerOptions) -> None:
+    """Embed an engine and serve it until SIGTERM; raises if the engine dies."""
+    from semel.engine.vllm.arguments import parse_engine_flags
+    from semel.engine.vllm.engine import VllmEngine
+    from semel.worker.worker import Worker
+
+    arguments = parse_engine_flags(options.model, options.engine_flags, encoder_planning=options.encoder_planning)
+    engine = VllmEngine.start(arguments)
+    try:
+        async with WorkerListener(options.listen, key=options.key, contract=engine.contract) as listener:
+            logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
+            worker = Worker(engine, listener)
+            serving = asyncio.create_task(worker.run())
+            await _until_stopped(serving)
+            if not serving.done():
+                await worker.drain(options.drain_s)
+                serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            if not serving.cancelled() and isinstance(error := serving.exception(), EngineDead):
+                raise error
+    finally:
+        await engine.close()
+
+
+async def _until_stopped(*tasks: asyncio.Task[None]) -> None:
+    """Wait for SIGTERM or SIGINT, or for the first of the tasks to end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendOptions:
+    """What a frontend process was asked for."""
+
+    model: str
+    worker: str
+    key: Key
+    host: str
+    port: int
+    chat_template: str | None
+    processes: int
+    max_body_bytes: int
+
+
+async def run_frontend(options: FrontendOptions) -> None:
+    """Serve OpenAI's API over HTTP until SIGTERM."""
+    from semel.frontend.app import create_app
+    from semel.frontend.remote import RemoteEngine
+    from semel.frontend.server import HttpServer
+    from semel.frontend.service import Service
+
+    service = Service(max_body_bytes=options.max_body_bytes)
+    frontend_id = f"{socket.gethostname()}-{os.getpid()}"
+    meter = Meter()
+    server = HttpServer(create_app(service, meter), options.host, options.port)
+    async with FrontendLink(options.worker, key=options.key, frontend_id=frontend_id) as link:
+        remote = RemoteEngine(link)
+        meter.watch(lambda: ((WORKER_CONNECTED, remote.is_connected, ()), (WORKER_RUNNING, remote.running, ())))
+        serving = asyncio.create_task(server.serve())
+        linking = asyncio.create_task(remote.run())
+        following = asyncio.create_task(_follow(options, service, remote, meter))
+        await _until_stopped(serving, linking, following)
+        service.suspend("the frontend is shutting down")
+        server.stop()
+        following.cancel()
+        results = await asyncio.gather(serving, following, return_exceptions=True)
+        linking.cancel()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+
+async def _follow(options: FrontendOptions, service: Service, remote: RemoteEngine, meter: Meter) -> None:
+    """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
+    from semel.frontend.service import Serving
+
+    folder = find_folder(options.model)
+    pool: Pool | None = None
+    try:
+        while True:
+            contract, reason = await remote.changed()
+            if contract is None:
+                service.suspend(reason)
+                continue
+            if pool is None:
+                service.suspend("the model's processor is being loaded")
+                pool = await Pool.start(folder, contract.target, processes=options.processes)
+                meter.watch(partial(_pool_samples, pool))
+            if fault := _mismatch(contract, pool):
+                logger.error("%s", fault)
+                service.suspend(fault)
+                continue
+            process, made = pool.process, pool.description
+            pipeline = _pipeline(
+                folder, process, made.fingerprint, made.placeholders, options.key, options.chat_template
+            )
+            service.begin(Serving(contract.model, remote, pipeline))
+            logger.info("serving %s", contract.model)
+    finally:
+        if pool is not None:
+            await pool.close()
+
+
+def _pool_samples(pool: Pool) -> Iterator[Sample]:
+    yield POOL_PROCESSED, pool.processed, ()
+    yield POOL_FAILED, pool.failed, ()
+    yield POOL_REPLACED, pool.replaced, ()
+
+
+def _mismatch(contract: Contract, pool: Pool) -> str | None:
+    ours = pool.description.fingerprint
+    if contract.fingerprint == ours:
+        return None
+    return (
+        f"the worker's processor ({contract.fingerprint[:12]}) is not ours ({ours[:12]}): start both with the same "
+        "model folder and the same versions of transformers, torch and pillow"
+    )

@@ -14,7 +14,9 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     ├── ServiceError            semel or the engine is at fault: 5xx
     │   ├── FeatureRejected     500  a feature breaks the model's contract; the engine never saw it
     │   ├── EngineFailed        500  the engine gave up on this request
-    │   └── EngineDead          503  the engine is gone
+    │   ├── EngineDead          503  the engine is gone
+    │   ├── WorkerLost          503  the connection to the worker broke while it answered
+    │   └── NotReady            503  nothing can be served yet, or not any more
     ├── ProtocolError           a peer process broke the protocol between frontend and worker
     └── ConfigError             the operator has to change a setting or a file
 
@@ -36,12 +38,15 @@ __all__ = [
     "MediaError",
     "MediaTooLarge",
     "MediaUndecodable",
+    "NotReady",
     "PromptTooLong",
     "ProtocolError",
     "RequestError",
     "SemelError",
     "ServiceError",
     "TemplateError",
+    "WorkerLost",
+    "error_for",
 ]
 
 
@@ -119,9 +124,33 @@ class EngineDead(ServiceError):
     code = "engine_dead"
 
 
+class WorkerLost(ServiceError):
+    """The connection to the worker broke while it answered; the request may be sent again."""
+
+    status = 503
+    code = "worker_lost"
+
+
+class NotReady(ServiceError):
+    """Nothing can be served yet, or not any more; the message says what is being waited for."""
+
+    status = 503
+    code = "not_ready"
+
+
 class ProtocolError(SemelError):
     """A peer process broke the protocol between frontend and worker."""
 
 
 class ConfigError(SemelError):
     """The operator has to change a setting or a file; the message says which."""
+
+
+def error_for(code: str, message: str) -> RequestError | ServiceError:
+    """The error that another process told us of by its code; an unknown code is the service's fault."""
+    pending: list[type[RequestError | ServiceError]] = [RequestError, ServiceError]
+    for kind in pending:  # breadth first: of the classes that share a code, the most general
+        if kind.code == code:
+            return kind(message)
+        pending += kind.__subclasses__()
+    return ServiceError(message)

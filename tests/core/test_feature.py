@@ -39,6 +39,8 @@ def test_a_tensor_needs_exactly_the_bytes_of_its_shape() -> None:
         Tensor("object", (1,), memoryview(bytes(8)))
     with pytest.raises(ValueError, match="cannot have the shape"):
         Tensor("uint8", (-1, 2), memoryview(b""))
+    with pytest.raises(ValueError, match="contiguous"):
+        Tensor("uint8", (2,), memoryview(b"abcd")[::2])
 
 
 def test_a_layout_needs_a_mask_over_all_of_it() -> None:

@@ -128,6 +128,13 @@ def test_an_encoder_placeholder_off_zero_is_refused_A6() -> None:
         Timeline.encoder([Placeholder(0, 10), Placeholder(1, 10)])
 
 
+def test_an_encoder_prompt_needs_room_for_its_longest_item_A6() -> None:
+    item = Item("audio", Digest(bytes(32)))
+    timeline = Timeline.encoder([Placeholder(0, 400), Placeholder(0, 4)])
+    with pytest.raises(ValueError, match="ends at 400, the prompt at 4"):
+        Prompt([0], timeline, (item, item), encoder_token_ids=[0] * 4)
+
+
 def test_placeholders_of_one_layout_share_one_mask_A2() -> None:
     mask = Mask([True, False, True])
     left, right = Placeholder(0, 3, mask), Placeholder(3, 3, mask)

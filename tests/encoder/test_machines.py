@@ -144,12 +144,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.tensors: set[Key] = set()
         self.arrivals = 0
 
-    @rule(burst=st.lists(prompts(), min_size=1, max_size=3))
-    def arrive(self, burst: list[tuple[Timeline, tuple[int, ...], int]]) -> None:
+    @rule(burst=st.lists(prompts(), min_size=1, max_size=3), prefix=st.integers(0, 4))
+    def arrive(self, burst: list[tuple[Timeline, tuple[int, ...], int]], prefix: int) -> None:
         for timeline, keys, length in burst:
-            self.admit(timeline, keys, length)
+            self.admit(timeline, keys, length, prefix)
 
-    def admit(self, timeline: Timeline, keys: tuple[int, ...], length: int) -> None:
+    def admit(self, timeline: Timeline, keys: tuple[int, ...], length: int, prefix: int) -> None:
+        """Admit a request, of which a prefix cache may have some tokens."""
         self.arrivals += 1
         name = f"r{self.arrivals}"
         if self.is_encoder_decoder:
@@ -157,7 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
             own_keys = [(key, name, index) for index, key in enumerate(keys)]
             self.running[name] = Running(Request(name, encoder, own_keys), 3)
         else:
-            self.running[name] = Running(Request(name, timeline, keys), length)
+            self.running[name] = Running(Request(name, timeline, keys), length, min(prefix, length - 1))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), budget=st.integers(4, 16))

@@ -64,8 +64,8 @@ class Rig:
         return await self.answer(await self.pipeline.chat(ChatRequest(messages)))
 
     async def answer(self, rendered: Rendered) -> Answer:
-        outputs = [output async for output in self.engine.generate(submission(rendered))]
-        return joined(outputs)
+        stream = await self.engine.submit(submission(rendered))
+        return joined([output async for output in stream])
 
 
 def submission(rendered: Rendered, **sampling: object) -> Submission:
@@ -81,8 +81,10 @@ def joined(outputs: list[Output]) -> Answer:
 @asynccontextmanager
 async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
     """A real engine on a tiny model, closed at the end whatever happens."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     arguments = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True, **engine_args}
-    engine = await VllmEngine.start(str(folder), **arguments)
+    engine = VllmEngine.start(AsyncEngineArgs(model=str(folder), **arguments))
     try:
         yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32))))
     finally:

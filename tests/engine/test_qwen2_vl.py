@@ -20,6 +20,7 @@ from tests.engine.parity import Rig, compare, distinct, image_part, picture, ran
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MAX_ITEMS = 4_096
+RNG = np.random.default_rng(9)
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,41 @@ async def test_an_item_that_does_not_stand_where_its_layout_says_is_refused_S9(r
     await rig.answer(good)
 
 
+async def test_a_digest_that_comes_again_with_a_feature_of_another_shape_is_refused_S9(
+    rig: Rig, good: Rendered
+) -> None:
+    expected = await rig.answer(good)
+    larger = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": [image_part(picture(RNG, side=112))]}]))
+    (identity,) = good.features
+    (feature,) = larger.features.values()
+    disguised = Rendered(replace(larger.prompt, items=good.prompt.items), {identity: feature})
+    with pytest.raises(FeatureRejected, match="came before with another layout"):
+        await rig.answer(disguised)
+    assert await rig.answer(good) == expected
+
+
+async def test_items_on_an_encoder_s_side_are_refused_by_a_decoder_only_model_S9(rig: Rig, good: Rendered) -> None:
+    layout = next(iter(good.features.values())).layout
+    timeline = Timeline.encoder([Placeholder(0, len(layout))])
+    prompt = Prompt([1], timeline, good.prompt.items, encoder_token_ids=layout.token_ids)
+    with pytest.raises(FeatureRejected, match="not one for a decoder-only model"):
+        await rig.answer(replace(good, prompt=prompt))
+
+
+async def test_a_reset_with_a_request_in_flight_forgets_everything_and_the_request_goes_on_D5(
+    rig: Rig, good: Rendered
+) -> None:
+    expected = await rig.answer(good)
+    stream = await rig.engine.submit(submission(good, max_tokens=60))
+    tokens = list((await anext(aiter(stream))).token_ids)
+    await rig.engine.reset()
+    async for output in stream:
+        tokens += output.token_ids
+    assert len(tokens) == 60
+    assert tuple(tokens[:12]) == expected.token_ids
+    assert await rig.answer(good) == expected
+
+
 async def test_an_item_of_a_modality_that_is_switched_off_is_refused(rig: Rig, good: Rendered) -> None:
     video: Modality = "video"
     items = (replace(good.prompt.items[0], modality=video),)
@@ -174,6 +210,15 @@ async def test_an_item_of_a_modality_that_is_switched_off_is_refused(rig: Rig, g
         {"logit_bias": {10**9: 1.0}},
         {"allowed_token_ids": [10**9]},
         {"temperature": -1.0},
+        {"max_tokens": 12.5},
+        {"max_tokens": 10**30},
+        {"seed": "abc"},
+        {"seed": 2**70},
+        {"ignore_eos": "yes"},
+        {"bad_words": [5]},
+        {"logprobs": 1.5},
+        {"stop": [5]},
+        {"nonsense": 1},
     ],
 )
 async def test_a_refused_request_leaves_no_trace_for_the_next_one_with_its_image(
@@ -184,8 +229,7 @@ async def test_a_refused_request_leaves_no_trace_for_the_next_one_with_its_image
     chat = random_chat(rng, [image_part(picture(rng))])
     rendered = await rig.pipeline.chat(ChatRequest(chat))
     with pytest.raises(InvalidRequest):
-        async for _ in rig.engine.generate(submission(rendered, **sampling)):
-            pass
+        await rig.engine.submit(submission(rendered, **sampling))
     await rig.answer(rendered)
     await rig.answer(rendered)
 
@@ -197,10 +241,10 @@ async def test_a_prompt_longer_than_the_model_takes_says_what_to_do(rig: Rig) ->
 
 
 async def test_closing_the_stream_aborts_the_request_in_the_engine(rig: Rig, good: Rendered) -> None:
-    stream = rig.engine.generate(submission(good, max_tokens=10_000))
-    await anext(stream)
+    stream = await rig.engine.submit(submission(good, max_tokens=10_000))
+    await anext(aiter(stream))
     assert rig.llm.get_num_unfinished_requests() == 1
-    await stream.aclose()
+    await stream.close()
     assert rig.llm.get_num_unfinished_requests() == 0
     await rig.answer(good)
 

@@ -67,6 +67,12 @@ async def test_an_encoder_prompt_of_another_length_is_refused_and_the_engine_liv
     assert await rig.answer(rendered) == expected
 
 
+async def test_a_prompt_without_its_encoder_s_side_is_refused_S9(rig: Rig) -> None:
+    text = Rendered(Prompt([1, 2], Timeline.decoder([]), ()), {})
+    with pytest.raises(FeatureRejected, match="not one for an encoder-decoder model"):
+        await rig.answer(text)
+
+
 def test_a_clip_decodes_to_the_samples_that_vllm_reads() -> None:
     from vllm.multimodal.media.audio import load_audio
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import subprocess
+import sys
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +121,76 @@ def test_a_clip_without_samples_is_refused_S8() -> None:
 def test_a_clip_over_the_limit_is_refused_S5() -> None:
     with pytest.raises(MediaTooLarge, match=r"limit of 0\.5 s"):
         decode_audio(wav(np.zeros(16_000)), DecodeLimits(max_audio_s=0.5), sampling_rate=16_000)
+
+
+def test_a_clip_that_does_not_tell_its_length_is_cut_off_while_it_decodes_S5(tmp_path: Path) -> None:
+    """Decoding all of it first would take 115 MB for its samples."""
+    clip = tmp_path / "clip.flac"
+    clip.write_bytes(flac(np.zeros(16_000 * 3_600)))
+    program = f"""
+import resource, pathlib
+from semel.errors import MediaTooLarge
+from semel.media import DecodeLimits, decode_audio
+data = pathlib.Path({str(clip)!r}).read_bytes()
+def grown(limit_s):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        decode_audio(data, DecodeLimits(max_audio_s=limit_s), sampling_rate=16_000)
+    except MediaTooLarge:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+grown(1), print(grown(10) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 20
+
+
+def flac(samples: np.ndarray) -> bytes:
+    """A FLAC as a live encoder writes it, without the number of samples."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="flac") as container:
+        stream = container.add_stream("flac", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples.astype("<i2")[None], format="s16", layout="mono")
+        frame.sample_rate = 16_000
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            container.mux(packet)
+    data = bytearray(buffer.getvalue())
+    data[8 + 13] &= 0xF0  # the 36 bits of STREAMINFO that hold the number of samples
+    data[8 + 14 : 8 + 18] = bytes(4)
+    return bytes(data)
+
+
+def test_a_playlist_that_names_another_file_is_not_followed_S6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret.wav").write_bytes(wav(np.ones(1_600)))
+    monkeypatch.chdir(tmp_path)
+    for playlist in (b"ffconcat version 1.0\nfile secret.wav\n", b"#EXTM3U\n#EXTINF:1,\nsecret.wav\n"):
+        with pytest.raises(MediaUndecodable):
+            decode_audio(playlist, LIMITS, sampling_rate=16_000)
+
+
+def test_a_clip_of_values_that_are_no_numbers_is_refused_S8() -> None:
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.full(1_600, np.nan, np.float32), 16_000, format="WAV", subtype="FLOAT")
+    with pytest.raises(MediaDegenerate, match="no numbers"):
+        decode_audio(buffer.getvalue(), LIMITS, sampling_rate=16_000)
+
+
+def test_a_thousand_damaged_files_give_a_value_or_an_error_of_ours_S6_S7() -> None:
+    rng = np.random.default_rng(0)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+    files = [encoded(image, kind, exif=exif) for kind in ("JPEG", "PNG", "WEBP")]
+    for _ in range(1_000):
+        data = bytearray(files[rng.integers(len(files))])
+        for position in rng.integers(0, len(data), 3):
+            data[position] = rng.integers(256)
+        with contextlib.suppress(MediaError):
+            decode_image(bytes(data), LIMITS)
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"\x00" * 500, wav(np.zeros(100))[:30]])

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from semel.core import Media, Target
-from semel.errors import ConfigError, MediaUndecodable
+from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.processing import FAMILIES, Family, HfProcessor, family_of, from_torch, to_torch
 
 Folder = Callable[[str], Path]
@@ -49,6 +49,43 @@ def test_an_engine_that_normalises_gets_bytes_and_another_gets_floats_of_its_dty
 def test_options_of_the_request_change_the_feature(qwen: HfProcessor) -> None:
     limited = qwen.process(picture(560, 560), {"size": {"shortest_edge": 3_136, "longest_edge": 28 * 28 * 16}})
     assert limited.layout.num_embeds <= 16 < qwen.process(picture(560, 560)).layout.num_embeds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"videos": "http://127.0.0.1/x.mp4"},
+        {"device": "meta"},
+        {"padding": "max_length"},
+        {"images_kwargs": {"size": 1}},
+        {"text": "x"},
+        {"size": {"shortest_edge": 10**12}},
+        {"size": "large"},
+        {"max_pixels": float("nan")},
+    ],
+)
+def test_an_option_that_reaches_past_the_picture_is_refused_S1_S15(
+    qwen: HfProcessor, options: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
+        qwen.process(picture(56, 56), options)
+
+
+def test_an_item_of_a_modality_that_the_model_lacks_is_the_client_s_fault(qwen: HfProcessor) -> None:
+    with pytest.raises(InvalidRequest, match="takes no audio; it takes image, video"):
+        qwen.process(Media("audio", b"RIFF"))
+
+
+def test_a_clip_too_short_to_be_heard_is_refused_S8(tiny: Folder) -> None:
+    import wave
+
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16_000, 200, "NONE", ""))
+        file.writeframes(bytes(400))
+    processor = HfProcessor.load(tiny("qwen2-audio"), Target("float32"))
+    with pytest.raises(MediaDegenerate, match="too short"):
+        processor.process(Media("audio", buffer.getvalue()))
 
 
 def test_an_image_that_the_processor_refuses_is_the_client_s_fault_in_our_words_S7(qwen: HfProcessor) -> None:

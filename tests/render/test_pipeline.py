@@ -17,7 +17,7 @@ from PIL import Image
 
 from semel.assemble import assemble_pipeline
 from semel.core import Digest, Feature, Key, Media, Target, Tenant
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidRequest
 from semel.render import ChatRequest, Pipeline
 
 Folder = Callable[[str], Path]
@@ -64,6 +64,13 @@ async def test_another_key_or_other_options_make_other_digests_S11(pipeline: Pip
     second = (await pipeline.chat(wider)).prompt
     assert first.items[0].digest != second.items[0].digest
     assert second.timeline[0].length > first.timeline[0].length
+
+
+async def test_what_cannot_be_part_of_a_digest_is_the_client_s_fault(pipeline: Pipeline) -> None:
+    with pytest.raises(InvalidRequest, match="valid Unicode"):
+        await pipeline.chat(chat(1), Tenant("", "\ud800"))
+    with pytest.raises(InvalidRequest, match="valid JSON"):
+        await pipeline.chat(replace(chat(1), mm_processor_kwargs={"size": float("nan")}))
 
 
 async def test_text_alone_needs_no_feature(pipeline: Pipeline) -> None:

@@ -7,17 +7,28 @@ with the same token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from semel.engine.vllm.compat import encoder_arguments
 
-__all__ = ["Kind", "Stepper"]
+__all__ = ["Kind", "Step", "Stepper"]
 
 Kind = Literal["stock", "cache", "planning"]
 """vLLM as it is, with semel's encoder cache, or with its encoder cache and its planning."""
 
 _BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A planned step."""
+
+    output: Any
+    """What vLLM's scheduler tells the model runner."""
+    samples: dict[str, bool]
+    """For each request of the step, whether it gets a token."""
 
 
 class Stepper:
@@ -34,11 +45,16 @@ class Stepper:
         *,
         tokens_per_step: int = 8_192,
         kv_blocks: int = 16_384,
+        encoder_embeds: int | None = None,
+        is_async: bool = False,
         **engine_arguments: Any,
     ) -> Stepper:
-        """A scheduler of `kind` for the model in a folder."""
+        """A scheduler of `kind` for the model in a folder.
+
+        `encoder_embeds` is the size of the encoder cache and of the encoder's budget per step; by default vLLM's own.
+        An asynchronous scheduler may plan a step before the last one is answered.
+        """
         from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.structured_output import StructuredOutputManager
 
         config = EngineArgs(
@@ -51,25 +67,24 @@ class Stepper:
             **engine_arguments,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = kv_blocks
-        scheduler_class = config.scheduler_config.get_scheduler_cls() if kind == "planning" else Scheduler
+        config.scheduler_config.async_scheduling = is_async
+        if encoder_embeds is not None:
+            config.scheduler_config.encoder_cache_size = encoder_embeds
+            config.scheduler_config.max_num_encoder_input_tokens = encoder_embeds
+        create = config.scheduler_config.get_scheduler_cls()
         kv_cache = _kv_cache_config(kv_blocks)
-        return cls(scheduler_class(config, kv_cache, StructuredOutputManager(config), block_size=_BLOCK_TOKENS))
+        return cls(create(config, kv_cache, StructuredOutputManager(config), block_size=_BLOCK_TOKENS))
 
-    def add(
-        self,
-        name: str,
-        items: Sequence[tuple[str, int, int]],
-        *,
-        tokens: int,
-        max_new_tokens: int = 4,
-        priority: int = 0,
+    @staticmethod
+    def request(
+        name: str, items: Sequence[tuple[str, int, int]], *, tokens: int, max_new_tokens: int = 4, priority: int = 0
     ) -> Any:
-        """Add a request of so many prompt tokens with items, each `(identifier, offset, length)`."""
+        """A request of so many prompt tokens with items, each `(identifier, offset, length)`."""
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        request = Request(
+        return Request(
             name,
             prompt_token_ids=[0] * tokens,
             sampling_params=SamplingParams(max_tokens=max_new_tokens, ignore_eos=True),
@@ -80,25 +95,29 @@ class Stepper:
             ],
             priority=priority,
         )
+
+    def add(self, name: str, items: Sequence[tuple[str, int, int]], *, tokens: int, **options: int) -> Any:
+        """Add a request; see `request`."""
+        request = self.request(name, items, tokens=tokens, **options)
         self.scheduler.add_request(request)
         return request
 
-    def plan(self) -> Any:
+    def plan(self) -> Step:
         """Plan one step."""
-        return self.scheduler.schedule()
+        output = self.scheduler.schedule()
+        requests = self.scheduler.requests
+        return Step(output, {name: not requests[name].is_prefill_chunk for name in output.num_scheduled_tokens})
 
-    def answer(self, output: Any) -> None:
-        """Answer a step: a token for every request whose prompt is computed."""
+    def answer(self, step: Step) -> None:
+        """Answer a step: a token for every request whose prompt was computed by it."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        names = list(output.num_scheduled_tokens)
-        requests = [self.scheduler.requests[name] for name in names]
         self.scheduler.update_from_output(
-            output,
+            step.output,
             ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},
-                sampled_token_ids=[[1] if r.num_computed_tokens >= r.num_tokens else [] for r in requests],
+                req_ids=list(step.samples),
+                req_id_to_index={name: index for index, name in enumerate(step.samples)},
+                sampled_token_ids=[[1] if samples else [] for samples in step.samples.values()],
             ),
         )
 

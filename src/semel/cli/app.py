@@ -39,6 +39,102 @@ def key(path: Annotated[Path, typer.Argument(help="The file to make; it must not
     console.print(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --key-file.", highlight=False)
 
 
+_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_Model = Annotated[str, typer.Argument(help="A model folder, or a model's name on the hub.")]
+_Host = Annotated[str, typer.Option(help="The address to serve at.")]
+_Port = Annotated[int, typer.Option(help="The port to serve at.")]
+_KeyFile = Annotated[Path, typer.Option(help="The fleet key (`semel key FILE` makes one).")]
+_ChatTemplate = Annotated[str | None, typer.Option(help="A chat template: a file, or Jinja itself.")]
+_Processes = Annotated[int, typer.Option(help="Preprocessing processes.")]
+_MaxBody = Annotated[int, typer.Option(help="The largest request in bytes.")]
+_Planning = Annotated[bool, typer.Option("--encoder-planning", help="Let semel plan vLLM's encoder as well.")]
+
+
+@app.command(context_settings=_FLAGS)
+def serve(
+    context: typer.Context,
+    model: _Model,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    key_file: Annotated[
+        Path | None, typer.Option(help="The fleet key; without one, a key is made for this run.")
+    ] = None,
+    chat_template: _ChatTemplate = None,
+) -> None:
+    """Serve a model on this machine: a worker and a frontend, kept alive. Takes every engine flag of vLLM."""
+    from semel.cli.serve import ServeOptions, serve
+
+    frontend_flags = [] if chat_template is None else ["--chat-template", chat_template]
+    raise typer.Exit(serve(ServeOptions(model, host, port, key_file, context.args, frontend_flags)))
+
+
+@app.command(context_settings=_FLAGS)
+def worker(
+    context: typer.Context,
+    model: _Model,
+    listen: Annotated[str, typer.Option(help="ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).")],
+    key_file: _KeyFile,
+    encoder_planning: _Planning = False,
+    drain_s: Annotated[float, typer.Option(help="Seconds for running requests when it is stopped.")] = 2.0,
+) -> None:
+    """Start a worker: the process that embeds the engine. Takes every engine flag of vLLM."""
+    import asyncio
+
+    from semel.assemble import WorkerOptions, run_worker
+    from semel.settings import read_key
+
+    _log_to_stderr()
+    asyncio.run(run_worker(WorkerOptions(model, listen, read_key(key_file), context.args, encoder_planning, drain_s)))
+
+
+@app.command()
+def frontend(
+    model: _Model,
+    worker: Annotated[str, typer.Option(help="Where the worker listens.")],
+    key_file: _KeyFile,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    chat_template: _ChatTemplate = None,
+    processes: _Processes = 1,
+    max_body_bytes: _MaxBody = 256 * 1024**2,
+) -> None:
+    """Start a frontend: OpenAI's API over HTTP, without a GPU."""
+    import uvloop
+
+    from semel.assemble import FrontendOptions, run_frontend
+    from semel.settings import read_key
+
+    _log_to_stderr()
+    key = read_key(key_file)
+    uvloop.run(run_frontend(FrontendOptions(model, worker, key, host, port, chat_template, processes, max_body_bytes)))
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="A model folder to look at as well.")] = None,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+) -> None:
+    """Look at what semel needs on this machine, and say what to do about it."""
+    from semel.cli.doctor import examine
+
+    marks = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
+    failed = False
+    for finding in examine(model, host, port):
+        failed |= finding.verdict == "problem"
+        remedy = f"  → {finding.remedy}" if finding.remedy else ""
+        console.print(
+            f"{marks[finding.verdict]} {finding.what}: {finding.detail}{remedy}", highlight=False, soft_wrap=True
+        )
+    raise typer.Exit(int(failed))
+
+
+def _log_to_stderr() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s")
+
+
 @testing.command()
 def model(
     family: Annotated[str, typer.Argument(help="Which family: qwen2-vl, qwen2-audio or whisper.")],

@@ -46,7 +46,8 @@ class Tensor:
             raise ValueError(f"{self.dtype!r} is not a dtype of a feature; those are {', '.join(DTYPE_BYTES)}")
         if min(self.shape, default=0) < 0:
             raise ValueError(f"a tensor cannot have the shape {self.shape}")
-        if not self.data.c_contiguous or self.data.nbytes != (expected := element * prod(self.shape)):
+        expected = element * prod(self.shape)
+        if not self.data.c_contiguous or self.data.nbytes != expected:
             raise ValueError(f"{self!r} needs {expected:,} contiguous bytes, the buffer has {self.data.nbytes:,}")
 
     @property

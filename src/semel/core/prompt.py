@@ -129,8 +129,7 @@ class Timeline(Sequence[Placeholder]):
     def window(self, start: int, end: int) -> tuple[int, int]:
         """The indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
         lo = bisect_right(self._ends, start)
-        hi = bisect_left(self._offsets, end)
-        return lo, max(lo, hi)
+        return lo, bisect_left(self._offsets, end, lo)
 
     def followed_by(self, placeholders: Iterable[Placeholder]) -> Timeline:
         """A decoder timeline with more placeholders behind it, for prompts that grow; only what is new is checked."""
@@ -148,7 +147,8 @@ class Timeline(Sequence[Placeholder]):
     @property
     def end(self) -> int:
         """The first position behind every placeholder."""
-        return max((p.end for p in self._placeholders[-1:]), default=0)
+        considered = self._placeholders if self.is_encoder else self._placeholders[-1:]
+        return max((placeholder.end for placeholder in considered), default=0)
 
     def __len__(self) -> int:
         return len(self._placeholders)

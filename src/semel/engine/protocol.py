@@ -6,13 +6,13 @@ that semel has not checked. The one implementation is `semel.engine.vllm`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from semel.core import Contract, Digest, Feature, Prompt
 
-__all__ = ["Engine", "Output", "Submission"]
+__all__ = ["Engine", "Output", "Stream", "Submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,18 @@ class Output:
     finish_reason: str | None = None
 
 
+class Stream(Protocol):
+    """The answer to a submission, as it is generated. Whoever has one closes it."""
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        """The outputs, until the last one has a finish reason for every sequence."""
+        ...
+
+    async def close(self) -> None:
+        """Abort the request, unless its answer is complete."""
+        ...
+
+
 class Engine(Protocol):
     """Generates text from submissions.
 
@@ -58,8 +70,8 @@ class Engine(Protocol):
         """What this engine expects."""
         ...
 
-    def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
-        """Stream the answer. Closing the iterator, or cancelling the task that reads it, aborts the request."""
+    async def submit(self, submission: Submission) -> Stream:
+        """Check a submission and hand it to the engine, which needs it no more when this returns."""
         ...
 
     async def reset(self) -> None:

@@ -2,15 +2,17 @@
 
 What a model sees is what a person sees (threats S13): images are upright (EXIF applied), opaque (alpha and tRNS over
 white) and RGB, the first frame of an animation; sound is the mean of its channels. Limits are checked on what the file
-says of itself, before anything is allocated, and again on what comes out (S5); a format that is not listed is not
-opened (S6). The text of a decoder's error goes to the log, never into ours (S7).
+says of itself, before anything is allocated, and of a clip again while it comes out (S5). A format that is not listed
+is not opened (S6). The text of a decoder's error goes to the log, never into ours (S7).
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import struct
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from semel.errors import MediaDegenerate, MediaTooLarge, MediaUndecodable
@@ -26,6 +28,7 @@ CANON: Final = 1
 """The version of the canonical form; part of every fingerprint, so that changing it never mixes features."""
 
 _IMAGE_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+_AUDIO_FORMATS: Final = ("aac", "aiff", "caf", "flac", "matroska", "mov", "mp3", "mp4", "ogg", "wav", "webm")
 _BACKGROUND: Final = (255, 255, 255, 255)
 
 logger = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
         return _opaque(ImageOps.exif_transpose(image))
     except Image.DecompressionBombError:
         raise MediaTooLarge(f"the image has more pixels than the limit of {limits.max_image_pixels:,}") from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
         logger.info("an image of %d bytes does not decode: %r", len(data), error)
         raise MediaUndecodable(
             f"the image ({len(data):,} bytes) does not decode; send a complete {', '.join(_IMAGE_FORMATS)} file"
@@ -92,13 +95,17 @@ def decode_audio(data: bytes, limits: DecodeLimits, *, sampling_rate: int) -> np
     import numpy as np
 
     try:
-        with av.open(io.BytesIO(data), mode="r") as container:
+        # FFmpeg would also open playlists, which name other files: only containers that hold sound themselves are read.
+        options = {"format_whitelist": ",".join(_AUDIO_FORMATS), "protocol_whitelist": ""}
+        with av.open(io.BytesIO(data), mode="r", container_options=options) as container:
             samples = _read_mono(container, limits, sampling_rate)
     except (av.error.FFmpegError, ValueError, IndexError) as error:
         logger.info("a clip of %d bytes does not decode: %r", len(data), error)
         raise MediaUndecodable(f"the clip ({len(data):,} bytes) does not decode; send a complete audio file") from None
     if not samples.size:
         raise MediaDegenerate("the clip has no samples")
+    if not np.isfinite(samples).all():
+        raise MediaDegenerate("the clip has samples that are no numbers")
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 
@@ -113,7 +120,7 @@ def _read_mono(container: av.container.InputContainer, limits: DecodeLimits, sam
     to_rate = av.AudioResampler(format="fltp", layout="mono", rate=sampling_rate)
     chunks: list[np.ndarray] = []
     length_s = 0.0
-    for source in (*container.decode(stream), None):
+    for source in chain(container.decode(stream), (None,)):  # one frame at a time: the limit holds while it decodes
         for frame in to_float.resample(source):
             length_s += frame.samples / frame.sample_rate
             _check_audio_length(length_s, limits)

@@ -1,9 +1,9 @@
 """The fingerprint of a processor: equal fingerprints mean equal features for equal media.
 
 It covers everything that changes a feature: the processor's class and backend, its whole config and the model's, the
-versions of the code that touches pixels and samples, the engine's options, dtype and normalisation. It holds nothing
-that differs between machines of one fleet: no path, and of a version only the public part, so that a CPU frontend and
-a GPU worker with the same torch agree.
+tokenizer, the versions of the code that touches pixels and samples, the engine's options, dtype and normalisation. It
+holds nothing that differs between machines of one fleet: no path, and of a version only the public part, so that a CPU
+frontend and a GPU worker with the same torch agree.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
@@ -24,8 +25,8 @@ _PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision
 _PLACES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
 
-def fingerprint(processor: Any, config: Mapping[str, Any], target: Target) -> str:
-    """The fingerprint of an HF processor, run for a model's engine."""
+def fingerprint(processor: Any, config: Mapping[str, Any], target: Target, tokenizer: Path) -> str:
+    """The fingerprint of an HF processor, run for a model's engine; its tokenizer decides the tokens of layouts."""
     parts = {
         "canon": CANON,
         "classes": _class_names(processor),
@@ -36,6 +37,7 @@ def fingerprint(processor: Any, config: Mapping[str, Any], target: Target) -> st
             "normalisation": target.normalisation,
             "options": dict(target.options or {}),
         },
+        "tokenizer": blake3(tokenizer.read_bytes()).hexdigest() if tokenizer.exists() else None,
         "versions": {package: _public_version(package) for package in _PACKAGES},
     }
     hasher = blake3()

@@ -14,16 +14,22 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from semel.core import Feature, Layout, Media, Modality, Target
-from semel.errors import ConfigError, InvalidRequest, MediaUndecodable
+from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, decode_audio, decode_image
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
+from semel.processing.options import check_options
 from semel.processing.tensors import from_torch
 
 __all__ = ["HfProcessor"]
 
 _ARGUMENT: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
+_PARTS: Final[Mapping[Modality, str]] = {
+    "audio": "feature_extractor",
+    "image": "image_processor",
+    "video": "video_processor",
+}
 _TEXT_OUTPUTS: Final = frozenset(
     {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids"}
 )
@@ -62,18 +68,27 @@ class HfProcessor:
             target=target,
             limits=limits or DecodeLimits(),
             placeholders=_placeholders(processor),
-            fingerprint=fingerprint(processor, config, target),
+            fingerprint=fingerprint(processor, config, target, folder / "tokenizer.json"),
         )
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        if media.modality not in self.modalities:
+            raise InvalidRequest(f"this model takes no {media.modality}; it takes {', '.join(self.modalities)}")
+        check_options(options or {}, self.family.options, max_value=self.limits.max_image_pixels)
         output = self._call(media.modality, self._decode(media), options or {})
         tensors = {name: self._as_target(value) for name, value in output.items() if name not in _TEXT_OUTPUTS}
-        return Feature(
-            modality=media.modality,
-            tensors={name: from_torch(tensors[name]) for name in sorted(tensors)},
-            layout=self._layout(output),
-        )
+        layout = self._layout(output)
+        if not layout.num_embeds:
+            raise MediaDegenerate(
+                f"the {media.modality} is too small or too short for this model to see anything of it"
+            )
+        return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout)
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the processor takes."""
+        return tuple(modality for modality, part in _PARTS.items() if getattr(self.processor, part, None) is not None)
 
     def _decode(self, media: Media) -> Any:
         if media.modality == "image":
@@ -98,7 +113,9 @@ class HfProcessor:
             arguments["sampling_rate"] = self.processor.feature_extractor.sampling_rate
         try:
             output: Mapping[str, Any] = self.processor(**arguments)
-        except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - foreign code, given a client's options, may raise anything
             logger.info("%s refused an item: %r", type(self.processor).__name__, error)
             raise MediaUndecodable(
                 f"the model's processor refused the {modality}; check its proportions and `mm_processor_kwargs`"

@@ -6,17 +6,21 @@ digest only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from semel.core import Digest, Feature, Identity, Item, Key, Media, Modality, Prompt, Tenant
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidRequest, SemelError
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
 from semel.render.messages import Conversation
 from semel.render.tokenizer import Tokenizer
 
 __all__ = ["ChatRequest", "Pipeline", "Process", "Rendered"]
+
+_MAX_AT_ONCE: Final = 64
 
 Process = Callable[[Media, Mapping[str, object]], Awaitable[Feature]]
 """Makes an item's feature of its media and the request's `mm_processor_kwargs`, wherever that happens."""
@@ -87,15 +91,35 @@ class Pipeline:
         """The items in order, and the feature of each that differs."""
         identities: dict[Modality, Identity] = {}
         items: list[Item] = []
-        features: dict[Digest, Feature] = {}
+        distinct: dict[Digest, Media] = {}
         for one in media:
             if (identity := identities.get(one.modality)) is None:
                 identities[one.modality] = identity = self._identity(one.modality, options, tenant)
             item = Item(one.modality, identity.digest(one.data))
             items.append(item)
-            if item.digest not in features:
-                features[item.digest] = await self.process(one, options)
-        return items, features
+            distinct.setdefault(item.digest, one)
+        features = await self._process_all(distinct.values(), options)
+        return items, dict(zip(distinct, features, strict=True))
+
+    async def _process_all(self, media: Iterable[Media], options: Mapping[str, object]) -> list[Feature]:
+        """The features in order, some at a time: a request with very many items must not fill the pool's queue."""
+        room = asyncio.Semaphore(_MAX_AT_ONCE)
+
+        async def process(one: Media) -> Feature:
+            async with room:
+                return await self.process(one, options)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(process(one)) for one in media]
+        except* SemelError as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     def _identity(self, modality: Modality, options: Mapping[str, object], tenant: Tenant | None) -> Identity:
-        return Identity(key=self.key, modality=modality, fingerprint=self.fingerprint, options=options, tenant=tenant)
+        try:
+            return Identity(
+                key=self.key, modality=modality, fingerprint=self.fingerprint, options=options, tenant=tenant
+            )
+        except ValueError:  # of json and of str.encode: no other value is refused
+            raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None

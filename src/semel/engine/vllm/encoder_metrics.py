@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final, Self
 
 from semel.errors import ConfigError
+from semel.telemetry import metrics
+from semel.telemetry.meter import Sample
 
 __all__ = ["EncoderPage", "EncoderTotals"]
 
@@ -93,6 +96,23 @@ class EncoderPage:
         """The totals of every engine core that has written, by its row."""
         rows = {row: self._read_row(row * _COLUMNS) for row in range(_ROWS) if self._cells[row * _COLUMNS]}
         return {row: totals for row, totals in rows.items() if totals is not None}
+
+    def samples(self) -> Iterator[Sample]:
+        """The totals as metrics, for `Meter.watch`."""
+        for row, totals in self.read().items():
+            for metric, value in (
+                (metrics.ENCODER_CACHE_QUERIES, totals.queries),
+                (metrics.ENCODER_CACHE_HITS, totals.hits),
+                (metrics.ENCODER_CACHE_EVICTIONS, totals.evictions),
+                (metrics.ENCODER_CACHE_CAPACITY, totals.capacity),
+                (metrics.ENCODER_CACHE_RESIDENT, totals.resident),
+                (metrics.ENCODER_CACHE_RECLAIMABLE, totals.reclaimable),
+                (metrics.ENCODER_PLANNED, totals.planned),
+                (metrics.ENCODER_CUT, totals.cut),
+                (metrics.ENCODER_TAKEN_OVER, totals.taken_over),
+                (metrics.ENCODER_PLANNING_SECONDS, totals.planning_ns / 1e9),
+            ):
+                yield metric, value, (str(row),)
 
     def close(self) -> None:
         """Let go of the memory."""

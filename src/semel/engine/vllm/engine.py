@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
+
+import msgspec
 
 from semel.core import Contract, Prompt
 from semel.engine.protocol import Output, Submission
@@ -21,7 +23,7 @@ from semel.engine.vllm.model import VllmModel
 from semel.errors import EngineDead, EngineFailed, InvalidRequest
 from semel.processing import HfProcessor, find_folder
 
-__all__ = ["VllmEngine"]
+__all__ = ["VllmEngine", "VllmStream"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +35,28 @@ class VllmEngine:
         self._llm = llm
         self._model = model
         self._contract = contract
+        self._defaults: Mapping[str, object] = llm.model_config.get_diff_sampling_param()
         self._order = asyncio.Lock()
 
     @classmethod
-    async def start(cls, model: str, **engine_args: Any) -> Self:
-        """Start vLLM. Every argument of vLLM's `AsyncEngineArgs` is taken under its own name."""
-        from vllm.engine.arg_utils import AsyncEngineArgs
+    def start(cls, arguments: Any) -> Self:
+        """Start vLLM with its own `AsyncEngineArgs` (`parse_engine_flags` makes them of flags). Takes half a minute."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return cls.embed(AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engine_args)))
+        return cls.embed(AsyncLLM.from_engine_args(arguments))
 
     @classmethod
     def embed(cls, llm: Any) -> Self:
         """Use an `AsyncLLM` that is running."""
         config = llm.model_config
         model = VllmModel.of(llm)
+        folder = find_folder(config.model, revision=config.revision)
         return cls(
             llm,
             model,
             Contract(
                 model=config.served_model_name or config.model,
-                fingerprint=HfProcessor.load(find_folder(config.model), model.target).fingerprint,
+                fingerprint=HfProcessor.load(folder, model.target).fingerprint,
                 target=model.target,
                 fields={modality: model.fields(modality) for modality in model.max_items},
                 max_items=model.max_items,
@@ -67,54 +70,38 @@ class VllmEngine:
         """What this engine expects."""
         return self._contract
 
-    async def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
-        """Stream the answer; closing the iterator aborts the request."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            collector = await self._submit(submission)
-            finished = False
-            try:
-                while not finished:
-                    result = collector.get_nowait() or await collector.get()
-                    finished = result.finished
-                    for output in _outputs(result):
-                        yield output
-            finally:
-                if not finished:
-                    await self._llm.abort(collector.request_id, internal=True)
-                collector.close()
-        except EngineDeadError as error:
-            raise EngineDead("the engine has died; its log says why, and it has to be started again") from error
+    async def submit(self, submission: Submission) -> VllmStream:
+        """Check a submission and hand it to vLLM."""
+        params = _sampling_params({**self._defaults, **submission.sampling})
+        prompt = engine_input(submission, self._contract, self._model)
+        with _failures():
+            tasks = await self._llm.get_supported_tasks()
+            with _refusals():  # vLLM's own checks, which leave no trace
+                self._llm.input_processor.process_inputs(submission.request_id, prompt, params, tasks)
+            async with self._order:
+                injected = self._inject(submission.prompt, prompt)
+                try:
+                    collector = await self._llm.add_request(submission.request_id, prompt, params)
+                except BaseException:
+                    self._take_back(injected)
+                    await asyncio.shield(self._llm.abort(submission.request_id))
+                    raise
+        return VllmStream(self._llm, collector)
 
     async def reset(self) -> None:
         """Forget all cached items, embeddings and prefixes."""
         async with self._order:
             await self._llm.reset_mm_cache()
             await self._llm.reset_encoder_cache()
-            await self._llm.reset_prefix_cache()
+            self._model.known.forget()
+            if not await self._llm.reset_prefix_cache(reset_running_requests=True):
+                raise EngineFailed("the engine did not reset its prefix cache; try again when fewer requests run")
 
     async def close(self) -> None:
-        """End the engine and its processes."""
-        await asyncio.to_thread(self._llm.shutdown)
-
-    async def _submit(self, submission: Submission) -> Any:
-        params = _sampling_params(submission)
-        prompt = engine_input(submission, self._contract, self._model)
-        tasks = await self._llm.get_supported_tasks()
-        self._validate(submission.request_id, prompt, params, tasks)
-        async with self._order:
-            injected = self._inject(submission.prompt, prompt)
-            try:
-                return await self._llm.add_request(submission.request_id, prompt, params)
-            except BaseException:
-                self._take_back(injected)
-                raise
-
-    def _validate(self, request_id: str, prompt: Mapping[str, Any], params: Any, tasks: Any) -> None:
-        """vLLM's own checks of a request, without a trace."""
-        with _refusals():
-            self._llm.input_processor.process_inputs(request_id, prompt, params, tasks)
+        """End the engine and its processes. Closing twice does no harm."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
 
     def _inject(self, prompt: Prompt, engine_prompt: Mapping[str, Any]) -> list[str]:
         """Put the items into vLLM's item cache; those that its engine core holds leave the prompt.
@@ -144,22 +131,62 @@ class VllmEngine:
             cache.invalidate(name)
 
 
-def _sampling_params(submission: Submission) -> Any:
+class VllmStream:
+    """The answer to one submission."""
+
+    def __init__(self, llm: Any, collector: Any) -> None:
+        self._llm = llm
+        self._collector = collector
+        self._finished = False
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """The outputs as they are generated."""
+        with _failures():
+            while not self._finished:
+                result = self._collector.get_nowait() or await self._collector.get()
+                self._finished = result.finished
+                for output in _outputs(result):
+                    yield output
+
+    async def close(self) -> None:
+        """Abort the request, unless its answer is complete."""
+        self._collector.close()
+        if not self._finished:
+            self._finished = True
+            await self._llm.abort(self._collector.request_id, internal=True)
+
+
+def _sampling_params(sampling: Mapping[str, object]) -> Any:
+    """vLLM's sampling parameters, decoded as its engine core will: a wrong type that is found only there is fatal."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     with _refusals():
-        return SamplingParams(**{**submission.sampling, "output_kind": RequestOutputKind.DELTA})
+        params = SamplingParams(**{**sampling, "output_kind": RequestOutputKind.DELTA})
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What vLLM refuses is the request's fault. Its messages speak of parameters and their values only."""
+    """What vLLM refuses is the request's fault; of its words only those that it wrote for clients are passed on."""
     from vllm.exceptions import VLLMClientError
 
     try:
         yield
-    except (VLLMClientError, ValueError, TypeError) as error:
+    except (VLLMClientError, msgspec.ValidationError) as error:
         raise InvalidRequest(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        logger.info("vLLM refused a request: %r", error)
+        raise InvalidRequest("the engine refuses the sampling parameters: check their types and ranges") from error
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDead("the engine has died; its log says why, and it has to be started again") from error
 
 
 def _outputs(result: Any) -> list[Output]:

@@ -24,10 +24,12 @@ def engine_input(submission: Submission, contract: Contract, model: VllmModel) -
 
     prompt = submission.prompt
     _check_size(prompt, contract)
+    _check_side(prompt, model)
     if not prompt.items:
         return tokens_input(list(prompt.token_ids), cache_salt=submission.cache_salt)
     _check_places(prompt, submission.features)
-    items = {digest: _checked_item(feature, contract, model) for digest, feature in submission.features.items()}
+    digests = dict.fromkeys(item.digest for item in prompt.items)
+    items = {digest: _checked_item(digest, submission.features[digest], contract, model) for digest in digests}
     decoder = _multimodal(prompt, items, submission.cache_salt)
     if prompt.encoder_token_ids is None:
         return decoder
@@ -52,6 +54,15 @@ def _check_size(prompt: Prompt, contract: Contract) -> None:
             )
 
 
+def _check_side(prompt: Prompt, model: VllmModel) -> None:
+    """Items are on the side of the prompt where the model looks for them."""
+    if (prompt.encoder_token_ids is not None) != model.is_encoder_decoder:
+        kind = "an encoder-decoder" if model.is_encoder_decoder else "a decoder-only"
+        raise FeatureRejected(f"the prompt is not one for {kind} model")
+    if model.is_encoder_decoder and prompt.items and not prompt.timeline.is_encoder:
+        raise FeatureRejected("the timeline of an encoder-decoder prompt must be the encoder's")
+
+
 def _check_places(prompt: Prompt, features: Mapping[Digest, Feature]) -> None:
     """Every item has its feature, and stands in the prompt exactly as the feature's layout says."""
     tokens = list(prompt.token_ids if prompt.encoder_token_ids is None else prompt.encoder_token_ids)
@@ -74,11 +85,14 @@ def _misplaced(place: Placeholder, feature: Feature, tokens: Sequence[int]) -> s
     return None
 
 
-def _checked_item(feature: Feature, contract: Contract, model: VllmModel) -> Any:
+def _checked_item(digest: Digest, feature: Feature, contract: Contract, model: VllmModel) -> Any:
     contract.check(feature)
     if fault := model.fault(feature):
         raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
-    return model.build(feature)
+    item = model.build(feature)
+    if not model.known.agrees(digest, feature):
+        raise FeatureRejected(f"{digest!r} came before with another layout or other shapes: it stands for one feature")
+    return item
 
 
 def _multimodal(prompt: Prompt, items: Mapping[Digest, Any], cache_salt: str | None) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from semel.core import Feature, Field, Layout, Mask, Modality, Target
+from semel.engine.vllm.known import KnownFeatures
 from semel.errors import FeatureRejected
 from semel.processing import family_of, to_torch
 
@@ -32,6 +33,7 @@ class VllmModel:
         self._family = family_of(model_config.hf_config.model_type)
         self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
         self._tells_layout: frozenset[Modality] = frozenset()
+        self.known = KnownFeatures()
 
     @classmethod
     def of(cls, llm: Any) -> Self:
@@ -54,6 +56,11 @@ class VllmModel:
         )
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether items go to an encoder's prompt of their own."""
+        return bool(self._config.is_encoder_decoder)
+
+    @property
     def max_items(self) -> Mapping[Modality, int]:
         """How many items of a modality one prompt may have; a modality that is switched off is not listed."""
         limits: Mapping[Modality, int] = self._processor.info.allowed_mm_limits
@@ -67,6 +74,10 @@ class VllmModel:
 
     def fault(self, feature: Feature) -> str | None:
         """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
+        for name, tensor in feature.tensors.items():
+            values = to_torch(tensor)
+            if values.is_floating_point() and not bool(values.isfinite().all()):
+                return f"{name} has values that are no numbers"
         return self._family.fault(self._hf_config, feature)
 
     def build(self, feature: Feature) -> Any:
@@ -130,7 +141,12 @@ class VllmModel:
         try:
             self._replacement(modality, item)
         except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
-            logger.info("the layout of %s items cannot be told from their tensors: %r", modality, error)
+            logger.warning(
+                "vLLM does not tell the layout of %s from its tensors alone (%r): a wrong number of embeddings is "
+                "found only if the family's own check finds it",
+                modality,
+                error,
+            )
             return False
         return True
 

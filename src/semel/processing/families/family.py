@@ -19,6 +19,12 @@ class Family:
     encoder_decoder: bool = False
     """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 
+    options: frozenset[str] = frozenset(
+        {"crop_size", "do_center_crop", "do_pan_and_scan", "do_resize", "max_dynamic_patch", "max_pixels", "min_pixels"}
+        | {"num_crops", "size"}
+    )
+    """The `mm_processor_kwargs` that a request may set."""
+
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
         del modality, index

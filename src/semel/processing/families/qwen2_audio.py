@@ -25,7 +25,7 @@ class Qwen2Audio(Family):
         del config
         mask = to_torch(feature.tensors["feature_attention_mask"])[0]
         frames = int(mask.sum())
-        if not bool((mask[:frames] == 1).all()):
+        if not bool((mask[:frames] == 1).all()) or bool(mask[frames:].any()):
             return "feature_attention_mask is not a run of ones followed by zeros"
         embeds = ((frames - 1) // 2 + 1 - 2) // 2 + 1  # two convolutions of the tower: stride 2, then pooling by 2
         if embeds != feature.layout.num_embeds:

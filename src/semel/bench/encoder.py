@@ -1,0 +1,175 @@
+"""`semel bench encoder`: vLLM's encoder bookkeeping and ours, in one run.
+
+The classes are called as vLLM's scheduler calls them. No model runs, so the figures are of the scheduler's processor
+alone: what it spends per step is time in which the accelerator may wait.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from semel.bench.eviction import Trace, bound, encode_cost
+from semel.bench.report import Check, Report, describe_machine
+from semel.bench.stepping import Kind, Stepper
+from semel.bench.timing import interleave, quiet, time_s
+from semel.core import Mask, Placeholder, Timeline
+from semel.encoder import CostAware, OldestReleased, Planner, Request, Residency
+from semel.testing.models import build
+
+__all__ = ["run"]
+
+_MANY = 32_768
+_ITEM_TOKENS = 4
+_STEP_TOKENS = 8_192
+
+
+def run(*, quick: bool) -> Report:
+    """Measure; `quick` ends within a minute, with fewer rounds and a shorter trace."""
+    checks = [
+        *_release(rounds=1 if quick else 3),
+        *_window(rounds=5 if quick else 15),
+        *_planning_step(rounds=15 if quick else 51),
+        *_engine_step(steps=5 if quick else 15),
+        *_counting(rounds=5 if quick else 15),
+        *_eviction(shows=10_000 if quick else 40_000),
+    ]
+    return Report("encoder", describe_machine(), tuple(checks))
+
+
+def _release(rounds: int) -> Iterator[Check]:
+    """Releasing every input of a request, as when it ends (B5)."""
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    from semel.engine.vllm.encoder_cache import EncoderCache
+
+    def releasing(cache_class: Callable[[int], Any], items: int) -> float:
+        cache, request = cache_class(items * _ITEM_TOKENS), _vllm_request(items)
+        for index in range(items):
+            cache.allocate(request, index)
+        cache.get_freed_mm_hashes()
+        return time_s(lambda: cache.free(request))
+
+    stock, ours = interleave(
+        lambda: releasing(EncoderCacheManager, 8_192), lambda: releasing(EncoderCache, 8_192), rounds=rounds
+    )
+    yield Check.at_least("releasing 8,192 items, times faster than vLLM", stock / ours, 200, unit="×")
+    yield Check("releasing 8,192 items", ours * 1e3, "ms", stock * 1e3)
+    few, many = interleave(
+        lambda: releasing(EncoderCache, 1_024), lambda: releasing(EncoderCache, _MANY), rounds=5 * rounds
+    )
+    growth = (many / _MANY) / (few / 1_024)
+    yield Check.at_most("releasing one of 32,768 items, times the cost of one of 1,024", growth, 2, unit="×")
+
+
+def _window(rounds: int) -> Iterator[Check]:
+    """Which of 32,768 items overlap the next chunk (A5)."""
+    from vllm.multimodal.utils import get_mm_features_in_window
+
+    features = _vllm_request(_MANY).mm_features
+    timeline = _timeline(_MANY)
+    starts = range(0, _MANY * _ITEM_TOKENS, 997)
+
+    def theirs() -> None:
+        for start in starts:
+            get_mm_features_in_window(features, start, start + _STEP_TOKENS)
+
+    def ours() -> None:
+        for start in starts:
+            timeline.window(start, start + _STEP_TOKENS)
+
+    stock, mine = interleave(lambda: time_s(theirs, times=20), lambda: time_s(ours, times=20), rounds=rounds)
+    yield Check.at_least("window among 32,768 items, times faster than vLLM", stock / mine, 4, unit="×")
+    yield Check("window among 32,768 items", mine / len(starts) * 1e6, "µs", stock / len(starts) * 1e6)
+
+
+def _planning_step(rounds: int) -> Iterator[Check]:
+    """The same 32 items in the window, in a short prompt and in a long one (C1)."""
+
+    def planning(items: int) -> Callable[[], float]:
+        request = Request("r", _timeline(items), [f"item{index}" for index in range(items)])
+        planner = Planner(Residency(_STEP_TOKENS))
+
+        def plan() -> None:
+            planner.plan(request, computed=32 * _ITEM_TOKENS, tokens=32 * _ITEM_TOKENS, budget=_STEP_TOKENS)
+
+        return lambda: time_s(plan, times=100)
+
+    short, long = interleave(planning(64), planning(_MANY), rounds=rounds)
+    yield Check.at_most("planning 32 items of 32,768, times the cost of 32 of 64", long / short, 1.3, unit="×")
+    yield Check("planning 32 items of 32,768", long * 1e6, "µs", short * 1e6)
+
+
+def _engine_step(steps: int) -> Iterator[Check]:
+    """vLLM's own scheduler and the same with our plug-ins: one step of 8,192 tokens, planned and answered."""
+    with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
+        model = build("qwen2-vl", Path(folder) / "model")
+        steppers = [_long_prompt(kind, model) for kind in ("stock", "planning")]
+        for stepper in steppers:
+            _step_s(stepper)  # the first step reads the request, once
+        turns = [[_step_s(stepper) for stepper in steppers] for _ in range(steps)]
+    stock, ours = (median(turn) for turn in zip(*turns, strict=True))
+    yield Check.at_least("scheduler step with 32,768 items, times faster than vLLM", stock / ours, 10, unit="×")
+    yield Check("scheduler step with 32,768 items", ours * 1e3, "ms", stock * 1e3)
+
+
+def _counting(rounds: int) -> Iterator[Check]:
+    """The number of embeddings of a masked item, from a list of ints and from a tensor (A2)."""
+    import torch
+
+    bits = [position % 9 != 8 for position in range(1_024)]
+    mask, counts = Mask(bits), torch.tensor(bits).cumsum(0)
+    tensor, plain = interleave(
+        lambda: time_s(lambda: int(counts[-1]), times=1_000),
+        lambda: time_s(lambda: mask.count, times=1_000),
+        rounds=rounds,
+    )
+    yield Check.at_least("counting embeddings, times faster than from a tensor", tensor / plain, 5, unit="×")
+    yield Check("counting embeddings", plain * 1e6, "µs", tensor * 1e6)
+
+
+def _eviction(shows: int) -> Iterator[Check]:
+    """What encoding costs under each policy, over five seeds, in parts of what oldest-released pays."""
+    traces = [Trace.draw(seed, shows) for seed in range(5)]
+    oldest = [encode_cost(trace, OldestReleased()) for trace in traces]
+    saved = [1 - encode_cost(trace, CostAware()) / cost for trace, cost in zip(traces, oldest, strict=True)]
+    possible = [1 - bound(trace) / cost for trace, cost in zip(traces, oldest, strict=True)]
+    name = "encode cost saved by cost-aware eviction"
+    yield Check.at_least(name, 100 * sum(saved) / 5, 15, unit="%", baseline=0)
+    yield Check("the same, least of five seeds", 100 * min(saved), "%", 0)
+    yield Check("the same, no policy can save more than", 100 * sum(possible) / 5, "%", 0)
+
+
+def _timeline(items: int) -> Timeline:
+    return Timeline.decoder(Placeholder(index * _ITEM_TOKENS, _ITEM_TOKENS) for index in range(items))
+
+
+def _vllm_request(items: int) -> Any:
+    """A request of vLLM with that many different items."""
+    return Stepper.request("r", _items(items), tokens=items * _ITEM_TOKENS + 1)
+
+
+def _items(count: int) -> list[tuple[str, int, int]]:
+    return [(f"item{index}", index * _ITEM_TOKENS, _ITEM_TOKENS) for index in range(count)]
+
+
+def _long_prompt(kind: Kind, model: Path) -> Stepper:
+    tokens = _MANY * _ITEM_TOKENS + 1
+    stepper = Stepper.create(
+        kind,
+        model,
+        tokens_per_step=_STEP_TOKENS,
+        max_model_len=2 * tokens,
+        hf_overrides={"text_config": {"max_position_embeddings": 2 * tokens}},
+        limit_mm_per_prompt={"image": _MANY, "video": 0},
+    )
+    stepper.add("r", _items(_MANY), tokens=tokens)
+    return stepper
+
+
+def _step_s(stepper: Stepper) -> float:
+    with quiet():
+        return time_s(lambda: stepper.answer(stepper.plan()))

@@ -1,0 +1,83 @@
+"""What each eviction policy pays on a fixed trace, and what no policy can go below.
+
+The trace is made of shows of single items, by Zipf's law. A miss costs what encoding the item costs.
+
+The bound is a fractional knapsack over space and time. Between two shows of an item a policy either keeps it, which
+takes its size for every show in between, or pays its cost again. At no time has it more room than the capacity less the
+item that is being shown. So it cannot save more than one that may spend the sum of all that room freely, fractions
+included, on the intervals with the largest saving per room taken.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from semel.encoder import Eviction, Residency
+
+__all__ = ["Trace", "bound", "encode_cost"]
+
+_ITEMS = 2_000
+_SKEW = 0.9
+_SIZES = (64, 4_096)
+_COST_SPREAD = 4.0
+_CACHED_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Items with sizes in embeddings and costs of encoding, and the order in which they are shown."""
+
+    sizes: list[int]
+    costs: list[float]
+    shows: list[int]
+
+    @classmethod
+    def draw(cls, seed: int, shows: int) -> Trace:
+        """The fixed trace of a seed: sizes and costs per embedding log-uniform, popularity by Zipf's law."""
+        rng = random.Random(seed)
+        weights = [1 / (rank + 1) ** _SKEW for rank in range(_ITEMS)]
+        low, high = map(math.log, _SIZES)
+        sizes = [round(math.exp(rng.uniform(low, high))) for _ in range(_ITEMS)]
+        costs = [size * math.exp(rng.uniform(0, math.log(_COST_SPREAD))) for size in sizes]
+        return cls(sizes, costs, rng.choices(range(_ITEMS), weights, k=shows))
+
+    @property
+    def capacity(self) -> int:
+        """A tenth of the working set, in embeddings."""
+        return int(_CACHED_SHARE * sum(self.sizes))
+
+
+def encode_cost(trace: Trace, eviction: Eviction) -> float:
+    """What the policy pays for the whole trace."""
+    residency = Residency(trace.capacity, eviction)
+    total = 0.0
+    for item in trace.shows:
+        if residency.size(item) is None:
+            total += trace.costs[item]
+            residency.allocate("", 0, item, trace.sizes[item], cost=trace.costs[item])
+        else:
+            residency.hold("", 0, item)
+        residency.settle()
+        residency.release("", 0)
+    return total
+
+
+def bound(trace: Trace) -> float:
+    """What no policy can go below, also if it knew the future."""
+    last_shown: dict[int, int] = {}
+    total, room, intervals = 0.0, 0.0, []
+    for now, item in enumerate(trace.shows):
+        total += trace.costs[item]
+        room += trace.capacity - trace.sizes[item]
+        if item in last_shown:
+            intervals.append((trace.costs[item], trace.sizes[item] * (now - last_shown[item] - 1)))
+        last_shown[item] = now
+    intervals.sort(key=lambda interval: interval[0] / max(interval[1], 1), reverse=True)
+    for cost, space in intervals:
+        if space > room:
+            return total - cost * room / space
+        total -= cost
+        room -= space
+    return total

@@ -1,0 +1,146 @@
+"""`semel serve`: a worker and a frontend on one machine, as one command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from rich.console import Console
+
+from semel.cli.supervisor import Child, end_all
+from semel.errors import ConfigError
+from semel.settings import create_key
+
+__all__ = ["ServeOptions", "serve"]
+
+_END_S: Final = 8.0
+_POLL_S: Final = 0.25
+_LAST_LINES: Final = 25
+
+logger = logging.getLogger(__name__)
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `semel serve` was asked for."""
+
+    model: str
+    host: str
+    port: int
+    key_file: Path | None
+    engine_flags: Sequence[str]
+    frontend_flags: Sequence[str]
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"http://{self.host}:{self.port}"
+
+
+def serve(options: ServeOptions) -> int:
+    """Run until Ctrl-C; the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="semel: %(message)s")
+    folder = Path(tempfile.mkdtemp(prefix="semel-"))  # mode 0700: sockets and key live here
+    try:
+        return asyncio.run(_supervise(options, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _supervise(options: ServeOptions, folder: Path) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    log = (folder / "log").open("w+b") if console.is_terminal else None
+    children = _children(options, folder, None if log is None else log.fileno())
+    keepers = [asyncio.create_task(child.keep()) for child in children]
+    try:
+        await _until_ready(options, children[0], stop, log)
+        if not stop.is_set():
+            _greet(options)
+            await stop.wait()
+        return 0
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        with console.status("ending"):
+            await end_all(children, _END_S)
+        if log is not None:
+            log.close()
+
+
+def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[Child, Child]:
+    key_file = options.key_file
+    if key_file is None:
+        key_file = folder / "key"
+        create_key(key_file)
+    address = f"ipc://{folder}/worker.sock"
+    command = [sys.executable, "-m", "semel"]
+    common = ["--key-file", str(key_file)]
+    worker = [*command, "worker", options.model, "--listen", address, *common, *options.engine_flags]
+    frontend = [*command, "frontend", options.model, "--worker", address, *common]
+    frontend += ["--host", options.host, "--port", str(options.port), *options.frontend_flags]
+    return Child("worker", worker, output), Child("frontend", frontend, output)
+
+
+async def _until_ready(options: ServeOptions, worker: Child, stop: asyncio.Event, log: BinaryIO | None) -> None:
+    """Wait until requests are served, showing what is waited for; a worker that cannot start ends everything."""
+    ended: list[int] = []
+    worker.on_exit = ended.append
+    with console.status(f"starting {options.model}") as status:
+        while not stop.is_set():
+            if ended:
+                raise ConfigError(f"the worker could not start (exit code {ended[0]}){_tail(log)}")
+            ready, reason = await asyncio.to_thread(_ask_ready, options.url)
+            if ready:
+                break
+            status.update(f"starting {options.model}: {reason}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _POLL_S)
+    worker.on_exit = None
+
+
+def _ask_ready(url: str) -> tuple[bool, str]:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=2) as reply:  # noqa: S310
+            return reply.status == 200, ""
+    except urllib.error.HTTPError as error:
+        with contextlib.suppress(ValueError):
+            return False, str(json.loads(error.read()).get("reason"))
+        return False, f"the frontend answers {error.code}"
+    except OSError:
+        return False, "the frontend is starting"
+
+
+def _tail(log: BinaryIO | None) -> str:
+    """The last lines of what the children printed, if that went to a file."""
+    if log is None:
+        return "; its messages are above"
+    log.seek(0)
+    lines = log.read().decode(errors="replace").splitlines()
+    return ":\n" + "\n".join(lines[-_LAST_LINES:])
+
+
+def _greet(options: ServeOptions) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
+    console.print(f"semel is ready: {options.url}/v1", highlight=False, style="bold green")
+    for line in (
+        f"  curl {options.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        "  Ctrl-C ends it.",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,42 @@
+"""What features looked like that went into an engine, by digest.
+
+An engine that holds an item goes by its digest alone, in its item cache and in its encoder cache. A second feature
+under the same digest, well-formed but of another size, would be counted by its own layout and filled with the first
+one's embeddings; that ends the engine. So its shape must be the same each time. What the digest stands for cannot be
+checked (requirements D7): that is a frontend's and an injector's duty.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from semel.core import Digest, Feature
+
+__all__ = ["KnownFeatures"]
+
+_MAX_DIGESTS: Final = 1 << 18
+"""More than any engine's caches hold; an entry takes about 200 bytes."""
+
+
+class KnownFeatures:
+    """Remembers the shape of every feature that was shown, the latest of them."""
+
+    def __init__(self, max_digests: int = _MAX_DIGESTS) -> None:
+        self._max_digests = max_digests
+        self._shapes: OrderedDict[Digest, int] = OrderedDict()
+
+    def agrees(self, digest: Digest, feature: Feature) -> bool:
+        """Whether a digest is new or came with the same shape before; then it is remembered."""
+        tensors = tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
+        shape = hash((feature.modality, feature.layout, tensors))
+        if self._shapes.setdefault(digest, shape) != shape:
+            return False
+        self._shapes.move_to_end(digest)
+        if len(self._shapes) > self._max_digests:
+            self._shapes.popitem(last=False)
+        return True
+
+    def forget(self) -> None:
+        """Forget all, when the engine does."""
+        self._shapes.clear()

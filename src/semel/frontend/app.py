@@ -1,0 +1,176 @@
+"""The routes: OpenAI's API over HTTP. Thin: requests are read here, answers are shaped in `answers`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+
+from semel.engine import Stream, Submission
+from semel.errors import InvalidRequest, MediaTooLarge, RequestError, SemelError, ServiceError
+from semel.frontend.answers import Answer, error_body, model_list
+from semel.frontend.requests import ChatCompletionRequest
+from semel.frontend.service import Service, Serving
+from semel.telemetry import Meter
+from semel.telemetry.metrics import REQUESTS
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def create_app(service: Service, meter: Meter) -> FastAPI:
+    """The HTTP application of one frontend."""
+    app = FastAPI(title="semel", docs_url=None, redoc_url=None)
+
+    @app.exception_handler(SemelError)
+    async def on_error(_: Request, error: SemelError) -> Response:
+        return _error_response(error)
+
+    @app.middleware("http")
+    async def count(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await answer(request)
+        route = request.scope.get("route")
+        meter.count(REQUESTS, getattr(route, "path", "unknown"), str(response.status_code))
+        return response
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the process is alive."""
+        return Response(status_code=200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are served; if not, why."""
+        body = {"ready": not service.reason, "reason": service.reason or None}
+        return _json(body, status=503 if service.reason else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The model that is served."""
+        serving = service.serving()
+        return _json(model_list(serving.model, serving.engine.contract.max_tokens, service.started))
+
+    schema = {"content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}}, "required": True}
+
+    @app.post("/v1/chat/completions", openapi_extra={"requestBody": schema})
+    async def chat_completions(request: Request) -> Response:
+        """Answer a chat, whole or as a stream of events."""
+        asked = _parse(await _read(request, service.max_body_bytes))
+        serving = service.serving()
+        _check_model(asked, serving)
+        return await _unless_disconnected(request, _answer(serving, asked))
+
+    return app
+
+
+async def _answer(serving: Serving, asked: ChatCompletionRequest) -> Response:
+    rendered = await serving.pipeline.chat(asked.chat(), asked.tenant())
+    request_id = uuid.uuid4().hex
+    prompt_ids = rendered.prompt.token_ids
+    submission = Submission(request_id, rendered.prompt, rendered.features, asked.sampling(), asked.cache_salt)
+    del rendered
+    stream = await serving.engine.submit(submission)
+    del submission  # with it go the features: the engine has them now
+    answer = Answer(request_id, serving.model, prompt_ids, serving.pipeline.tokenizer.decode, count=asked.n)
+    if asked.stream:
+        return StreamingResponse(_events(stream, answer, asked), media_type="text/event-stream")
+    try:
+        async for output in stream:
+            answer.add(output)
+    finally:
+        await stream.close()
+    return _json(answer.whole(logprobs=asked.logprobs, token_ids=asked.return_token_ids))
+
+
+async def _events(stream: Stream, answer: Answer, asked: ChatCompletionRequest) -> AsyncIterator[bytes]:
+    """The answer as server-sent events. However it ends, the stream is closed; that aborts what is unfinished."""
+    try:
+        for chunk in answer.begin():
+            yield _event(chunk)
+        async for output in stream:
+            yield _event(answer.chunk(output, logprobs=asked.logprobs, token_ids=asked.return_token_ids))
+        if asked.stream_options is not None and asked.stream_options.include_usage:
+            yield _event(answer.usage_chunk())
+    except (RequestError, ServiceError) as error:
+        yield _event(error_body(str(error), code=error.code, status=error.status))
+    finally:
+        await stream.close()
+    yield b"data: [DONE]\n\n"
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `work`, which is cancelled as soon as the client has gone."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            logger.info("a client went away before its answer")
+            working.cancel()
+        return await working
+    finally:
+        watching.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    """The body, given up on as soon as it is over the limit, whatever its announced length."""
+    parts: list[bytes] = []
+    size = 0
+    async with aclosing(request.stream()) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > max_bytes:
+                raise MediaTooLarge(f"the request is over {max_bytes:,} bytes; raise it with --max-body-bytes")
+            parts.append(chunk)
+    return b"".join(parts)
+
+
+def _parse(body: bytes) -> ChatCompletionRequest:
+    try:
+        return ChatCompletionRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise InvalidRequest(f"{where}: {first['msg']}") from None
+
+
+def _check_model(asked: ChatCompletionRequest, serving: Serving) -> None:
+    if asked.model is not None and asked.model != serving.model:
+        raise InvalidRequest(f"model: {asked.model!r} is not served here; {serving.model!r} is")
+
+
+def _error_response(error: SemelError) -> Response:
+    if not isinstance(error, (RequestError, ServiceError)):
+        logger.error("an internal error reached a client: %r", error)
+        return _json(error_body("internal error; the frontend's log says more", code="internal_error", status=500), 500)
+    headers = {"Retry-After": "1"} if error.status == 503 else None
+    return _json(error_body(str(error), code=error.code, status=error.status), error.status, headers)
+
+
+def _json(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

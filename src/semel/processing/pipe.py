@@ -1,0 +1,223 @@
+"""What a pool and its processes say to each other, and how it is framed. No I/O: both ends read and write themselves.
+
+A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
+tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
+message says (threats S10). One order, one answer: the two ends are never both sending.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import msgspec
+
+import semel.errors
+from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Modality, Target, Tensor
+from semel.errors import ProtocolError, SemelError, ServiceError
+from semel.media import DecodeLimits
+
+__all__ = [
+    "HEADER_BYTES",
+    "Answer",
+    "Description",
+    "Failed",
+    "Load",
+    "Made",
+    "Order",
+    "Ready",
+    "TensorHead",
+    "Work",
+    "decode_answer",
+    "decode_order",
+    "encode",
+    "error_of",
+    "failure_of",
+    "feature_of",
+    "made_of",
+    "payload_of",
+    "read_header",
+]
+
+_HEADER: Final = struct.Struct("<IQ")  # the bytes of the message, the bytes of the payload
+HEADER_BYTES: Final = _HEADER.size
+_MAX_MESSAGE_BYTES: Final = 16 << 20  # an item of a million tokens has 5 MB of them
+_ALIGNMENT: Final = 64  # of every tensor in a payload, so that a tensor over it can be used in place
+_ERRORS: Final[Mapping[str, type[SemelError]]] = {
+    name: kind for name, kind in vars(semel.errors).items() if isinstance(kind, type) and issubclass(kind, SemelError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a process says of the processor that it has loaded: enough to render prompts without one."""
+
+    fingerprint: str
+    placeholders: Mapping[Modality, str]
+    """The token that stands for an item of a modality in the prompt's text."""
+
+    encoder_decoder: bool
+    """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Load a model folder's processor. The first order, and only the first."""
+
+    folder: str
+    target: Target
+    limits: DecodeLimits
+    timeout_s: float
+    max_memory_bytes: int
+
+
+class Work(msgspec.Struct, frozen=True, tag="work"):
+    """Make the feature of an item; the payload is its media."""
+
+    item: int
+    modality: Modality
+    mime: str | None
+    options: Mapping[str, object]
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The processor is loaded."""
+
+    description: Description
+
+
+class TensorHead(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of the payload, but for its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return DTYPE_BYTES.get(self.dtype, 0) * prod(self.shape)
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """The feature of an item; the payload is its tensors, each from the next aligned offset."""
+
+    item: int
+    modality: Modality
+    tensors: tuple[TensorHead, ...]
+    token_ids: tuple[int, ...]
+    mask: bytes | None
+
+    def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
+        """Every tensor with where it begins and ends in the payload."""
+        end = 0
+        for head in self.tensors:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + head.nbytes
+            yield head, start, end
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of the payload."""
+        return max((end for _, _, end in self.spans()), default=0)
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """An order could not be done."""
+
+    error: str
+    """The name of the class, of those in `semel.errors`."""
+
+    message: str
+
+
+Order = Load | Work
+Answer = Ready | Made | Failed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_order_decoder: Final = msgspec.msgpack.Decoder(Order)
+_answer_decoder: Final = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
+    """The header and the message of a frame; the payload is sent behind it, as it is."""
+    body = _encoder.encode(message)
+    return _HEADER.pack(len(body), payload_bytes) + body
+
+
+def read_header(header: bytes | memoryview, *, max_payload_bytes: int) -> tuple[int, int]:
+    """The lengths of a frame's message and payload, if there may be so much."""
+    message_bytes, payload_bytes = _HEADER.unpack(header)
+    if message_bytes > _MAX_MESSAGE_BYTES or payload_bytes > max_payload_bytes:
+        raise ProtocolError(
+            f"a frame has a message of {message_bytes:,} and a payload of {payload_bytes:,} bytes; "
+            f"the limits are {_MAX_MESSAGE_BYTES:,} and {max_payload_bytes:,}"
+        )
+    return message_bytes, payload_bytes
+
+
+def decode_order(body: bytes) -> Order:
+    """The order of a frame."""
+    try:
+        order: Order = _order_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError("a pool process got what is not an order") from error
+    return order
+
+
+def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
+    """The answer of a frame, whose payload has the length that the answer says."""
+    try:
+        answer: Answer = _answer_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError("a pool process said what is not an answer") from error
+    expected = answer.payload_bytes if isinstance(answer, Made) else 0
+    if payload_bytes != expected:
+        raise ProtocolError(f"an answer with {expected:,} bytes of tensors came with {payload_bytes:,}")
+    return answer
+
+
+def made_of(item: int, feature: Feature) -> Made:
+    """What to say of a feature."""
+    return Made(
+        item=item,
+        modality=feature.modality,
+        tensors=tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items()),
+        token_ids=feature.layout.token_ids,
+        mask=None if feature.layout.mask is None else feature.layout.mask.bits,
+    )
+
+
+def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
+    """The payload that goes with it, piece by piece and without a copy."""
+    written = 0
+    for head, start, end in made.spans():
+        if start > written:
+            yield bytes(start - written)
+        yield feature.tensors[head.name].data
+        written = end
+
+
+def feature_of(made: Made, payload: memoryview) -> Feature:
+    """The feature over a payload, without a copy; its bytes cannot be written to."""
+    fixed = payload.toreadonly()
+    try:
+        return Feature(
+            modality=made.modality,
+            tensors={head.name: Tensor(head.dtype, head.shape, fixed[start:end]) for head, start, end in made.spans()},
+            layout=Layout(made.token_ids, None if made.mask is None else Mask(made.mask)),
+        )
+    except ValueError as error:
+        raise ProtocolError(f"a pool process described no feature: {error}") from error
+
+
+def failure_of(error: SemelError) -> Failed:
+    """An error of ours, on its way to the pool."""
+    return Failed(type(error).__name__, str(error).encode(errors="replace").decode())
+
+
+def error_of(failed: Failed) -> SemelError:
+    """The same error at the other end."""
+    return _ERRORS.get(failed.error, ServiceError)(failed.message)

@@ -1,0 +1,6 @@
+"""What semel tells about itself: every metric, in one table."""
+
+from semel.telemetry.meter import Meter
+from semel.telemetry.metrics import METRICS, Metric
+
+__all__ = ["METRICS", "Meter", "Metric"]

@@ -1,0 +1,70 @@
+"""Recording metrics, and showing them to Prometheus.
+
+A meter has a registry of its own: two of them in one process never mix, and vLLM, which clears the default registry,
+does not reach it. Numbers that live elsewhere, such as in an engine core, are read when someone looks (`watch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from semel.telemetry.metrics import Metric
+
+__all__ = ["Meter", "Sample"]
+
+Sample = tuple[Metric, float, tuple[str, ...]]
+"""A metric, its value, and the values of its labels."""
+
+
+class Meter:
+    """Where one process records its metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[Metric, Counter] = {}
+        self._gauges: dict[Metric, Gauge] = {}
+
+    def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        counter = self._counters.get(metric)
+        if counter is None:
+            counter = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+            self._counters[metric] = counter
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        gauge = self._gauges.get(metric)
+        if gauge is None:
+            gauge = self._gauges[metric] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+        (gauge.labels(*labels) if labels else gauge).set(value)
+
+    def watch(self, read: Callable[[], Iterable[Sample]]) -> None:
+        """Show numbers that are kept elsewhere: `read` is called whenever someone looks."""
+        self.registry.register(_Watcher(read))
+
+    def render(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+class _Watcher(Collector):
+    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Family]:
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        families: dict[Metric, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric, value, labels in self._read():
+            if metric not in families:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                families[metric] = kind(metric.name, metric.help, labels=metric.labels)
+            families[metric].add_metric(labels, value)
+        yield from families.values()

@@ -1,0 +1,131 @@
+"""How a session begins: both ends prove that they have the fleet key before either tells the other anything.
+
+    frontend                              worker
+    Hello(nonce)              ──►
+                              ◄──         Challenge(nonce, proof)      or Refusal
+    Proof(proof)              ──►
+                              ◄──         Welcome(contract)            or Refusal
+
+These are without I/O and hold one attempt each. Nonces are given, so that tests are exact; each must be used once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from semel.core import Contract, Key
+from semel.wire.events import Admitted, Fault, Opened
+from semel.wire.messages import PROTOCOL, Challenge, Hello, Message, Proof, Welcome
+from semel.wire.proof import Role, Transcript
+
+__all__ = ["NO_EPOCH", "FrontendHandshake", "Handshake", "Step", "WorkerHandshake"]
+
+NO_EPOCH: Final = 0
+"""The epoch of messages before both ends can know their session's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows from a message of the peer."""
+
+    reply: Message | None = None
+    epoch: int = NO_EPOCH
+    """Of the session, once it is known."""
+
+    opened: Opened | Admitted | None = None
+    """Set when both ends have proved themselves."""
+
+
+class Handshake(Protocol):
+    """One end of the handshake."""
+
+    @property
+    def role(self) -> Role:
+        """Whose end this is."""
+        ...
+
+    def first(self) -> Message | None:
+        """What to say before anything was heard."""
+        ...
+
+    def receive(self, message: Message) -> Step:
+        """Answer the peer, or raise a `Fault`."""
+        ...
+
+
+class FrontendHandshake:
+    """The frontend's end: it speaks first and proves itself second."""
+
+    role: Final = "frontend"
+
+    def __init__(self, *, key: Key, frontend_id: str, nonce: bytes) -> None:
+        self._key = key
+        self._hello = Hello(PROTOCOL, key.id, frontend_id, nonce)
+        self._epoch = NO_EPOCH
+
+    def first(self) -> Message:
+        """The greeting."""
+        return self._hello
+
+    def receive(self, message: Message) -> Step:
+        """Check the worker's proof and give ours, then take the welcome."""
+        match message:
+            case Challenge() if self._epoch == NO_EPOCH:
+                return self._prove(message)
+            case Welcome() if self._epoch != NO_EPOCH:
+                return Step(epoch=self._epoch, opened=Opened(message.contract))
+            case _:
+                raise Fault("handshake", f"the worker sent {type(message).__name__} before the session was open")
+
+    def _prove(self, challenge: Challenge) -> Step:
+        transcript = Transcript(PROTOCOL, self._hello.frontend_id, self._hello.nonce, challenge.nonce)
+        if not transcript.is_proof(challenge.proof, self._key, "worker"):
+            raise Fault("key", f"the worker cannot prove that it has the fleet key {self._key.id}")
+        self._epoch = transcript.epoch(self._key)
+        return Step(reply=Proof(transcript.proof(self._key, "frontend")), epoch=self._epoch)
+
+
+class WorkerHandshake:
+    """The worker's end: it speaks second and proves itself first, and tells its contract last."""
+
+    role: Final = "worker"
+
+    def __init__(self, *, key: Key, contract: Contract, nonce: bytes) -> None:
+        self._key = key
+        self._contract = contract
+        self._nonce = nonce
+        self._transcript: Transcript | None = None
+
+    def first(self) -> None:
+        """Nothing: the frontend speaks first."""
+
+    def receive(self, message: Message) -> Step:
+        """Challenge a frontend, then admit it."""
+        match message, self._transcript:
+            case Hello(), None:
+                return self._challenge(message)
+            case Proof(proof=proof), Transcript() as transcript:
+                return self._admit(transcript, proof)
+            case _:
+                raise Fault("handshake", f"{type(message).__name__} came before the session was open")
+
+    def _challenge(self, hello: Hello) -> Step:
+        if hello.protocol != PROTOCOL:
+            raise Fault("protocol", f"the worker speaks protocol {PROTOCOL}, the frontend {hello.protocol}")
+        if hello.key_id != self._key.id:
+            raise Fault(
+                "key",
+                f"the worker's fleet key is {self._key.id}, the frontend's {hello.key_id}: give both the same key file",
+            )
+        self._transcript = Transcript(PROTOCOL, hello.frontend_id, hello.nonce, self._nonce)
+        return Step(reply=Challenge(self._nonce, self._transcript.proof(self._key, "worker")))
+
+    def _admit(self, transcript: Transcript, proof: bytes) -> Step:
+        if not transcript.is_proof(proof, self._key, "frontend"):
+            raise Fault("key", f"the frontend cannot prove that it has the fleet key {self._key.id}")
+        return Step(
+            reply=Welcome(self._contract, self._key.id),
+            epoch=transcript.epoch(self._key),
+            opened=Admitted(transcript.frontend_id),
+        )

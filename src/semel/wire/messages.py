@@ -1,0 +1,242 @@
+"""The messages between frontend and worker: one closed union per direction, one typed decoder each.
+
+A message is a tagged array: its tag, then its fields in order. Tags are never used again, fields are only added at the
+end and with a default (docs/protocol.md). Tensor bytes are not in a message but in buffers beside it (`codec`). Values
+of `semel.core` become messages, and messages values, in `translation`; nothing here interprets a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+
+from semel.core import Contract, Digest, Modality
+from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
+
+__all__ = [
+    "NONCE_BYTES",
+    "PROOF_BYTES",
+    "PROTOCOL",
+    "Abort",
+    "Accepted",
+    "Bye",
+    "Challenge",
+    "Chunk",
+    "Credit",
+    "Delta",
+    "Deltas",
+    "Drain",
+    "Draining",
+    "Failed",
+    "FrontendMessage",
+    "Heartbeat",
+    "Hello",
+    "Load",
+    "Message",
+    "Payload",
+    "Place",
+    "Proof",
+    "Refusal",
+    "Submit",
+    "TensorHead",
+    "Welcome",
+    "Withdraw",
+    "WorkerMessage",
+]
+
+PROTOCOL: Final = 1
+"""The version of everything in this package that both ends must agree on."""
+
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Mac = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Length = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Shape = Annotated[tuple[Length, ...], Meta(max_length=16)]
+
+
+class Hello(Struct, frozen=True, array_like=True, tag=1):
+    """Frontend: who I am, and a nonce that the worker has to prove itself over. Never changes its form."""
+
+    protocol: Count
+    key_id: Name
+    """Names the fleet key without telling it, so that the wrong key file is called just that."""
+
+    frontend_id: Name
+    nonce: Nonce
+
+
+class Challenge(Struct, frozen=True, array_like=True, tag=2):
+    """Worker: my proof over both nonces, and the nonce for yours."""
+
+    nonce: Nonce
+    proof: Mac
+
+
+class Proof(Struct, frozen=True, array_like=True, tag=3):
+    """Frontend: my proof over both nonces."""
+
+    proof: Mac
+
+
+class Welcome(Struct, frozen=True, array_like=True, tag=4):
+    """Worker: the session is open, and this is what my engine expects."""
+
+    contract: Contract
+    key_id: Name
+
+
+class Refusal(Struct, frozen=True, array_like=True, tag=5):
+    """Worker: no session, and why. Never changes its form."""
+
+    code: Name
+    message: str
+
+
+class Heartbeat(Struct, frozen=True, array_like=True, tag=10):
+    """Either: I am alive, and have read this many control bytes of yours in this session."""
+
+    read: Count
+
+
+class Credit(Struct, frozen=True, array_like=True, tag=11):
+    """Either: I have read this many bulk bytes of yours in this session; a window more may come."""
+
+    read: Count
+
+
+class Bye(Struct, frozen=True, array_like=True, tag=12):
+    """Either: my last message. The code is "closed", or the reason of a reset."""
+
+    code: Name
+    message: str
+
+
+class Place(Struct, frozen=True, array_like=True):
+    """One item of a prompt, and where it sits."""
+
+    offset: Length
+    length: Length
+    modality: Modality
+    digest: Digest
+    mask: Length | None = None
+    """Which of the message's masks lies over it; None: every position takes an embedding."""
+
+
+class Submit(Struct, frozen=True, array_like=True, tag=20):
+    """Frontend: generate. The features named in `payloads` follow, the others are known to the worker."""
+
+    request_id: Name
+    token_ids: bytes
+    """int32, little endian."""
+
+    places: Annotated[tuple[Place, ...], Meta(max_length=MAX_ITEMS)]
+    masks: Annotated[tuple[bytes, ...], Meta(max_length=MAX_ITEMS)]
+    """Each once, however many places share it; one byte a position."""
+
+    sampling: dict[str, Any]
+    cache_salt: str | None = None
+    encoder_token_ids: bytes | None = None
+    """Of an encoder-decoder prompt, whose places are then the encoder's."""
+
+    payloads: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
+
+
+class Abort(Struct, frozen=True, array_like=True, tag=21):
+    """Frontend: nobody waits for this request any more."""
+
+    request_id: Name
+
+
+class TensorHead(Struct, frozen=True, array_like=True):
+    """A tensor without its bytes."""
+
+    name: Name
+    dtype: Name
+    shape: Shape
+
+
+class Payload(Struct, frozen=True, array_like=True, tag=22):
+    """Frontend: a feature begins. Its bytes are this message's buffers, one per tensor, or follow in chunks."""
+
+    transfer: Count
+    """Numbers the features of a session; the same digest may travel twice."""
+
+    digest: Digest
+    modality: Modality
+    tensors: Annotated[tuple[TensorHead, ...], Meta(max_length=MAX_TENSORS)]
+    token_ids: bytes
+    """Of the layout: int32, little endian."""
+
+    mask: bytes | None = None
+
+
+class Chunk(Struct, frozen=True, array_like=True, tag=23):
+    """Frontend: the next bytes of a feature, in this message's one buffer; never of two tensors."""
+
+    transfer: Count
+    tensor: Length
+    offset: Count
+    nbytes: Count
+
+
+class Withdraw(Struct, frozen=True, array_like=True, tag=24):
+    """Frontend: the rest of this feature will not come."""
+
+    transfer: Count
+
+
+class Drain(Struct, frozen=True, array_like=True, tag=25):
+    """Frontend: I shall submit nothing more in this session."""
+
+
+class Accepted(Struct, frozen=True, array_like=True, tag=40):
+    """Worker: features resolved, request submitted; the frontend may let go of the bytes."""
+
+    request_id: Name
+
+
+class Delta(Struct, frozen=True, array_like=True):
+    """What one sequence of one request has generated since its last delta."""
+
+    request_id: Name
+    index: Length
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    logprobs: tuple[dict[int, float], ...] | None = None
+
+
+class Deltas(Struct, frozen=True, array_like=True, tag=41):
+    """Worker: deltas of any number of requests. The session packs and unpacks them; nobody else sees this message."""
+
+    deltas: tuple[Delta, ...]
+
+
+class Failed(Struct, frozen=True, array_like=True, tag=42):
+    """Worker: this request has ended with an error, as HTTP tells it."""
+
+    request_id: Name
+    status: Annotated[int, Meta(ge=400, le=599)]
+    code: Name
+    message: str
+
+
+class Draining(Struct, frozen=True, array_like=True, tag=43):
+    """Worker: submit to others; what is running will be finished."""
+
+
+class Load(Struct, frozen=True, array_like=True, tag=44):
+    """Worker: how busy my engine is."""
+
+    running: Count
+    waiting: Count
+
+
+FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Drain | Heartbeat | Credit | Bye
+WorkerMessage = Challenge | Welcome | Refusal | Accepted | Deltas | Failed | Draining | Load | Heartbeat | Credit | Bye
+Message = FrontendMessage | WorkerMessage

@@ -1,0 +1,57 @@
+"""What is derived from the fleet key: the proofs of a handshake, a session's epoch, the CURVE keys of sockets.
+
+Every derivation is keyed blake3 over framed parts that begin with a name of their own, so none can stand for another,
+nor for a digest. A proof covers the role of who gives it, so it cannot be sent back to its author.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from typing import Literal
+
+from blake3 import blake3
+
+from semel.core import Key, frame
+
+__all__ = ["Role", "Transcript", "curve_secret"]
+
+Role = Literal["frontend", "worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What both ends of a handshake have seen when they prove themselves."""
+
+    protocol: int
+    frontend_id: str
+    frontend_nonce: bytes
+    worker_nonce: bytes
+
+    def proof(self, key: Key, role: Role) -> bytes:
+        """That the end of this role has the key."""
+        return self._derive(key, f"semel.wire.proof.{role}.1")
+
+    def is_proof(self, proof: bytes, key: Key, role: Role) -> bool:
+        """Whether this is the proof of that role, told in a time that does not depend on the answer."""
+        return hmac.compare_digest(proof, self.proof(key, role))
+
+    def epoch(self, key: Key) -> int:
+        """The number of the session: never 0, different in every session, and known only to those with the key."""
+        return int.from_bytes(self._derive(key, "semel.wire.epoch.1")[:8], "little") | 1
+
+    def _derive(self, key: Key, name: str) -> bytes:
+        protocol = self.protocol.to_bytes(8, "little")
+        return _derive(key, name.encode(), protocol, self.frontend_id.encode(), self.frontend_nonce, self.worker_nonce)
+
+
+def curve_secret(key: Key, role: Role) -> bytes:
+    """The X25519 secret of all sockets of a role: who has the fleet key needs no other."""
+    return _derive(key, f"semel.wire.curve.{role}.1".encode())
+
+
+def _derive(key: Key, *parts: bytes) -> bytes:
+    hasher = blake3(key=key.secret)
+    for piece in frame(parts):
+        hasher.update(piece)
+    return hasher.digest()

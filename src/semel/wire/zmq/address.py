@@ -1,0 +1,133 @@
+"""Where workers listen, and who may connect there (threats S17).
+
+`ipc://` lives in a directory of mode 0700 that belongs to us: the kernel keeps other users out, on both ends. `tcp://`
+is always CURVE: both ends derive their keys from the fleet key, so there is no other key to hand out, and a client
+without the fleet key knows neither whom to encrypt for nor has a secret that the worker lets in. CURVE makes new keys
+for every connection: the fleet key alone does not open what was recorded before. Anything else is a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import zmq
+from zmq.utils import z85
+
+from semel.core import Key
+from semel.errors import ConfigError
+from semel.wire.proof import curve_secret
+
+__all__ = ["ZAP_ENDPOINT", "SocketFile", "admit", "secure_client", "secure_server"]
+
+ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+"""Where a zmq context asks whether a client may connect."""
+
+_MAX_PATH_BYTES: Final = 107  # sun_path of a Unix socket, less its final zero
+_PRIVATE: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """The file that a bound `ipc://` socket has, which zmq never removes."""
+
+    path: Path | None
+    """None for an address that is no file."""
+
+    inode: int = 0
+
+    @classmethod
+    def at(cls, address: str) -> Self:
+        """The file at an address that has just been bound."""
+        scheme, _, name = address.partition("://")
+        return cls(Path(name), Path(name).stat().st_ino) if scheme == "ipc" else cls(None)
+
+    def remove(self) -> None:
+        """Remove it, unless a successor's is there already."""
+        with suppress(FileNotFoundError):
+            if self.path is not None and self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+
+
+def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:
+    """Prepare a socket to be bound to an address."""
+    match address.partition("://"):
+        case "ipc", _, path:
+            _own(_directory(path))
+            _check_free(path)
+        case "tcp", _, _:
+            server.curve_server = True
+            server.curve_secretkey = curve_secret(key, "worker")
+            server.zap_domain = b"semel"
+            server.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        case _:
+            raise _unknown(address)
+
+
+def secure_client(client: zmq.Socket[bytes], address: str, key: Key) -> None:
+    """Prepare a socket to be connected to an address."""
+    match address.partition("://"):
+        case "ipc", _, path:
+            _own(_directory(path))
+        case "tcp", _, _:
+            client.curve_serverkey = _public(curve_secret(key, "worker"))
+            client.curve_secretkey = curve_secret(key, "frontend")
+            client.curve_publickey = _public(curve_secret(key, "frontend"))
+        case _:
+            raise _unknown(address)
+
+
+def admit(request: list[bytes], key: Key) -> list[bytes]:
+    """The answer to a context that asks for a client: only the frontends' own public key is let in (ZAP 1.0)."""
+    version, request_id, *rest = request
+    public = z85.decode(_public(curve_secret(key, "frontend")))
+    known = len(rest) == 5 and rest[3] == b"CURVE" and hmac.compare_digest(rest[4], public)
+    status = [b"200", b"OK"] if known else [b"400", b"not a key of this fleet"]
+    return [version, request_id, *status, b"", b""]
+
+
+def _unknown(address: str) -> ConfigError:
+    return ConfigError(f"a worker listens on ipc:///DIRECTORY/NAME or tcp://HOST:PORT, not on {address!r}")
+
+
+def _directory(path: str) -> Path:
+    if not path.startswith("/") or len(path.encode()) > _MAX_PATH_BYTES:
+        raise ConfigError(
+            f"ipc://{path} must be an absolute path of at most {_MAX_PATH_BYTES} bytes: choose a shorter directory"
+        )
+    return Path(path).parent
+
+
+def _own(directory: Path) -> None:
+    """Make the directory ours alone; refuse one that others can enter."""
+    try:
+        directory.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise ConfigError(f"cannot make the socket directory {directory}: {error.strerror}; name another") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise ConfigError(f"{directory} is not a directory of this user: name another for the socket")
+    if stat.S_IMODE(found.st_mode) & _PRIVATE:
+        raise ConfigError(f"others can enter the socket directory {directory}; `chmod 700 {directory}`")
+
+
+def _check_free(path: str) -> None:
+    """zmq replaces a socket file without asking; a live worker must not lose its own like that."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise ConfigError(f"another worker listens on ipc://{path}: stop it, or name another address")
+
+
+def _public(secret: bytes) -> bytes:
+    """The public key of an X25519 secret, in zmq's own letters."""
+    return zmq.curve_public(z85.encode(secret))

@@ -1,0 +1,269 @@
+"""The frontend's side: one DEALER and one session at a time, and a new pair after every end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from random import uniform
+from types import TracebackType
+from typing import Final, Self
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from semel.core import Digest, Feature, Key
+from semel.errors import ConfigError, ProtocolError
+from semel.wire.codec import Frames
+from semel.wire.events import Event, Opened, Reset
+from semel.wire.limits import Deadlines, Limits
+from semel.wire.messages import NONCE_BYTES
+from semel.wire.session import Session, ToWorker
+from semel.wire.zmq.address import secure_client
+from semel.wire.zmq.loop import LINGER_MS, Alarm, Inbox, LoopSocket, configure, end, weight
+
+__all__ = ["Backoff", "FrontendLink", "Transfer"]
+
+_MAX_EVENTS: Final = 4096
+_IDENTITY_BYTES: Final = 16
+_BROKEN: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a frontend waits before it connects again: doubled from attempt to attempt."""
+
+    first_s: float = 0.05
+    max_s: float = 2.0
+
+    def delay_s(self, failures: int) -> float:
+        """Before the next attempt, scattered so that a fleet does not come all at once."""
+        return min(self.max_s, self.first_s * 2.0 ** min(failures, 30)) * uniform(0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """A feature on its way, in the session that it was sent in."""
+
+    session: Session = field(repr=False)
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    session: Session
+    socket: LoopSocket
+    monitor: LoopSocket
+
+    def close(self, linger_ms: int) -> None:
+        self.monitor.close()
+        self.socket.close(linger_ms)
+
+
+class FrontendLink:
+    """A frontend's connection to one worker, opened again after every end until it is left.
+
+    Iterating gives the events; a session begins with Opened and ends with Closed or Reset. An attempt that fails gives
+    a Reset that says why: the owner decides whether `key` or `protocol` is worth waiting for. Give many links one
+    context, and with it one I/O thread.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        key: Key,
+        frontend_id: str,
+        limits: Limits | None = None,
+        deadlines: Deadlines | None = None,
+        backoff: Backoff | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.address = address
+        self._key = key
+        self._frontend_id = frontend_id
+        self._limits = limits or Limits()
+        self._deadlines = deadlines or Deadlines()
+        self._backoff = backoff or Backoff()
+        self._context = context or zmq.Context()
+        self._owns_context = context is None
+        self._failures = 0
+        self._attempt: _Attempt | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._is_due = False
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._on_time)
+        self._inbox: Inbox[Event] = Inbox(
+            max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._resume
+        )
+        try:
+            self._connect()
+        except BaseException:
+            if self._owns_context:
+                self._context.destroy(0)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self._alarm.cancel()
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.session.close("the frontend closes")
+            self._put_out(attempt)
+            attempt.close(LINGER_MS)
+        self._inbox.close()
+        if self._owns_context:
+            await end(self._context)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._inbox
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something can be sent now."""
+        return self._attempt is not None and self._attempt.session.is_open
+
+    @property
+    def takes_submits(self) -> bool:
+        """Whether it is open and neither end is draining."""
+        return self._attempt is not None and self._attempt.session.takes_submits
+
+    def send(self, message: ToWorker) -> None:
+        """Queue a message; a `ProtocolError` if there is no session."""
+        self._open_session().send(message)
+        self._flush_soon()
+
+    def send_feature(self, digest: Digest, feature: Feature) -> Transfer:
+        """Queue a feature behind all messages; a `ProtocolError` if there is no session."""
+        session = self._open_session()
+        self._flush_soon()
+        return Transfer(session, session.send_feature(digest, feature))
+
+    def withdraw(self, transfer: Transfer) -> None:
+        """Do not send the rest of a feature, if there is any: nobody needs it."""
+        transfer.session.withdraw(transfer.number)
+        self._flush_soon()
+
+    def _open_session(self) -> Session:
+        if self._attempt is None or not self._attempt.session.is_open:
+            raise ProtocolError(f"there is no session with the worker at {self.address}: wait for it, or use another")
+        return self._attempt.session
+
+    def _connect(self) -> None:
+        session = Session.frontend(
+            key=self._key,
+            frontend_id=self._frontend_id,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            now=self._loop.time(),
+            limits=self._limits,
+            deadlines=self._deadlines,
+        )
+        self._attempt = _Attempt(session, *self._open_sockets())
+        self._send_all(self._attempt)
+
+    def _open_sockets(self) -> tuple[LoopSocket, LoopSocket]:
+        """A socket that is connected, and the one that tells how the connection fares."""
+        socket = self._context.socket(zmq.DEALER)
+        configure(socket, self._limits)
+        # zmq keeps identities that begin with a zero for itself.
+        socket.routing_id = b"f" + secrets.token_bytes(_IDENTITY_BYTES)
+        # pyzmq would name the monitor by a descriptor, which a socket that lingers may still hold.
+        events = f"inproc://semel.link.{secrets.token_hex(_IDENTITY_BYTES)}"
+        socket.monitor(events, _BROKEN)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.connect(events)
+        try:
+            secure_client(socket, self.address, self._key)
+            socket.connect(self.address)
+        except (ConfigError, zmq.ZMQError) as error:
+            monitor.close(0)
+            socket.close(0)
+            raise ConfigError(f"cannot connect to {self.address}: {error}") from error
+        return LoopSocket(socket, self._on_message), LoopSocket(monitor, self._on_broken)
+
+    def _on_message(self, frames: Frames) -> None:
+        if self._attempt is not None:
+            self._tell(self._attempt.session.receive(frames, self._loop.time()))
+            self._flush_soon()
+
+    def _on_broken(self, frames: Frames) -> None:
+        event = parse_monitor_message([bytes(frame) for frame in frames])["event"]
+        if self._attempt is not None:
+            self._attempt.socket.drain()  # the last words came before the end
+            why = "it was closed" if event == zmq.EVENT_DISCONNECTED else "no handshake: is the fleet key the same?"
+            self._tell(self._attempt.session.reset("gone", f"the connection to {self.address} broke: {why}"))
+            self._flush_soon()
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Opened):
+                self._failures = 0
+            self._inbox.put(event, weight(event))
+        if self._inbox.is_full and self._attempt is not None:
+            self._attempt.socket.pause()
+
+    def _resume(self) -> None:
+        if self._attempt is not None:
+            self._attempt.socket.resume()
+
+    def _flush_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        if self._attempt is not None:
+            self._send_all(self._attempt)
+
+    def _put_out(self, attempt: _Attempt) -> None:
+        try:
+            for frames in attempt.session.outgoing(self._loop.time()):
+                attempt.socket.send(frames)
+        except zmq.ZMQError as error:
+            self._tell(attempt.session.reset("gone", f"cannot send to {self.address}: {error.strerror}"))
+
+    def _send_all(self, attempt: _Attempt) -> None:
+        """Send what is due; if the session has ended with it, connect again later."""
+        self._put_out(attempt)
+        if not attempt.session.has_ended:
+            self._alarm.set(attempt.session.next_deadline())
+            return
+        self._tell(attempt.session.tick(self._loop.time()))
+        attempt.close(LINGER_MS)
+        self._attempt = None
+        self._retry_later()
+
+    def _retry_later(self) -> None:
+        self._retry = self._loop.call_later(self._backoff.delay_s(self._failures), self._reconnect)
+        self._failures += 1
+
+    def _reconnect(self) -> None:
+        try:
+            self._connect()
+        except ConfigError as error:  # the directory has changed under us; it may change back
+            self._tell([Reset("gone", str(error))])
+            self._retry_later()
+
+    def _on_time(self) -> None:
+        if self._attempt is None:
+            return
+        now = self._loop.time()
+        if self._attempt.socket.is_paused:
+            # It is this process that does not read: nobody can be blamed for silence.
+            self._alarm.set(now + self._deadlines.heartbeat_s)
+            return
+        self._tell(self._attempt.session.tick(now))
+        self._send_all(self._attempt)

@@ -1,0 +1,1 @@
+"""Workers: the process that embeds the engine. Imports nothing of `semel.frontend`."""

@@ -1,0 +1,36 @@
+"""The commands of docs/encoder.md, as vLLM's own parser and scheduler take them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+
+PAGE = Path(__file__).parents[2] / "docs" / "encoder.md"
+COMMANDS = re.findall(r"^\$ (vllm serve MODEL.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_gives_an_engine_with_our_parts(command: str, tiny: Callable[[str], Path]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from semel.engine.vllm.encoder_cache import EncoderCache, EncoderCacheConfig
+
+    flags = shlex.split(command.replace("\\\n", ""))[3:]
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", str(tiny("qwen2-vl")), *flags])
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    assert config.ec_manager_config.get_encoder_cache_manager_obj() is EncoderCache
+    EncoderCacheConfig.parse(config.ec_manager_config.manager_config)
+    if "--scheduler-cls" in flags:
+        assert config.scheduler_config.get_scheduler_cls().__name__ == "create_scheduler"
+
+
+def test_the_page_has_commands() -> None:
+    assert len(COMMANDS) == 3

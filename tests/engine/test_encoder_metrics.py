@@ -1,0 +1,71 @@
+"""The page between an engine core and the process that embeds it. No engine, no vLLM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
+from semel.errors import ConfigError
+from semel.telemetry import METRICS, Meter
+
+TOTALS = EncoderTotals(
+    queries=9, hits=5, evictions=2, capacity=80, resident=60, reclaimable=20, planned=4, cut=3, planning_ns=1_500_000
+)
+
+
+def test_a_page_without_a_name_is_written_by_another_process() -> None:
+    page = EncoderPage.create()
+    program = (
+        "import sys; from semel.engine.vllm.encoder_metrics import *; "
+        "EncoderPage.open(sys.argv[1]).write(3, EncoderTotals(queries=7))"
+    )
+    subprocess.run([sys.executable, "-c", program, page.path], check=True, timeout=60)
+    assert page.read() == {3: EncoderTotals(queries=7)}
+    page.close()
+
+
+def test_a_page_with_a_name_is_made_where_it_is_not_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "totals")
+    writer, reader = EncoderPage.open(path), EncoderPage.open(path)
+    writer.write(0, TOTALS)
+    writer.write(0, TOTALS)
+    assert reader.read() == {0: TOTALS}
+    writer.close()
+    reader.close()
+
+
+def test_a_row_past_the_page_is_not_kept() -> None:
+    page = EncoderPage.create()
+    page.write(10_000, TOTALS)
+    assert page.read() == {}
+    page.close()
+
+
+def test_a_half_written_row_is_not_shown() -> None:
+    page = EncoderPage.create()
+    page.write(0, TOTALS)
+    page._cells[0] += 1
+    assert page.read() == {}
+    page.close()
+
+
+def test_a_file_that_cannot_be_opened_is_the_operators_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot open .*/missing/totals"):
+        EncoderPage.open(str(tmp_path / "missing" / "totals"))
+
+
+def test_every_total_is_a_metric() -> None:
+    page = EncoderPage.create()
+    page.write(0, TOTALS)
+    meter = Meter()
+    meter.watch(page.samples)
+    text = meter.render().decode()
+    assert 'semel_encoder_cache_hits_total{engine="0"} 5.0' in text
+    assert 'semel_encoder_planning_seconds_total{engine="0"} 0.0015' in text
+    encoder = {metric for metric in METRICS if metric.name.startswith("semel_encoder_")}
+    assert {metric for metric, _, _ in page.samples()} == encoder
+    page.close()

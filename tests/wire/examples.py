@@ -1,0 +1,113 @@
+"""What the tests of the wire send each other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.core import (
+    Contract,
+    Digest,
+    Feature,
+    Field,
+    Item,
+    Key,
+    Layout,
+    Mask,
+    Placeholder,
+    Prompt,
+    Target,
+    Tensor,
+    Timeline,
+)
+from semel.wire.limits import Deadlines, Limits
+from semel.wire.memory import MemoryWire, Mischief
+from semel.wire.messages import NONCE_BYTES, Submit
+from semel.wire.session import Session
+from semel.wire.translation import submit_of
+
+KEY: Final = Key(bytes(range(32)))
+OTHER_KEY: Final = Key(bytes(range(1, 33)))
+CONTRACT: Final = Contract(
+    model="tiny",
+    fingerprint="f" * 16,
+    target=Target("float32", options={"max_pixels": 1024}),
+    fields={"image": {"pixel_values": Field("float32", (None, 4)), "image_grid_thw": Field("int64", (3,))}},
+    max_items={"image": 8},
+    max_embeds=64,
+    max_tokens=1024,
+)
+SMALL: Final = Limits(inline_bytes=256, chunk_bytes=128, window_bytes=1024, max_open_features=3, max_open_bytes=16_384)
+"""Limits under which a few kilobytes travel in chunks."""
+
+
+def digest_of(number: int) -> Digest:
+    return Digest(number.to_bytes(32, "big"))
+
+
+def feature_of_rows(rows: int, *, seed: int = 0) -> Feature:
+    """A feature of 16 bytes a row and 24 more."""
+    period = bytes((seed + index) % 251 for index in range(251))
+    pixels = (period * (16 * rows // len(period) + 1))[: 16 * rows]
+    return Feature(
+        "image",
+        {
+            "pixel_values": Tensor("float32", (rows, 4), memoryview(pixels)),
+            "image_grid_thw": Tensor("int64", (3,), memoryview(bytes(24))),
+        },
+        Layout((7, 8, 8, 9), Mask([False, True, True, False])),
+    )
+
+
+def prompt() -> Prompt:
+    mask = Mask([False, True, True, False])
+    return Prompt(
+        [1, 2, 7, 8, 8, 9, 3, 7, 8, 8, 9],
+        Timeline.decoder([Placeholder(2, 4, mask), Placeholder(7, 4, mask)]),
+        (Item("image", digest_of(1)), Item("image", digest_of(2))),
+    )
+
+
+def submit(request_id: str = "r1") -> Submit:
+    return submit_of(
+        request_id, prompt(), sampling={"max_tokens": 4, "temperature": 0.0}, cache_salt="s", payloads=[digest_of(1)]
+    )
+
+
+def frontend_session(
+    key: Key = KEY, *, now: float = 0.0, limits: Limits = SMALL, deadlines: Deadlines | None = None
+) -> Session:
+    return Session.frontend(
+        key=key, frontend_id="f1", nonce=b"f" * NONCE_BYTES, now=now, limits=limits, deadlines=deadlines
+    )
+
+
+def worker_session(
+    key: Key = KEY, *, now: float = 0.0, limits: Limits = SMALL, deadlines: Deadlines | None = None
+) -> Session:
+    return Session.worker(
+        key=key, contract=CONTRACT, nonce=b"w" * NONCE_BYTES, now=now, limits=limits, deadlines=deadlines
+    )
+
+
+class Pair:
+    """A frontend's and a worker's session, joined in memory."""
+
+    def __init__(self, *mischief: Mischief, limits: Limits = SMALL) -> None:
+        self.frontend = frontend_session(limits=limits)
+        self.worker = worker_session(limits=limits)
+        self.wire = MemoryWire(self.frontend, self.worker, mischief=mischief)
+
+    def open(self) -> Pair:
+        self.wire.run()
+        assert self.frontend.is_open
+        assert self.worker.is_open
+        self.wire.frontend_events.clear()
+        self.wire.worker_events.clear()
+        return self
+
+
+def same(left: Feature, right: Feature) -> bool:
+    """Whether two features are equal to the byte."""
+    return (left.modality, left.layout) == (right.modality, right.layout) and {
+        name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in left.tensors.items()
+    } == {name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in right.tensors.items()}

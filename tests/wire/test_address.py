@@ -1,0 +1,90 @@
+"""Where a worker may listen, and who may connect there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from semel.errors import ConfigError
+from semel.wire.proof import curve_secret
+from semel.wire.zmq.address import admit, secure_client, secure_server
+from tests.wire.examples import KEY, OTHER_KEY
+
+
+@pytest.fixture
+def router() -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as made:
+        made.linger = 0
+        yield made
+
+
+def test_the_directory_of_a_socket_is_made_private_S17(router: zmq.Socket[bytes], tmp_path: Path) -> None:
+    secure_server(router, f"ipc://{tmp_path}/new/w", KEY)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("secure", [secure_server, secure_client])
+def test_a_directory_that_others_can_enter_is_refused_on_both_ends_S17(
+    secure: type, router: zmq.Socket[bytes], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match=f"chmod 700 {tmp_path}"):
+        secure(router, f"ipc://{tmp_path}/w", KEY)
+
+
+@pytest.mark.parametrize("secure", [secure_server, secure_client])
+def test_a_link_to_a_directory_is_refused_S17(secure: type, router: zmq.Socket[bytes], tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match="not a directory of this user"):
+        secure(router, f"ipc://{tmp_path}/link/w", KEY)
+
+
+def test_the_directory_of_another_user_is_refused_S17(router: zmq.Socket[bytes]) -> None:
+    if Path("/proc").stat().st_uid == Path("/proc/self").stat().st_uid:
+        pytest.skip("this test runs as root, to whom every directory belongs")
+    with pytest.raises(ConfigError, match="not a directory of this user"):
+        secure_server(router, "ipc:///proc/w", KEY)
+
+
+@pytest.mark.parametrize(
+    "address", ["inproc://w", "ws://127.0.0.1:1", "127.0.0.1:1", "ipc://@abstract", "ipc://rel", ""]
+)
+def test_any_other_address_is_refused_with_what_would_do(router: zmq.Socket[bytes], address: str) -> None:
+    for secure in (secure_server, secure_client):
+        with pytest.raises(ConfigError, match=r"ipc:///DIRECTORY/NAME|absolute path"):
+            secure(router, address, KEY)
+
+
+def test_a_path_that_no_unix_socket_can_have_is_refused(router: zmq.Socket[bytes], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 107 bytes"):
+        secure_server(router, f"ipc://{tmp_path}/{'x' * 107}", KEY)
+
+
+def test_the_socket_of_a_live_worker_is_not_taken_over(router: zmq.Socket[bytes], tmp_path: Path) -> None:
+    path = str(tmp_path / "w")
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(path)
+        live.listen()
+        with pytest.raises(ConfigError, match="another worker listens"):
+            secure_server(router, f"ipc://{path}", KEY)
+    secure_server(router, f"ipc://{path}", KEY)  # the file of a dead one is no obstacle
+
+
+def test_only_the_frontends_own_key_is_let_in_over_tcp_S17() -> None:
+    def status(mechanism: bytes, *credentials: bytes) -> bytes:
+        return admit([b"1.0", b"1", b"semel", b"127.0.0.1", b"", mechanism, *credentials], KEY)[2]
+
+    def public(secret: bytes) -> bytes:
+        return zmq.utils.z85.decode(zmq.curve_public(zmq.utils.z85.encode(secret)))
+
+    assert status(b"CURVE", public(curve_secret(KEY, "frontend"))) == b"200"
+    assert status(b"CURVE", public(curve_secret(KEY, "worker"))) == b"400"
+    assert status(b"CURVE", public(curve_secret(OTHER_KEY, "frontend"))) == b"400"
+    assert status(b"CURVE", bytes(32)) == b"400"
+    assert status(b"PLAIN", b"user", b"password") == b"400"
+    assert status(b"NULL") == b"400"

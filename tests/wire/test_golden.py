@@ -1,0 +1,105 @@
+"""Golden frames: what every message looks like on the wire, byte by byte, for each version of the protocol.
+
+`python -m tests.wire.test_golden` writes the files of a new version; it never replaces those of an old one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, get_args
+
+import pytest
+
+from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
+from semel.wire.limits import Limits
+from semel.wire.messages import (
+    PROTOCOL,
+    Abort,
+    Accepted,
+    Bye,
+    Challenge,
+    Chunk,
+    Credit,
+    Delta,
+    Deltas,
+    Drain,
+    Draining,
+    Failed,
+    FrontendMessage,
+    Heartbeat,
+    Hello,
+    Load,
+    Message,
+    Proof,
+    Refusal,
+    Welcome,
+    Withdraw,
+    WorkerMessage,
+)
+from semel.wire.translation import payload_of
+from tests.wire.examples import CONTRACT, digest_of, feature_of_rows, submit
+
+GOLDEN: Final = Path(__file__).parent / "golden"
+FEATURE: Final = feature_of_rows(2)
+EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
+    (Hello(PROTOCOL, "0123456789abcdef", "f1", b"n" * 32), ()),
+    (Challenge(b"m" * 32, b"p" * 32), ()),
+    (Proof(b"q" * 32), ()),
+    (Welcome(CONTRACT, "0123456789abcdef"), ()),
+    (Refusal("key", "the key differs"), ()),
+    (Heartbeat(123_456), ()),
+    (Credit(1 << 40), ()),
+    (Bye("closed", "the worker closes"), ()),
+    (submit(), ()),
+    (Abort("r1"), ()),
+    (payload_of(3, digest_of(5), FEATURE), tuple(tensor.data for tensor in FEATURE.tensors.values())),
+    (Chunk(3, 1, 4096, 5), (memoryview(b"bytes"),)),
+    (Withdraw(3), ()),
+    (Drain(), ()),
+    (Accepted("r1"), ()),
+    (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)))), ()),
+    (Failed("r1", 500, "feature_rejected", "too large"), ()),
+    (Draining(), ()),
+    (Load(3, 4), ()),
+)
+
+
+def file_of(message: Message) -> Path:
+    return GOLDEN / f"v{PROTOCOL}" / f"{type(message).__name__.lower()}.hex"
+
+
+def hex_of(message: Message, buffers: tuple[memoryview, ...]) -> str:
+    """One frame a line."""
+    frames = encode(0x1122334455667788, 42, pack(message, Limits()), buffers)
+    return "".join(f"{bytes(frame).hex()}\n" for frame in frames)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example[0]).__name__)
+def test_a_message_is_encoded_as_its_golden_frames_say(example: tuple[Message, tuple[memoryview, ...]]) -> None:
+    assert hex_of(*example) == file_of(example[0]).read_text(), "the wire format changed: PROTOCOL must, too"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example[0]).__name__)
+def test_golden_frames_are_read_as_the_message_that_they_were(
+    example: tuple[Message, tuple[memoryview, ...]],
+) -> None:
+    message, buffers = example
+    frames = [bytes.fromhex(line) for line in file_of(message).read_text().splitlines()]
+    found = (
+        decode(frames, FROM_FRONTEND, Limits())
+        if isinstance(message, get_args(FrontendMessage))
+        else decode(frames, FROM_WORKER, Limits())
+    )
+    assert (found.epoch, found.sequence, found.message) == (0x1122334455667788, 42, message)
+    assert [bytes(buffer) for buffer in found.buffers] == [bytes(buffer) for buffer in buffers]
+
+
+def test_every_message_of_the_protocol_has_golden_frames() -> None:
+    assert {type(message) for message, _ in EXAMPLES} == {*get_args(FrontendMessage), *get_args(WorkerMessage)}
+    assert {file_of(message) for message, _ in EXAMPLES} == set((GOLDEN / f"v{PROTOCOL}").iterdir())
+
+
+if __name__ == "__main__":
+    (GOLDEN / f"v{PROTOCOL}").mkdir(parents=True)
+    for one, its_buffers in EXAMPLES:
+        file_of(one).write_text(hex_of(one, its_buffers))
