@@ -26,6 +26,7 @@ from semel.telemetry.metrics import POOL_FAILED, POOL_PROCESSED, POOL_REPLACED, 
 from semel.wire.zmq import FrontendLink, WorkerListener
 
 if TYPE_CHECKING:
+    from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.frontend.remote import RemoteEngine
     from semel.frontend.service import Service
 
@@ -76,18 +77,25 @@ class WorkerOptions:
     key: Key
     engine_flags: Sequence[str]
     encoder_planning: bool
+    metrics_port: int | None
     drain_s: float
 
 
 async def run_worker(options: WorkerOptions) -> None:
     """Embed an engine and serve it until SIGTERM; raises if the engine dies."""
     from semel.engine.vllm.arguments import parse_engine_flags
+    from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
     from semel.worker.worker import Worker
 
-    arguments = parse_engine_flags(options.model, options.engine_flags, encoder_planning=options.encoder_planning)
+    page = EncoderPage.create()
+    arguments = parse_engine_flags(
+        options.model, options.engine_flags, encoder_planning=options.encoder_planning, metrics=page.path
+    )
     engine = VllmEngine.start(arguments)
     try:
+        if options.metrics_port is not None:
+            _serve_metrics(page, options.metrics_port)
         async with WorkerListener(options.listen, key=options.key, contract=engine.contract) as listener:
             logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
             worker = Worker(engine, listener)
@@ -101,6 +109,18 @@ async def run_worker(options: WorkerOptions) -> None:
                 raise error
     finally:
         await engine.close()
+
+
+def _serve_metrics(page: EncoderPage, port: int) -> None:
+    """Serve the encoder's metrics on loopback, in a thread that ends with the process."""
+    from prometheus_client import start_http_server
+
+    meter = Meter()
+    meter.watch(page.samples)
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=meter.registry)
+    except OSError as error:
+        raise ConfigError(f"cannot serve metrics at 127.0.0.1:{port}: {error.strerror}; choose another port") from error
 
 
 async def _until_stopped(*tasks: asyncio.Task[None]) -> None:

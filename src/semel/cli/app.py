@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 testing = typer.Typer(help="What one needs to try semel without downloading anything.", no_args_is_help=True)
 app.add_typer(testing, name="testing")
+bench = typer.Typer(help="Measured comparisons with bare vLLM, both sides in one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
 
 console = Console()
 
@@ -75,6 +77,7 @@ def worker(
     listen: Annotated[str, typer.Option(help="ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).")],
     key_file: _KeyFile,
     encoder_planning: _Planning = False,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics at this port of 127.0.0.1.")] = None,
     drain_s: Annotated[float, typer.Option(help="Seconds for running requests when it is stopped.")] = 2.0,
 ) -> None:
     """Start a worker: the process that embeds the engine. Takes every engine flag of vLLM."""
@@ -84,7 +87,9 @@ def worker(
     from semel.settings import read_key
 
     _log_to_stderr()
-    asyncio.run(run_worker(WorkerOptions(model, listen, read_key(key_file), context.args, encoder_planning, drain_s)))
+    key = read_key(key_file)
+    options = WorkerOptions(model, listen, key, context.args, encoder_planning, metrics_port, drain_s)
+    asyncio.run(run_worker(options))
 
 
 @app.command()
@@ -127,6 +132,26 @@ def doctor(
             f"{marks[finding.verdict]} {finding.what}: {finding.detail}{remedy}", highlight=False, soft_wrap=True
         )
     raise typer.Exit(int(failed))
+
+
+@bench.command()
+def encoder(
+    quick: Annotated[bool, typer.Option("--quick", help="End within a minute; figures are rougher.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures to this PNG file.")] = None,
+) -> None:
+    """What the encoder's plug-ins gain over vLLM's own classes. Needs vLLM; exit code 1 if a check is not ok."""
+    from semel.bench.encoder import run
+
+    with Console(stderr=True).status("measuring"):
+        report = run(quick=quick)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        report.print_table(console)
+    if plot is not None:
+        report.plot(plot)
+    raise typer.Exit(int(not report.ok))
 
 
 def _log_to_stderr() -> None:

@@ -25,7 +25,7 @@ from semel.settings import create_key
 
 __all__ = ["ServeOptions", "serve"]
 
-_END_S: Final = 8.0
+_END_S: Final = 6.5
 _POLL_S: Final = 0.25
 _LAST_LINES: Final = 25
 

@@ -13,8 +13,9 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 __all__ = ["Child", "end_all"]
@@ -23,6 +24,9 @@ _PR_SET_PDEATHSIG: Final = 1
 _MIN_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
+_GROUP_S: Final = 1.5
+_TRACKER_S: Final = 1.0
+_POLL_S: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ class Child:
             await self._start()
             assert self.process is not None
             code = await self.process.wait()
-            self._kill_group()
+            await self._end_group(_GROUP_S)
             if self.on_exit is not None:
                 self.on_exit(code)
             pause_s = _MIN_PAUSE_S if loop.time() - began > _STABLE_S else min(2 * pause_s, _MAX_PAUSE_S)
@@ -59,13 +63,14 @@ class Child:
             await asyncio.sleep(pause_s)
 
     async def end(self, within_s: float) -> None:
-        """Ask it to end, then kill what is left of its group."""
-        if self.process is None or self.process.returncode is not None:
+        """Ask it to end, then end what is left of its group."""
+        if self.process is None:
             return
-        self.process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), within_s)
-        self._kill_group()
+        if self.process.returncode is None:
+            self.process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), within_s)
+        await self._end_group(_GROUP_S)
         await self.process.wait()
 
     async def _start(self) -> None:
@@ -79,11 +84,52 @@ class Child:
         )
         self.starts += 1
 
-    def _kill_group(self) -> None:
-        """What a child leaves behind ends with it: the engine's own processes are in its group."""
+    async def _end_group(self, within_s: float) -> None:
+        """What a child leaves behind ends with it: the engine's own processes are in its group.
+
+        They are asked first and killed then, but for Python's resource trackers: they end by themselves when nobody is
+        left, and remove the shared memory of those that were killed.
+        """
+        if not self._signal_group(signal.SIGTERM) or await self._group_gone(within_s):
+            return
         assert self.process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        for member in _members(self.process.pid):
+            if not _is_tracker(member):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+        if not await self._group_gone(_TRACKER_S):
+            self._signal_group(signal.SIGKILL)
+
+    async def _group_gone(self, within_s: float) -> bool:
+        deadline = asyncio.get_running_loop().time() + within_s
+        while self._signal_group(0):  # noqa: ASYNC110 - the kernel tells nobody when a group is empty
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    def _signal_group(self, number: int) -> bool:
+        """Whether there was anybody to send it to."""
+        assert self.process is not None
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _members(group: int) -> Iterator[int]:
+    """The processes of a group."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[2]) == group:
+                yield int(entry.name)
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 async def end_all(children: Sequence[Child], within_s: float) -> None:

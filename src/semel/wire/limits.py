@@ -37,7 +37,7 @@ class Limits:
     chunk_bytes: int = 256 << 10
     """The most tensor bytes in one chunk."""
 
-    window_bytes: int = 4 << 20
+    window_bytes: int = 2 << 20
     """Bulk on its way that the receiver has not read: what an urgent message may have to wait behind."""
 
     max_open_features: int = 16

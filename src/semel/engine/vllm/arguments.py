@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semel.engine.vllm.compat import encoder_arguments, is_tested
@@ -11,10 +11,13 @@ from semel.errors import ConfigError
 __all__ = ["parse_engine_flags"]
 
 
-def parse_engine_flags(model: str, flags: Sequence[str], *, encoder_planning: bool = False) -> Any:
+def parse_engine_flags(
+    model: str, flags: Sequence[str], *, encoder_planning: bool = False, metrics: str | None = None
+) -> Any:
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
 
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for.
+    `metrics` is the path of an `EncoderPage` for the cache's totals.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -23,7 +26,8 @@ def parse_engine_flags(model: str, flags: Sequence[str], *, encoder_planning: bo
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *flags]))
     _check_parallel(arguments)
     if is_tested("encoder cache", "linear release of cached items, encoder cache metrics"):
-        _plug_in(arguments, flags, encoder_planning=encoder_planning)
+        settings = {} if metrics is None else {"metrics": metrics}
+        _plug_in(arguments, flags, encoder_arguments(settings, with_scheduler=encoder_planning))
     return arguments
 
 
@@ -36,8 +40,7 @@ def _check_parallel(arguments: Any) -> None:
         )
 
 
-def _plug_in(arguments: Any, flags: Sequence[str], *, encoder_planning: bool) -> None:
-    plugs = encoder_arguments(with_scheduler=encoder_planning)
+def _plug_in(arguments: Any, flags: Sequence[str], plugs: Mapping[str, Any]) -> None:
     for name, value in plugs.items():
         if f"--{name.replace('_', '-')}" not in {flag.partition("=")[0].partition(".")[0] for flag in flags}:
             setattr(arguments, name, value)

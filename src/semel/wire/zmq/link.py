@@ -62,8 +62,9 @@ class _Attempt:
     monitor: LoopSocket
 
     def close(self, linger_ms: int) -> None:
-        self.monitor.close()
+        # In this order: zmq's own thread hangs for ever in telling an event to a monitor that is closed.
         self.socket.close(linger_ms)
+        self.monitor.close()
 
 
 class FrontendLink:
@@ -188,8 +189,9 @@ class FrontendLink:
             secure_client(socket, self.address, self._key)
             socket.connect(self.address)
         except (ConfigError, zmq.ZMQError) as error:
-            monitor.close(0)
+            socket.disable_monitor()
             socket.close(0)
+            monitor.close(0)
             raise ConfigError(f"cannot connect to {self.address}: {error}") from error
         return LoopSocket(socket, self._on_message), LoopSocket(monitor, self._on_broken)
 

@@ -117,7 +117,7 @@ class WorkerListener:
             self.send(peer, message)
 
     def close(self, peer: Peer, message: str) -> None:
-        """End a peer's session in good order."""
+        """End a peer's session in good order; no event follows."""
         session = self._sessions.get(peer.identity)
         if session is not None:
             session.close(message)

@@ -20,10 +20,10 @@ from semel.wire.limits import Limits
 
 __all__ = ["LINGER_MS", "Alarm", "Inbox", "LoopSocket", "configure", "end", "weight"]
 
-LINGER_MS: Final = 200
+LINGER_MS: Final = 1000
 """How long a socket that is closed in good order may take to send its last word."""
 
-_TERM_S: Final = 2.0
+_TERM_S: Final = 5.0
 
 _BATCH: Final = 32
 """Messages that are read before others have their turn."""
@@ -70,6 +70,7 @@ class LoopSocket:
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
+            self._socket.disable_monitor()
             self._socket.close(linger_ms)
 
     def _schedule(self) -> None:

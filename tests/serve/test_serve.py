@@ -1,0 +1,264 @@
+"""`semel serve` as its users see it: three processes and more, over HTTP, with the ordinary client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+
+from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Tensor, Timeline
+from semel.errors import ProtocolError
+from semel.settings import read_key
+from semel.wire.events import Event, Opened, Reset
+from semel.wire.messages import Abort, Failed
+from semel.wire.translation import submit_of
+from semel.wire.zmq import FrontendLink
+from tests.engine.parity import GREEDY, Answer, image_part, picture, random_chat, running
+from tests.serve.served import Served, events, image_url, serving, until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+RNG = np.random.default_rng(0)
+CHATS = [random_chat(RNG, [image_part(picture(RNG)) for _ in range(index % 4)]) for index in range(48)]
+PICTURE = image_url(picture(np.random.default_rng(5)))
+
+
+@pytest.fixture(scope="module")
+async def expected(tiny: Callable[[str], Path]) -> list[Answer]:
+    """What bare vLLM answers, from an engine that is gone before the tests begin."""
+    async with running(tiny("qwen2-vl"), max_model_len=4_096) as rig:
+        return [await rig.bare(chat) for chat in CHATS]
+
+
+@pytest.fixture(scope="module")
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+@pytest.fixture(scope="module")
+def served(
+    tiny: Callable[[str], Path],
+    expected: list[Answer],
+    shared_memory: set[Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    with serving(tiny("qwen2-vl"), tmp_path_factory.mktemp("serve")) as running_now:
+        yield running_now
+
+
+def test_it_tells_where_it_serves_and_what_to_try(served: Served) -> None:
+    until(lambda: "Ctrl-C ends it" in served.log.read_text(), 5)
+    text = served.log.read_text()
+    assert f"semel is ready: {served.url}/v1" in text
+    assert f"curl {served.url}/v1/chat/completions" in text
+
+
+async def test_answers_are_those_of_bare_vllm_with_sixteen_requests_at_a_time(
+    served: Served, expected: list[Answer]
+) -> None:
+    room = asyncio.Semaphore(16)
+    fields = {key: value for key, value in GREEDY.items() if key != "logprobs"}
+    async with httpx.AsyncClient(timeout=120) as client:
+
+        async def ask(chat: list[dict[str, Any]]) -> dict[str, Any]:
+            body = {"messages": chat, **fields, "logprobs": True, "top_logprobs": 3, "return_token_ids": True}
+            async with room:
+                reply = await client.post(f"{served.url}/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            choice: dict[str, Any] = reply.json()["choices"][0]
+            return choice
+
+        choices = await asyncio.gather(*map(ask, CHATS))
+    for choice, bare in zip(choices, expected, strict=True):
+        assert tuple(choice["token_ids"]) == bare.token_ids
+        steps = [[entry["logprob"] for entry in step["top_logprobs"]] for step in choice["logprobs"]["content"]]
+        assert steps == [sorted(step.values(), reverse=True) for step in bare.logprobs]
+
+
+def test_the_openai_client_streams_a_chat_with_an_image(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    (model,) = client.models.list().data
+    chat: Any = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "What is this?"}]}]
+    options: Any = {"include_usage": True}
+    whole = client.chat.completions.create(model=model.id, messages=chat, max_tokens=8, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model=model.id, messages=chat, max_tokens=8, temperature=0, stream=True, stream_options=options
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert len(chunks) >= 8
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 8
+
+
+def test_several_sequences_are_answered(served: Served) -> None:
+    reply = served.chat("hello", n=3, temperature=1.0, seed=1).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([image_url(b"no picture")], "does not decode"),
+        ([image_url(b"")], "empty"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}], "not valid base64"),
+        ([{"type": "image_url", "image_url": {"url": "ftp://x/y"}}], "data URL"),
+        ([{"type": "nonsense"}], "messages[0].content[0]"),
+    ],
+)
+def test_media_at_fault_is_a_400_that_says_what_is_wrong(served: Served, content: object, message: str) -> None:
+    reply = served.chat(content)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
+    assert served.chat("still here").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "gpt-5"}, "'gpt-5' is not served here"),
+        ({"nonsense": 1}, "nonsense: Extra inputs"),
+        ({"n": 1_000_000}, "n: Input should be less than or equal to 128"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": -1.0}, "temperature must be non-negative"),
+    ],
+)
+def test_a_request_at_fault_is_a_400_that_says_what_is_wrong_S15(
+    served: Served, fields: dict[str, Any], message: str
+) -> None:
+    reply = served.chat("hello", **fields)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
+
+
+def test_a_client_that_is_killed_mid_stream_is_aborted_in_the_engine_within_a_second(served: Served) -> None:
+    program = f"""
+import openai
+client = openai.OpenAI(base_url="{served.url}/v1", api_key="none")
+chat = [{{"role": "user", "content": "tell me a very long story"}}]
+for chunk in client.chat.completions.create(model=client.models.list().data[0].id, messages=chat, stream=True,
+                                            max_tokens=4000, extra_body={{"ignore_eos": True}}):
+    print(chunk.choices[0].delta.content, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        client.stdout.readline()
+        assert served.running() == 1
+        client.kill()
+        assert until(lambda: served.running() == 0, 5) < 1.0
+
+
+def test_a_client_that_gives_up_on_a_whole_answer_is_aborted_too(served: Served) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{served.url}/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 4_000, "ignore_eos": True},
+            timeout=httpx.Timeout(30, read=0.5),
+        )
+    assert until(lambda: served.running() == 0, 5) < 1.0
+
+
+async def next_event(link: FrontendLink, kind: type[Event]) -> Any:
+    async with asyncio.timeout(20):
+        async for event in link:
+            if isinstance(event, kind | Reset):
+                return event
+    raise AssertionError("the link ended")
+
+
+async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_S9(served: Served) -> None:
+    key = read_key(served.folder / "key")
+    pixels = Tensor("float32", (16, 1176), memoryview(bytes(16 * 1176 * 4)))
+    grid = Tensor("int64", (1, 3), np.array([[1, 4, 4]]).data.cast("B"))
+    feature = Feature("image", {"pixel_values": pixels, "image_grid_thw": grid}, Layout((1018,) * 4))
+    digest = Digest(b"x" * 32)
+    prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
+    async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
+        assert isinstance(await next_event(link, Opened), Opened)
+        link.send(submit_of("bad", prompt, sampling={}, payloads=[digest]))
+        link.send_feature(digest, feature)
+        failed = await next_event(link, Failed)
+    assert (failed.status, failed.code) == (500, "feature_rejected")
+    assert "pixel_values is Tensor(float32" in failed.message
+    assert served.chat([PICTURE]).status_code == 200
+
+
+async def test_a_peer_without_the_key_can_neither_connect_nor_submit_S17(served: Served) -> None:
+    address = f"ipc://{served.folder}/worker.sock"
+    async with FrontendLink(address, key=Key(b"w" * 32), frontend_id="stranger") as link:
+        refused = await next_event(link, Opened)
+        assert isinstance(refused, Reset)
+        assert refused.code == "key"
+        with pytest.raises(ProtocolError):
+            link.send(Abort("any"))
+    assert served.chat("still here").status_code == 200
+
+
+def test_a_frontend_that_is_killed_has_its_requests_aborted_in_the_engine(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+    old = served.child("frontend")
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as stream,
+    ):
+        next(events(stream))
+        assert served.running() == 1
+        old.kill()
+        for _ in events(stream):
+            pass
+    until(lambda: served.ready()[0], 60)
+    assert served.child("frontend").pid != old.pid
+    assert served.running() == 0
+    assert served.chat("hello").status_code == 200
+
+
+def test_a_worker_that_is_killed_is_replaced_and_clients_are_told_the_truth_meanwhile(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as stream:
+        seen = events(stream)
+        next(seen)
+        served.child("worker").kill()
+        *_, last = seen
+    assert last["error"]["code"] == "worker_lost"
+    assert "send the request again" in last["error"]["message"]
+    ready, reason = served.ready()
+    assert not ready
+    assert reason
+    refused = served.chat("hello")
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    until(lambda: served.ready()[0], 120)
+    assert served.chat([PICTURE]).status_code == 200
+
+
+def test_ctrl_c_ends_everything_within_ten_seconds_and_leaves_nothing_behind(
+    served: Served, shared_memory: set[Path]
+) -> None:
+    """The last test of the module: it ends what the others use."""
+    processes = served.processes()
+    assert len(processes) >= 5
+    began = time.monotonic()
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(15) == 0
+    assert time.monotonic() - began < 10
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert not list(served.home.glob("semel-*"))
+    until(lambda: set(Path("/dev/shm").iterdir()) <= shared_memory, 10)
