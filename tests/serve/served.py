@@ -80,7 +80,7 @@ def serving(folder: Path, home: Path, *flags: str, within_s: float = 240) -> Ite
     with log.open("wb") as output:
         command = [str(SEMEL), "serve", str(folder), "--port", str(port), *FLAGS, *flags]
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(home)}, start_new_session=True
+            command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(home)}, process_group=0
         )
     served = Served(process, f"http://127.0.0.1:{port}", home, log, 0.0)
     try:

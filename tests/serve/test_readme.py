@@ -51,7 +51,7 @@ def test_the_library_s_program_runs(model: None, tmp_path: Path) -> None:
 def ready_after_s(model: None) -> Iterator[float]:
     """How long `semel serve` took; it serves until the tests are done."""
     began = time.monotonic()
-    with subprocess.Popen(command(COMMANDS[2]), cwd=ROOT, start_new_session=True) as serve:
+    with subprocess.Popen(command(COMMANDS[2]), cwd=ROOT, process_group=0) as serve:
         try:
             until(lambda: serve.poll() is not None or is_ready(), 240)
             assert serve.poll() is None

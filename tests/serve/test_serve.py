@@ -217,10 +217,11 @@ def test_a_frontend_that_is_killed_has_its_requests_aborted_in_the_engine(served
         contextlib.suppress(httpx.HTTPError),
         httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as stream,
     ):
-        next(events(stream))
+        seen = events(stream)
+        next(seen)
         assert served.running() == 1
         old.kill()
-        for _ in events(stream):
+        for _ in seen:
             pass
     until(lambda: served.ready()[0], 60)
     assert served.child("frontend").pid != old.pid

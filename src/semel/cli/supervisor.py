@@ -79,7 +79,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,
-            start_new_session=True,
+            process_group=0,  # a session of its own would be a scheduling group of its own, and those starve each other
             preexec_fn=_die_with_parent,
         )
         self.starts += 1
@@ -102,7 +102,7 @@ class Child:
 
     async def _group_gone(self, within_s: float) -> bool:
         deadline = asyncio.get_running_loop().time() + within_s
-        while self._signal_group(0):  # noqa: ASYNC110 - the kernel tells nobody when a group is empty
+        while self._signal_group(0):
             if asyncio.get_running_loop().time() > deadline:
                 return False
             await asyncio.sleep(_POLL_S)

@@ -61,7 +61,7 @@ class PoolProcess:
                     stdout=DEVNULL,
                     env=os.environ | _ENVIRONMENT,
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # Ctrl-C is for the pool, which ends its processes in order
+                    preexec_fn=os.setpgrp,  # Ctrl-C is for the pool, which ends its processes in order
                 )
             except OSError as error:
                 ours.close()
