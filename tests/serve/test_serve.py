@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,13 @@ import pytest
 
 from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Tensor, Timeline
 from semel.errors import ProtocolError
-from semel.settings import read_key
+from semel.settings import create_key, read_key
 from semel.wire.events import Event, Opened, Reset
 from semel.wire.messages import Abort, Failed
 from semel.wire.translation import submit_of
 from semel.wire.zmq import FrontendLink
 from tests.engine.parity import GREEDY, Answer, image_part, picture, random_chat, running
-from tests.serve.served import Served, events, image_url, serving, until
+from tests.serve.served import SEMEL, Served, events, free_port, image_url, serving, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -208,6 +210,32 @@ async def test_a_peer_without_the_key_can_neither_connect_nor_submit_S17(served:
         with pytest.raises(ProtocolError):
             link.send(Abort("any"))
     assert served.chat("still here").status_code == 200
+
+
+@pytest.mark.parametrize("fault", ["processor", "key"])
+def test_a_frontend_that_cannot_keep_the_contract_refuses_to_serve_and_says_why(
+    served: Served, tiny: Callable[[str], Path], tmp_path: Path, fault: str
+) -> None:
+    folder, key = tiny("qwen2-vl"), served.folder / "key"
+    if fault == "key":
+        key = tmp_path / "other.key"
+        create_key(key)
+    else:
+        folder = shutil.copytree(folder, tmp_path / "changed")
+        for name in ("preprocessor_config.json", "processor_config.json"):
+            config = folder / name
+            config.write_text(config.read_text().replace("0.48145466", "0.5"))
+    port = free_port()
+    command = [SEMEL, "frontend", folder, "--worker", f"ipc://{served.folder}/worker.sock", "--key-file", key]
+    stranger = replace(served, url=f"http://127.0.0.1:{port}")
+    with subprocess.Popen([*map(str, command), "--port", str(port)], process_group=0) as frontend:
+        try:
+            wanted = "the worker's processor" if fault == "processor" else "fleet key"
+            until(lambda: wanted in str(stranger.ready()[1]), 60)
+            assert stranger.chat("hello").status_code == 503
+        finally:
+            frontend.terminate()
+            frontend.wait(20)
 
 
 def test_a_frontend_that_is_killed_has_its_requests_aborted_in_the_engine(served: Served) -> None:
