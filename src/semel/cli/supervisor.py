@@ -13,8 +13,8 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,9 @@ class Child:
 
     name: str
     command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What it has in its environment besides ours."""
+
     output: int | None = None
     """A descriptor for what it prints; None lets it print to ours."""
 
@@ -76,6 +79,7 @@ class Child:
     async def _start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
+            env=os.environ | self.environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,

@@ -138,6 +138,8 @@ class Timeline(Sequence[Placeholder]):
         """The indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
         if start >= self._span:
             return len(self._ends), len(self._ends)
+        if start < 0 or end < 0:  # before the prompt: a shift by marks would wrap round
+            return self.window(max(start, 0), max(end, 0))
         before, mark = self._ends_before, start >> self._shift
         lo = bisect_right(self._ends, start, before[mark], before[mark + 1])
         if end > self._span:

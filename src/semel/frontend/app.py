@@ -14,10 +14,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.engine import Stream, Submission
-from semel.errors import InvalidRequest, MediaTooLarge, RequestError, SemelError, ServiceError
+from semel.errors import InvalidRequest, MediaTooLarge, PromptTooLong, RequestError, SemelError, ServiceError
 from semel.frontend.answers import Answer, error_body, model_list
 from semel.frontend.requests import ChatCompletionRequest
 from semel.frontend.service import Service, Serving
@@ -39,6 +40,15 @@ def create_app(service: Service, meter: Meter) -> FastAPI:
     @app.exception_handler(SemelError)
     async def on_error(_: Request, error: SemelError) -> Response:
         return _error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_: Request, error: HTTPException) -> Response:
+        return _json(error_body(str(error.detail), code="invalid_request", status=error.status_code), error.status_code)
+
+    @app.exception_handler(Exception)
+    async def on_surprise(_: Request, error: Exception) -> Response:
+        logger.error("a request failed in a way that we do not expect", exc_info=error)
+        return _error_response(ServiceError("internal error; the frontend's log says more"))
 
     app.add_middleware(_Counted, meter=meter)
 
@@ -94,17 +104,32 @@ class _Counted:
         await self._app(scope, receive, count)
 
 
+class _EventStream(StreamingResponse):
+    """Server-sent events, which close their stream even if not one of them was ever sent."""
+
+    def __init__(self, stream: Stream, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stream.close()
+
+
 async def _answer(serving: Serving, asked: ChatCompletionRequest) -> Response:
     rendered = await serving.pipeline.chat(asked.chat(), asked.tenant())
     request_id = uuid.uuid4().hex
     prompt_ids = rendered.prompt.token_ids
+    _check_length(len(prompt_ids), serving)
     submission = Submission(request_id, rendered.prompt, rendered.features, asked.sampling(), asked.cache_salt)
     del rendered
     stream = await serving.engine.submit(submission)
     del submission  # with it go the features: the engine has them now
     answer = Answer(request_id, serving.model, prompt_ids, serving.pipeline.tokenizer.decode, count=asked.n)
     if asked.stream:
-        return StreamingResponse(_events(stream, answer, asked), media_type="text/event-stream")
+        return _EventStream(stream, _events(stream, answer, asked))
     try:
         async for output in stream:
             answer.add(output)
@@ -114,7 +139,7 @@ async def _answer(serving: Serving, asked: ChatCompletionRequest) -> Response:
 
 
 async def _events(stream: Stream, answer: Answer, asked: ChatCompletionRequest) -> AsyncIterator[bytes]:
-    """The answer as server-sent events. However it ends, the stream is closed; that aborts what is unfinished."""
+    """The answer as server-sent events."""
     try:
         for chunk in answer.begin():
             yield _event(chunk)
@@ -124,8 +149,6 @@ async def _events(stream: Stream, answer: Answer, asked: ChatCompletionRequest) 
             yield _event(answer.usage_chunk())
     except (RequestError, ServiceError) as error:
         yield _event(error_body(str(error), code=error.code, status=error.status))
-    finally:
-        await stream.close()
     yield b"data: [DONE]\n\n"
 
 
@@ -170,6 +193,12 @@ def _parse(body: bytes) -> ChatCompletionRequest:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
         raise InvalidRequest(f"{where}: {first['msg']}") from None
+
+
+def _check_length(tokens: int, serving: Serving) -> None:
+    """Before the prompt is sent: one that is far too long would hold up the link for all others."""
+    if tokens >= (limit := serving.engine.contract.max_tokens):
+        raise PromptTooLong(f"the prompt has {tokens:,} tokens; {serving.model} takes {limit:,} with the answer")
 
 
 def _check_model(asked: ChatCompletionRequest, serving: Serving) -> None:

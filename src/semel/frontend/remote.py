@@ -27,10 +27,12 @@ logger = logging.getLogger(__name__)
 class RemoteStream:
     """The answer to one submission, as it comes from the worker."""
 
-    def __init__(self, request_id: str, engine: RemoteEngine, transfers: list[Transfer], *, sequences: int) -> None:
+    def __init__(self, request_id: str, engine: RemoteEngine, *, sequences: int) -> None:
+        self.transfers: list[Transfer] = []
+        """What was sent for it, to be withdrawn if it is closed before its end."""
+
         self._request_id = request_id
         self._engine = engine
-        self._transfers = transfers
         self._outputs: deque[Output] = deque()
         self._error: SemelError | None = None
         self._unfinished = set(range(sequences))
@@ -54,7 +56,7 @@ class RemoteStream:
         """Abort the request, unless its answer is complete."""
         if self._unfinished and self._error is None:
             self._unfinished.clear()
-            self._engine.abort(self._request_id, self._transfers)
+            self._engine.abort(self._request_id, self.transfers)
         self._engine.forget(self._request_id)
 
     def on_message(self, message: Accepted | Delta | Failed) -> None:
@@ -122,27 +124,31 @@ class RemoteEngine:
         """Send a submission with its features, and wait until the worker has taken it."""
         if not self._link.takes_submits:
             raise NotReady(f"{self._reason}; try again in a moment")
-        request_id = submission.request_id
+        sequences = submission.sampling.get("n", 1)
+        assert isinstance(sequences, int)
+        stream = RemoteStream(submission.request_id, self, sequences=sequences)
+        self._streams[submission.request_id] = stream
+        try:
+            self._send(submission, stream)
+            await stream.until_accepted()
+        except BaseException:
+            await stream.close()
+            raise
+        return stream
+
+    def _send(self, submission: Submission, stream: RemoteStream) -> None:
+        """Send all of a submission, in one session: nothing is awaited."""
         self._link.send(
             submit_of(
-                request_id,
+                submission.request_id,
                 submission.prompt,
                 sampling=submission.sampling,
                 cache_salt=submission.cache_salt,
                 payloads=submission.features,
             )
         )
-        transfers = [self._link.send_feature(digest, feature) for digest, feature in submission.features.items()]
-        sequences = submission.sampling.get("n", 1)
-        assert isinstance(sequences, int)
-        stream = RemoteStream(request_id, self, transfers, sequences=sequences)
-        self._streams[request_id] = stream
-        try:
-            await stream.until_accepted()
-        except BaseException:
-            await stream.close()
-            raise
-        return stream
+        for digest, feature in submission.features.items():
+            stream.transfers.append(self._link.send_feature(digest, feature))
 
     def abort(self, request_id: str, transfers: list[Transfer]) -> None:
         """Let the worker know that nobody waits for a request."""

@@ -38,8 +38,12 @@ _SAMPLING: Final = frozenset(
 """Fields that are the engine's sampling parameters under the same name."""
 
 
+_Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+_Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class StreamOptions(_Body):
@@ -57,25 +61,25 @@ class ChatCompletionRequest(_Body):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: _Tokens | None = None
+    max_completion_tokens: _Tokens | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: int | None = None
+    seed: _Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[_Int64, float], Field(max_length=1_024)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
-    top_k: int | None = None
+    top_k: _Int64 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[_Int64], Field(max_length=128)] | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool = False
 

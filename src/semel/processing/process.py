@@ -50,7 +50,10 @@ class PoolProcess:
     @classmethod
     async def start(cls, load: Load) -> tuple[Self, Description]:
         """Start a process and wait until it has loaded its processor."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ServiceError(f"a preprocessing process cannot be started: {error.strerror}") from error
         ours.setblocking(False)
         with theirs:
             try:

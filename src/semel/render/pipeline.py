@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.core import Digest, Feature, Identity, Item, Key, Media, Modality, Prompt, Tenant
-from semel.errors import ConfigError, InvalidRequest, SemelError
+from semel.errors import InvalidRequest, SemelError
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
 from semel.render.messages import Conversation
@@ -61,10 +61,11 @@ class Pipeline:
     async def chat(self, request: ChatRequest, tenant: Tenant | None = None) -> Rendered:
         """Render a chat."""
         if self.chat_renderer is None:
-            raise ConfigError("this model has no chat template; give one with --chat-template")
-        conversation = Conversation.parse(request.messages)
+            raise InvalidRequest("this model does not chat: it has no chat template")
+        conversation = await asyncio.to_thread(Conversation.parse, request.messages)
         items, features = await self._features(conversation.media, request.mm_processor_kwargs, tenant)
-        token_ids = self.chat_renderer.tokenize(
+        token_ids = await asyncio.to_thread(
+            self.chat_renderer.tokenize,
             conversation,
             tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from semel.core import Digest, Feature
-from semel.errors import FeatureRejected
+from semel.errors import MediaTooLarge
 from semel.wire.codec import pack
 from semel.wire.events import Arrived, Fault
 from semel.wire.limits import MAX_TENSORS, Limits
@@ -64,7 +64,7 @@ class Outbound:
     def add(self, digest: Digest, feature: Feature) -> int:
         """Queue a feature; the number of its transfer."""
         if feature.nbytes > self._limits.max_feature_bytes or len(feature.tensors) > MAX_TENSORS:
-            raise FeatureRejected(
+            raise MediaTooLarge(
                 f"{feature!r} has {feature.nbytes:,} bytes in {len(feature.tensors)} tensors; at most "
                 f"{self._limits.max_feature_bytes:,} bytes in {MAX_TENSORS} can be sent to a worker"
             )

@@ -7,9 +7,11 @@ its frontend aborts it, leaves, or is lost; cancelling closes the stream, and th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from semel.engine import Engine, Output, Submission
 from semel.errors import EngineDead, ProtocolError, RequestError, SemelError, ServiceError
@@ -20,6 +22,8 @@ from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.inbox import Announced, Inbox
 
 __all__ = ["Worker"]
+
+_LOAD_S: Final = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ class Worker:
         self._listener = listener
         self._frontends: dict[Peer, _Frontend] = {}
         self._died = asyncio.Event()
+        self._draining = False
+        self._telling: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Serve until the listener is closed; raise `EngineDead` as soon as the engine is."""
@@ -55,14 +61,17 @@ class Worker:
             dying.cancel()
             for peer in list(self._frontends):
                 self._forget(peer)
+            if self._telling is not None:
+                self._telling.cancel()
 
     async def drain(self, within_s: float) -> None:
         """Let frontends know that nothing more is taken, and wait for what is running, but not for ever."""
-        for peer in self._frontends:
-            self._send(peer, Draining())
-        running = set(self._tasks())
-        if running:
-            await asyncio.wait(running, timeout=within_s)
+        self._draining = True
+        self._listener.broadcast(Draining())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while (running := set(self._tasks())) or any(len(one.inbox) for one in self._frontends.values()):
+                    await asyncio.wait(running or {asyncio.create_task(asyncio.sleep(_LOAD_S))})
 
     async def _serve(self) -> None:
         async for peer, event in self._listener:
@@ -70,12 +79,16 @@ class Worker:
                 self._on_event(peer, event)
             except ProtocolError as error:
                 logger.warning("%s broke the protocol: %s", peer, error)
+            except Exception:  # an edge: what one frontend sends must not end the others
+                logger.exception("an event of %s failed", peer)
 
     def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
             case Admitted():
                 self._frontends[peer] = _Frontend()
                 logger.info("frontend %s connected", peer.frontend_id)
+                if self._draining:
+                    self._send(peer, Draining())
                 self._tell_load()
             case Submit():
                 self._announce(peer, event)
@@ -93,14 +106,19 @@ class Worker:
                 raise ProtocolError(f"{type(event).__name__} is nothing for a worker")
 
     def _announce(self, peer: Peer, submit: Submit) -> None:
+        frontend = self._frontends[peer]
+        if submit.request_id in frontend.tasks:
+            self._fail(peer, submit.request_id, ProtocolError(f"request {submit.request_id} was submitted twice"))
+            return
         try:
             announced = Announced(
                 submit.request_id, prompt_of(submit), submit.sampling, submit.cache_salt, frozenset(submit.payloads)
             )
+            complete = frontend.inbox.announce(announced)
         except ProtocolError as error:
             self._fail(peer, submit.request_id, error)
             return
-        if (complete := self._frontends[peer].inbox.announce(announced)) is not None:
+        if complete is not None:
             self._begin(peer, complete)
 
     def _begin(self, peer: Peer, submission: Submission) -> None:
@@ -126,7 +144,7 @@ class Worker:
                 async for output in stream:
                     self._send(peer, _delta(request_id, output))
             finally:
-                await stream.close()
+                await asyncio.shield(stream.close())  # a second cancellation must not lose the abort
         except SemelError as error:
             self._fail(peer, request_id, error)
         except Exception:  # the edge of the process: one request must not end the others
@@ -155,7 +173,12 @@ class Worker:
             self._listener.send(peer, message)
 
     def _tell_load(self) -> None:
-        """Let every frontend know how busy the engine is."""
+        """Let every frontend know soon how busy the engine is: once for all that changes in a moment."""
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(_LOAD_S, self._broadcast_load)
+
+    def _broadcast_load(self) -> None:
+        self._telling = None
         waiting = sum(len(frontend.inbox) for frontend in self._frontends.values())
         self._listener.broadcast(Load(sum(1 for _ in self._tasks()), waiting))
 

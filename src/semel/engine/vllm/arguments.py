@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.engine.vllm.compat import encoder_arguments, is_tested
+from semel.engine.vllm.compat import ENCODER_CACHE, encoder_arguments, is_tested
 from semel.errors import ConfigError
 
 __all__ = ["parse_engine_flags"]
@@ -25,9 +25,8 @@ def parse_engine_flags(
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage="semel worker MODEL [any engine flag of vLLM]"))
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *flags]))
     _check_parallel(arguments)
-    if is_tested("encoder cache", "linear release of cached items, encoder cache metrics"):
-        settings = {} if metrics is None else {"metrics": metrics}
-        _plug_in(arguments, flags, encoder_arguments(settings, with_scheduler=encoder_planning))
+    if is_tested("encoder cache", "linear release of cached items, encoder cache metrics, encoder planning"):
+        _plug_in(arguments, {} if metrics is None else {"metrics": metrics}, encoder_planning=encoder_planning)
     return arguments
 
 
@@ -40,7 +39,21 @@ def _check_parallel(arguments: Any) -> None:
         )
 
 
-def _plug_in(arguments: Any, flags: Sequence[str], plugs: Mapping[str, Any]) -> None:
-    for name, value in plugs.items():
-        if f"--{name.replace('_', '-')}" not in {flag.partition("=")[0].partition(".")[0] for flag in flags}:
-            setattr(arguments, name, value)
+def _plug_in(arguments: Any, settings: Mapping[str, Any], *, encoder_planning: bool) -> None:
+    """Our parts, unless the flags name others; to our own cache under other settings, only what they leave open."""
+    plugs = encoder_arguments(settings, with_scheduler=encoder_planning)
+    given = _as_mapping(arguments.ec_manager_config)
+    if given.get("encoder_cache_manager_cls") is None:
+        arguments.ec_manager_config = plugs["ec_manager_config"]
+    elif given["encoder_cache_manager_cls"] == ENCODER_CACHE:
+        merged = {**settings, **(given.get("manager_config") or {})}
+        arguments.ec_manager_config = {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": merged}
+    if arguments.scheduler_cls is None and "scheduler_cls" in plugs:
+        arguments.scheduler_cls = plugs["scheduler_cls"]
+
+
+def _as_mapping(config: Any) -> Mapping[str, Any]:
+    """The flag's value, which vLLM's parser has made an object of its own or left as it was."""
+    if config is None or isinstance(config, Mapping):
+        return config or {}
+    return {name: getattr(config, name, None) for name in ("encoder_cache_manager_cls", "manager_config")}
