@@ -13,7 +13,16 @@ from semel.errors import ConfigError
 from semel.telemetry import METRICS, Meter
 
 TOTALS = EncoderTotals(
-    queries=9, hits=5, evictions=2, capacity=80, resident=60, reclaimable=20, planned=4, cut=3, planning_ns=1_500_000
+    queries=9,
+    hits=5,
+    evictions=2,
+    capacity=80,
+    resident=60,
+    reclaimable=20,
+    planned=4,
+    cut=3,
+    taken_over=6,
+    planning_ns=1_500_000,
 )
 
 
@@ -36,6 +45,13 @@ def test_a_page_with_a_name_is_made_where_it_is_not_there(tmp_path: Path) -> Non
     assert reader.read() == {0: TOTALS}
     writer.close()
     reader.close()
+
+
+def test_every_total_is_shown_under_its_own_name() -> None:
+    page = EncoderPage.create()
+    page.write(0, TOTALS)
+    assert [value for _, value, _ in page.samples()] == [9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015]
+    page.close()
 
 
 def test_a_row_past_the_page_is_not_kept() -> None:

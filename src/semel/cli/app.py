@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
@@ -143,7 +145,8 @@ def encoder(
     """What the encoder's plug-ins gain over vLLM's own classes. Needs vLLM; exit code 1 if a check is not ok."""
     from semel.bench.encoder import run
 
-    with Console(stderr=True).status("measuring"):
+    # vLLM logs to whatever standard output is when it is imported; ours is for the report alone.
+    with Console(stderr=True).status("measuring"), contextlib.redirect_stdout(sys.stderr):
         report = run(quick=quick)
     if as_json:
         typer.echo(report.to_json())
