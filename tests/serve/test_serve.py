@@ -26,7 +26,8 @@ from semel.wire.events import Event, Opened, Reset
 from semel.wire.messages import Failed, Load
 from semel.wire.translation import submit_of
 from semel.wire.zmq import FrontendLink
-from tests.engine.parity import GREEDY, Answer, image_part, picture, random_chat, running
+from tests.engine.parity import Answer, image_part, picture, random_chat, running
+from tests.serve.http_parity import compare_over_http
 from tests.serve.served import SEMEL, Served, events, free_port, image_url, serving, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -69,23 +70,7 @@ def test_it_tells_where_it_serves_and_what_to_try(served: Served) -> None:
 async def test_answers_are_those_of_bare_vllm_with_sixteen_requests_at_a_time(
     served: Served, expected: list[Answer]
 ) -> None:
-    room = asyncio.Semaphore(16)
-    fields = {key: value for key, value in GREEDY.items() if key != "logprobs"}
-    async with httpx.AsyncClient(timeout=120) as client:
-
-        async def ask(chat: list[dict[str, Any]]) -> dict[str, Any]:
-            body = {"messages": chat, **fields, "logprobs": True, "top_logprobs": 3, "return_token_ids": True}
-            async with room:
-                reply = await client.post(f"{served.url}/v1/chat/completions", json=body)
-            assert reply.status_code == 200, reply.text
-            choice: dict[str, Any] = reply.json()["choices"][0]
-            return choice
-
-        choices = await asyncio.gather(*map(ask, CHATS))
-    for choice, bare in zip(choices, expected, strict=True):
-        assert tuple(choice["token_ids"]) == bare.token_ids
-        steps = [[entry["logprob"] for entry in step["top_logprobs"]] for step in choice["logprobs"]["content"]]
-        assert steps == [sorted(step.values(), reverse=True) for step in bare.logprobs]
+    await compare_over_http(served, CHATS, expected)
 
 
 def test_the_openai_client_streams_a_chat_with_an_image(served: Served) -> None:

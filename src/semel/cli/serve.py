@@ -29,6 +29,8 @@ __all__ = ["ServeOptions", "serve"]
 
 _END_S: Final = 6.5
 _POLL_S: Final = 0.25
+_MAX_SOCKET_CHARS: Final = 107  # what the kernel takes for a socket's path
+_VLLM_NAME_CHARS: Final = 37  # a slash and a UUID
 _LAST_LINES: Final = 25
 
 logger = logging.getLogger(__name__)
@@ -105,7 +107,8 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
     frontend = [*command, "frontend", options.model, "--worker", address, *common]
     frontend += ["--host", options.host, "--port", str(options.port), *options.frontend_flags]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
-    sockets = {"VLLM_RPC_BASE_PATH": str(folder)}
+    fits = len(str(folder)) + _VLLM_NAME_CHARS <= _MAX_SOCKET_CHARS
+    sockets = {"VLLM_RPC_BASE_PATH": str(folder)} if fits else {}
     return Child("worker", worker, sockets, output), Child("frontend", frontend, {}, output)
 
 
