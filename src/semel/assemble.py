@@ -6,6 +6,7 @@ The only place that knows all the parts. What is decided here is who is given wh
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -192,6 +193,7 @@ async def _follow(options: FrontendOptions, service: Service, remote: RemoteEngi
                 service.suspend("the model's processor is being loaded")
                 pool = await Pool.start(folder, contract.target, processes=options.processes)
                 meter.watch(partial(_pool_samples, pool))
+                gc.freeze()  # what is loaded by now stays: a collection during a large request need not walk it
             if fault := _mismatch(contract, pool):
                 logger.error("%s", fault)
                 service.suspend(fault)
