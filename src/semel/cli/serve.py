@@ -22,6 +22,7 @@ from rich.console import Console
 
 from semel.cli.doctor import examine_port
 from semel.cli.supervisor import Child, end_all
+from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import create_key
 
@@ -30,7 +31,6 @@ __all__ = ["ServeOptions", "serve"]
 _END_S: Final = 6.5
 _POLL_S: Final = 0.25
 _MAX_SOCKET_CHARS: Final = 107  # what the kernel takes for a socket's path
-_VLLM_NAME_CHARS: Final = 37  # a slash and a UUID
 _LAST_LINES: Final = 25
 
 logger = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
     frontend = [*command, "frontend", options.model, "--worker", address, *common]
     frontend += ["--host", options.host, "--port", str(options.port), *options.frontend_flags]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
-    fits = len(str(folder)) + _VLLM_NAME_CHARS <= _MAX_SOCKET_CHARS
-    sockets = {"VLLM_RPC_BASE_PATH": str(folder)} if fits else {}
+    fits = len(str(folder)) + SOCKET_NAME_CHARS <= _MAX_SOCKET_CHARS
+    sockets = {SOCKET_FOLDER: str(folder)} if fits else {}
     return Child("worker", worker, sockets, output), Child("frontend", frontend, {}, output)
 
 

