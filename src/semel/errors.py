@@ -17,6 +17,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── EngineDead          503  the engine is gone
     │   ├── WorkerLost          503  the connection to the worker broke while it answered
     │   └── NotReady            503  nothing can be served yet, or not any more
+    ├── FeatureMissing          an item was referred to that is not held; repaired between processes, never shown
     ├── ProtocolError           a peer process broke the protocol between frontend and worker
     └── ConfigError             the operator has to change a setting or a file
 
@@ -26,12 +27,14 @@ into a message: it stays in the log (threats S7).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
     "ConfigError",
     "EngineDead",
     "EngineFailed",
+    "FeatureMissing",
     "FeatureRejected",
     "InvalidRequest",
     "MediaDegenerate",
@@ -136,6 +139,14 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
+
+
+class FeatureMissing(SemelError):
+    """Items were referred to by digest that are not held; whoever has their features sends them."""
+
+    def __init__(self, digests: Iterable[bytes]) -> None:
+        self.digests = tuple(digests)
+        super().__init__(f"{len(self.digests)} features are not held: {', '.join(d.hex()[:12] for d in self.digests)}")
 
 
 class ProtocolError(SemelError):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ async def test_rendering_32768_items_costs_at_most_2_2_times_as_much_as_16384_S1
 
     await cost_s(1_024)
     gc.freeze()  # as a serving process does after its start, so that no collection walks what was loaded before
-    runs = [(await cost_s(16_384), await cost_s(32_768)) for _ in range(5)]
+    runs = [(await cost_s(16_384), await cost_s(32_768)) for _ in range(7)]
     gc.unfreeze()
-    half, whole = (min(column) for column in zip(*runs, strict=True))
-    assert whole <= 2.2 * half, f"{whole:.3f} s against {half:.3f} s"
+    ratio = median(whole / half for half, whole in runs)  # each pair under the same weather
+    assert ratio <= 2.2, f"{ratio:.2f} times: {runs}"

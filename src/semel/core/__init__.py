@@ -2,7 +2,7 @@
 
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
-from semel.core.feature import DTYPE_BYTES, Feature, Layout, Tensor
+from semel.core.feature import DTYPE_BYTES, Feature, Holding, Layout, Tensor
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 
@@ -12,6 +12,7 @@ __all__ = [
     "Digest",
     "Feature",
     "Field",
+    "Holding",
     "Identity",
     "Item",
     "Key",

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, Self
 
 from semel.core.media import Modality
 from semel.core.prompt import Mask
 
-__all__ = ["DTYPE_BYTES", "Feature", "Layout", "Tensor"]
+__all__ = ["DTYPE_BYTES", "Feature", "Holding", "Layout", "Tensor"]
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
@@ -98,3 +98,20 @@ class Feature:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={tensor!r}" for name, tensor in self.tensors.items())
         return f"Feature({self.modality}, {fields}, {self.layout!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Holding:
+    """A feature without its tensors: what one needs to know of it to refer to it by its digest."""
+
+    modality: Modality
+    nbytes: int
+    layout: Layout
+
+    @classmethod
+    def of(cls, feature: Feature) -> Self:
+        """What is known of a feature where its tensors are not."""
+        return cls(feature.modality, feature.nbytes, feature.layout)
+
+    def __repr__(self) -> str:
+        return f"Holding({self.modality}, {self.nbytes:,} bytes, {self.layout!r})"
