@@ -2,5 +2,6 @@
 
 from semel.core import Digest, Key, Tenant, digest
 from semel.errors import SemelError
+from semel.injecting import inject
 
-__all__ = ["Digest", "Key", "SemelError", "Tenant", "digest"]
+__all__ = ["Digest", "Key", "SemelError", "Tenant", "digest", "inject"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from semel.core import Key
 from semel.errors import ConfigError
 
-__all__ = ["create_key", "read_key"]
+__all__ = ["create_key", "read_admin_key", "read_key"]
 
 
 def create_key(path: Path) -> Key:
@@ -29,14 +29,24 @@ def create_key(path: Path) -> Key:
 
 def read_key(path: Path) -> Key:
     """A fleet key from a key file: 64 hexadecimal digits, readable by its owner alone."""
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the key file {path}; `semel key {path}` makes one") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{path} can be read by others; `chmod 600 {path}`")
+    text = _read_secret(path, remedy=f"`semel key {path}` makes one")
     try:
         return Key(bytes.fromhex(text))
     except ValueError:
         raise ConfigError(f"{path} is not a key file: it needs 64 hexadecimal digits") from None
+
+
+def read_admin_key(path: Path) -> str:
+    """The key of a worker's admin address: any printable text, readable by its owner alone."""
+    return _read_secret(path, remedy="write at least 16 random characters into it")
+
+
+def _read_secret(path: Path, *, remedy: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the key file {path}; {remedy}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{path} can be read by others; `chmod 600 {path}`")
+    return text

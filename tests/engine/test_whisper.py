@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from semel.core import Layout, Media, Placeholder, Prompt, Timeline
-from semel.errors import FeatureRejected
+from semel.errors import FeatureMissing, FeatureRejected
 from semel.media import DecodeLimits, decode_audio
 from semel.render import Rendered
 from tests.engine.parity import Answer, Rig, clip, distinct, running
@@ -48,6 +48,21 @@ async def test_ten_random_clips_are_transcribed_as_by_vllm_itself(rig: Rig) -> N
     answers = [await rig.answer(await rig.pipeline.transcription(Media("audio", data), start)) for data, start in clips]
     assert answers == expected
     assert distinct(answers) >= 0.95
+
+
+async def test_vllm_keeps_no_clips_for_an_encoder_decoder_so_injecting_one_does_nothing_D6(rig: Rig) -> None:
+    rendered = await rig.pipeline.transcription(Media("audio", clip(np.random.default_rng(3))), STARTS[0])
+    expected = await rig.answer(rendered)
+    ((identity, feature),) = rendered.features.items()
+    assert rig.engine.contract.cache_bytes == 0
+    assert not await rig.engine.inject(identity, feature)
+    assert not rig.engine.holds(identity)
+    with pytest.raises(FeatureMissing):
+        await rig.answer(replace(rendered, features={}))
+    with pytest.raises(FeatureRejected, match="the encoder has 1500 positions"):
+        await rig.engine.inject(identity, replace(feature, layout=Layout((0,) * 1_499)))
+    await rig.engine.reset()
+    assert await rig.answer(rendered) == expected
 
 
 async def test_an_encoder_prompt_of_another_length_is_refused_and_the_engine_lives_on_S9(rig: Rig) -> None:

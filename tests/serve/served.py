@@ -61,10 +61,10 @@ class Served:
         """Requests that the worker answers, as it tells its frontends."""
         return self.metric("semel_worker_running_requests")
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, labels: str = "") -> float:
+        """The sum of a metric over all labels, or those that contain some text."""
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        (value,) = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
-        return float(value)
+        return sum_of(text, name, labels)
 
     def chat(self, content: object, **fields: object) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0.0, "max_tokens": 8, **fields}
@@ -95,6 +95,12 @@ def serving(folder: Path, home: Path, *flags: str, within_s: float = 240) -> Ite
             for child in served.processes():
                 child.kill()
             raise
+
+
+def sum_of(metrics: str, name: str, labels: str = "") -> float:
+    """The sum of a metric in Prometheus' text, over all labels that contain some text."""
+    found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", metrics, re.MULTILINE)
+    return sum(float(value) for its_labels, value in found if labels in its_labels)
 
 
 def until(condition: Callable[[], bool], within_s: float) -> float:

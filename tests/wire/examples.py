@@ -36,6 +36,9 @@ CONTRACT: Final = Contract(
     max_embeds=64,
     max_tokens=1024,
 )
+LAYOUT: Final = Layout((7, 8, 8, 9), Mask([False, True, True, False]))
+"""Of every item."""
+
 SMALL: Final = Limits(inline_bytes=256, chunk_bytes=128, window_bytes=1024, max_open_features=3, max_open_bytes=16_384)
 """Limits under which a few kilobytes travel in chunks."""
 
@@ -54,15 +57,14 @@ def feature_of_rows(rows: int, *, seed: int = 0) -> Feature:
             "pixel_values": Tensor("float32", (rows, 4), memoryview(pixels)),
             "image_grid_thw": Tensor("int64", (3,), memoryview(bytes(24))),
         },
-        Layout((7, 8, 8, 9), Mask([False, True, True, False])),
+        LAYOUT,
     )
 
 
 def prompt() -> Prompt:
-    mask = Mask([False, True, True, False])
     return Prompt(
         [1, 2, 7, 8, 8, 9, 3, 7, 8, 8, 9],
-        Timeline.decoder([Placeholder(2, 4, mask), Placeholder(7, 4, mask)]),
+        Timeline.decoder([Placeholder(2, 4, LAYOUT.mask), Placeholder(7, 4, LAYOUT.mask)]),
         (Item("image", digest_of(1)), Item("image", digest_of(2))),
     )
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.errors import ProtocolError
+from semel.core import Holding, Item, Layout, Mask, Placeholder, Prompt, Timeline
+from semel.errors import PromptTooLong, ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, MAX_FRAMES, Frames, decode, encode, pack
 from semel.wire.limits import Limits
-from semel.wire.messages import Abort, Chunk, FrontendMessage, Payload, Refusal, Submit, TensorHead
-from semel.wire.translation import feature_of, payload_of, prompt_of, submit_of
-from tests.wire.examples import digest_of, feature_of_rows, prompt, same, submit
+from semel.wire.messages import Abort, Chunk, FrontendMessage, Have, Held, Payload, Refusal, Runs, Submit, TensorHead
+from semel.wire.translation import feature_of, have_of, holdings_of, payload_of, prompt_of, submit_of
+from tests.wire.examples import LAYOUT, digest_of, feature_of_rows, prompt, same, submit
 
 LIMITS = Limits()
 
@@ -44,7 +45,7 @@ def test_tensor_bytes_are_never_copied_on_decoding() -> None:
 def test_a_prompt_comes_out_as_it_went_in() -> None:
     message = read(encode(1, 2, pack(submit(), LIMITS)))
     assert isinstance(message, Submit)
-    found = prompt_of(message)
+    found = prompt_of(message, lambda _: LAYOUT, max_tokens=11)
     assert (list(found.token_ids), found.timeline, found.items) == (
         prompt().token_ids,
         prompt().timeline,
@@ -55,23 +56,68 @@ def test_a_prompt_comes_out_as_it_went_in() -> None:
 
 
 def test_an_encoder_prompt_comes_out_as_it_went_in() -> None:
-    from semel.core import Item, Placeholder, Prompt, Timeline
-
-    before = Prompt([5, 6], Timeline.encoder([Placeholder(0, 3)]), (Item("audio", digest_of(1)),), [0, 0, 0])
-    after = prompt_of(submit_of("r", before, sampling={}))
+    before = Prompt([5, 6], Timeline.encoder([Placeholder(0, 3)]), (Item("audio", digest_of(1)),), (0, 0, 0))
+    after = prompt_of(submit_of("r", before, sampling={}), lambda _: Layout((0, 0, 0)), max_tokens=2)
     assert after == before
 
 
-def test_a_repeat_costs_less_than_200_bytes_on_the_wire() -> None:
-    whole = len(pack(submit(), LIMITS))
-    without = len(pack(submit_of("r1", prompt(), sampling={}), LIMITS))
-    assert whole < 400
-    assert without < 200
+def test_a_prompt_that_grows_past_the_model_is_not_put_together_S16() -> None:
+    with pytest.raises(PromptTooLong, match="the prompt has 11 tokens; the model takes 10"):
+        prompt_of(submit(), lambda _: LAYOUT, max_tokens=10)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=4), st.integers(0, 3)), max_size=6))
+def test_any_prompt_comes_out_as_it_went_in(parts: list[tuple[list[int], int]]) -> None:
+    tokens: list[int] = []
+    places = []
+    for text, length in parts:
+        tokens += text
+        places.append(Placeholder(len(tokens), length))
+        tokens += [9] * length
+    items = tuple(Item("image", digest_of(place.length)) for place in places)
+    before = Prompt(tokens, Timeline.decoder(places), items)
+    layouts = {digest_of(length): Layout((9,) * length) for length in range(4)}
+    assert prompt_of(submit_of("r", before, sampling={}), layouts.__getitem__, max_tokens=100) == before
+
+
+@given(st.lists(st.tuples(st.integers(-2, 5), st.booleans()), max_size=30), st.booleans())
+def test_what_is_held_comes_out_as_it_went_in(positions: list[tuple[int, bool]], masked: bool) -> None:
+    layout = Layout(tuple(token for token, _ in positions), Mask(bit for _, bit in positions) if masked else None)
+    holdings = {digest_of(number): Holding("image", number, layout) for number in range(3)}
+    message = decode(encode(1, 2, pack(have_of(7, holdings), LIMITS)), FROM_WORKER, LIMITS).message
+    assert isinstance(message, Have)
+    assert message.number == 7
+    assert len(message.layouts) == 1
+    assert holdings_of(message) == holdings
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        Runs(b"123"),
+        Runs(bytes(4)),
+        Runs(b"\x01\0\0\0\xff\xff\xff\x7f"),
+        Runs(b"\x01\0\0\0\xff\xff\xff\xff"),
+        Runs(b"\x01\0\0\0\x02\0\0\0", b"\x01\0\0\0"),
+        Runs(b"", b"\xff\xff\xff\x7f"),
+    ],
+)
+def test_an_announcement_that_does_not_hold_together_is_refused_S10(runs: Runs) -> None:
+    with pytest.raises(ProtocolError, match="announcement 0 cannot be read"):
+        holdings_of(Have(0, (Held(digest_of(1), "image", 1, 0),), (runs,)))
+    with pytest.raises(ProtocolError, match="announcement 0 cannot be read"):
+        holdings_of(Have(0, (Held(digest_of(1), "image", 1, 1),), (Runs(b""),)))
+
+
+def test_a_repeat_costs_less_than_200_bytes_on_the_wire_however_large_the_item_D1() -> None:
+    text = Prompt([1] * 20, Timeline.decoder([]), ())
+    tokens = [1] * 10 + [8] * 2_691 + [1] * 10
+    shown = Prompt(tokens, Timeline.decoder([Placeholder(10, 2_691)]), (Item("image", digest_of(1)),))
+    sizes = [len(pack(submit_of("r1", one, sampling={}), LIMITS)) for one in (text, shown)]
+    assert sizes[1] - sizes[0] <= 50
 
 
 def test_a_prompt_with_the_most_items_fits_a_message_and_one_more_is_refused_S10() -> None:
-    from semel.core import Item, Placeholder, Prompt, Timeline
-
     def of(count: int) -> Prompt:
         return Prompt(
             [1] * 31 * count,
@@ -141,9 +187,7 @@ def test_a_message_that_is_too_large_is_not_even_sent() -> None:
     "broken",
     [
         {"token_ids": b"123"},
-        {"masks": ()},
-        {"masks": (b"\x01",)},
-        {"encoder_token_ids": b""},
+        {"token_ids": b""},
         {"places": submit().places[::-1]},
     ],
 )
@@ -151,7 +195,7 @@ def test_a_prompt_that_does_not_hold_together_is_refused(broken: dict[str, objec
     import msgspec
 
     with pytest.raises(ProtocolError, match="request r1 has a broken prompt"):
-        prompt_of(msgspec.structs.replace(submit(), **broken))
+        prompt_of(msgspec.structs.replace(submit(), **broken), lambda _: LAYOUT, max_tokens=100)
 
 
 def test_a_feature_comes_out_as_it_went_in() -> None:
@@ -178,8 +222,8 @@ def test_a_message_with_bytes_exchanged_is_read_or_refused_and_nothing_worse_S10
     try:
         message = read(encode(1, 2, VALID[:at] + instead + VALID[at + skip :]))
         if isinstance(message, Submit):
-            prompt_of(message)
-    except ProtocolError:
+            prompt_of(message, lambda _: LAYOUT, max_tokens=100)
+    except (ProtocolError, PromptTooLong):
         pass
 
 

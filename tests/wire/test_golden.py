@@ -10,6 +10,8 @@ from typing import Final, get_args
 
 import pytest
 
+from semel.cache import Lease
+from semel.core import Holding
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import (
@@ -25,19 +27,22 @@ from semel.wire.messages import (
     Drain,
     Draining,
     Failed,
+    Forget,
     FrontendMessage,
+    Gone,
     Heartbeat,
     Hello,
     Load,
     Message,
+    Need,
     Proof,
     Refusal,
     Welcome,
     Withdraw,
     WorkerMessage,
 )
-from semel.wire.translation import payload_of
-from tests.wire.examples import CONTRACT, digest_of, feature_of_rows, submit
+from semel.wire.translation import have_of, lend_of, payload_of
+from tests.wire.examples import CONTRACT, LAYOUT, digest_of, feature_of_rows, submit
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 FEATURE: Final = feature_of_rows(2)
@@ -55,12 +60,17 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (payload_of(3, digest_of(5), FEATURE), tuple(tensor.data for tensor in FEATURE.tensors.values())),
     (Chunk(3, 1, 4096, 5), (memoryview(b"bytes"),)),
     (Withdraw(3), ()),
+    (lend_of(digest_of(5), FEATURE, Lease(9, b"s" * 16, 4096, 40)), ()),
     (Drain(), ()),
     (Accepted("r1"), ()),
     (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)))), ()),
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
     (Load(3, 4), ()),
+    (have_of(3, {digest_of(5): Holding("image", 40, LAYOUT), digest_of(6): Holding("image", 41, LAYOUT)}), ()),
+    (Gone(4, (digest_of(5),)), ()),
+    (Need("r1", (digest_of(5),)), ()),
+    (Forget(), ()),
 )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from semel.bench.report import Report
 
 __all__ = ["app"]
 
@@ -43,6 +47,9 @@ def key(path: Annotated[Path, typer.Argument(help="The file to make; it must not
     console.print(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --key-file.", highlight=False)
 
 
+_MAX_BODY_BYTES: Final = 256 * 1024**2
+
+
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _Model = Annotated[str, typer.Argument(help="A model folder, or a model's name on the hub.")]
 _Host = Annotated[str, typer.Option(help="The address to serve at.")]
@@ -51,6 +58,10 @@ _KeyFile = Annotated[Path, typer.Option(help="The fleet key (`semel key FILE` ma
 _ChatTemplate = Annotated[str | None, typer.Option(help="A chat template: a file, or Jinja itself.")]
 _Processes = Annotated[int, typer.Option(help="Preprocessing processes.")]
 _MaxBody = Annotated[int, typer.Option(help="The largest request in bytes.")]
+_CacheKind = Annotated[
+    Literal["shared", "lru"], typer.Option(help="Where features are kept: in shared memory, or in the process.")
+]
+_CacheGb = Annotated[float, typer.Option(help="GiB for them; 0 keeps none.")]
 _Planning = Annotated[bool, typer.Option("--encoder-planning", help="Let semel plan vLLM's encoder as well.")]
 
 
@@ -64,11 +75,17 @@ def serve(
         Path | None, typer.Option(help="The fleet key; without one, a key is made for this run.")
     ] = None,
     chat_template: _ChatTemplate = None,
+    processes: _Processes = 1,
+    max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
+    feature_cache: _CacheKind = "shared",
+    feature_cache_gb: _CacheGb = 1.0,
 ) -> None:
     """Serve a model on this machine: a worker and a frontend, kept alive. Takes every engine flag of vLLM."""
     from semel.cli.serve import ServeOptions, serve
 
-    frontend_flags = [] if chat_template is None else ["--chat-template", chat_template]
+    frontend_flags = ["--processes", str(processes), "--max-body-bytes", str(max_body_bytes)]
+    frontend_flags += ["--feature-cache", feature_cache, "--feature-cache-gb", str(feature_cache_gb)]
+    frontend_flags += [] if chat_template is None else ["--chat-template", chat_template]
     raise typer.Exit(serve(ServeOptions(model, host, port, key_file, context.args, frontend_flags)))
 
 
@@ -79,31 +96,39 @@ def worker(
     listen: Annotated[str, typer.Option(help="ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).")],
     key_file: _KeyFile,
     encoder_planning: _Planning = False,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics at this port of 127.0.0.1.")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Serve metrics, injection and reset at this port of 127.0.0.1.")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help="The key for injection and reset: a file of 16 printable characters or more.")
+    ] = None,
     drain_s: Annotated[float, typer.Option(help="Seconds for running requests when it is stopped.")] = 2.0,
 ) -> None:
     """Start a worker: the process that embeds the engine. Takes every engine flag of vLLM."""
     import asyncio
 
     from semel.assemble import WorkerOptions, run_worker
-    from semel.settings import read_key
+    from semel.settings import read_admin_key, read_key
 
     _log_to_stderr()
     key = read_key(key_file)
-    options = WorkerOptions(model, listen, key, context.args, encoder_planning, metrics_port, drain_s)
+    admin_key = None if admin_key_file is None else read_admin_key(admin_key_file)
+    options = WorkerOptions(model, listen, key, context.args, encoder_planning, admin_port, admin_key, drain_s)
     asyncio.run(run_worker(options))
 
 
 @app.command()
 def frontend(
     model: _Model,
-    worker: Annotated[str, typer.Option(help="Where the worker listens.")],
+    worker: Annotated[list[str], typer.Option(help="Where a worker listens; once for each of them.")],
     key_file: _KeyFile,
     host: _Host = "127.0.0.1",
     port: _Port = 8000,
     chat_template: _ChatTemplate = None,
     processes: _Processes = 1,
-    max_body_bytes: _MaxBody = 256 * 1024**2,
+    max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
+    feature_cache: _CacheKind = "shared",
+    feature_cache_gb: _CacheGb = 1.0,
 ) -> None:
     """Start a frontend: OpenAI's API over HTTP, without a GPU."""
     import uvloop
@@ -112,8 +137,19 @@ def frontend(
     from semel.settings import read_key
 
     _log_to_stderr()
-    key = read_key(key_file)
-    uvloop.run(run_frontend(FrontendOptions(model, worker, key, host, port, chat_template, processes, max_body_bytes)))
+    options = FrontendOptions(
+        model=model,
+        workers=worker,
+        key=read_key(key_file),
+        host=host,
+        port=port,
+        chat_template=chat_template,
+        processes=processes,
+        max_body_bytes=max_body_bytes,
+        cache_kind=feature_cache,
+        cache_bytes=int(feature_cache_gb * 1024**3),
+    )
+    uvloop.run(run_frontend(options))
 
 
 @app.command()
@@ -136,15 +172,28 @@ def doctor(
     raise typer.Exit(int(failed))
 
 
+_Quick = Annotated[bool, typer.Option("--quick", help="End within a minute; figures are rougher.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+_Plot = Annotated[Path | None, typer.Option(help="Draw the figures to this PNG file.")]
+
+
 @bench.command()
-def encoder(
-    quick: Annotated[bool, typer.Option("--quick", help="End within a minute; figures are rougher.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures to this PNG file.")] = None,
-) -> None:
+def encoder(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> None:
     """What the encoder's plug-ins gain over vLLM's own classes. Needs vLLM; exit code 1 if a check is not ok."""
     from semel.bench.encoder import run
 
+    _report(run, quick=quick, as_json=as_json, plot=plot)
+
+
+@bench.command()
+def cache(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> None:
+    """Handing features to other processes, beside one memcpy and vLLM's ring. Exit code 1 if a check is not ok."""
+    from semel.bench.cache import run
+
+    _report(run, quick=quick, as_json=as_json, plot=plot)
+
+
+def _report(run: Callable[..., Report], *, quick: bool, as_json: bool, plot: Path | None) -> NoReturn:
     # vLLM logs to whatever standard output is when it is imported; ours is for the report alone.
     with Console(stderr=True).status("measuring"), contextlib.redirect_stdout(sys.stderr):
         report = run(quick=quick)

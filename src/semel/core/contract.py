@@ -74,6 +74,9 @@ class Contract:
     max_tokens: int
     """Tokens of one prompt and its answer together."""
 
+    cache_bytes: int = 0
+    """What the engine's item cache holds; 0: it is off."""
+
     def check(self, feature: Feature) -> None:
         """Refuse a feature of wrong names, dtypes, shapes or size."""
         fields = self.fields.get(feature.modality)

@@ -1,7 +1,8 @@
 """What semel asks of an engine, and the values that go in and out.
 
 An engine gets prompts that are rendered and features that are preprocessed; it never sees a URL, a message or a pixel
-that semel has not checked. The one implementation is `semel.engine.vllm`.
+that semel has not checked. An engine keeps items in a cache of its own and tells what it holds; an item that it holds
+is referred to by its digest. The one implementation is `semel.engine.vllm`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from semel.core import Contract, Digest, Feature, Prompt
+from semel.core import Contract, Digest, Feature, Holding, Prompt
 
-__all__ = ["Engine", "Output", "Stream", "Submission"]
+__all__ = ["Engine", "HoldingWatcher", "Output", "Stream", "Submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Submission:
     request_id: str
     prompt: Prompt
     features: Mapping[Digest, Feature]
-    """The feature of every item of the prompt."""
+    """The features of the items that the engine may lack; every other item is referred to by its digest."""
 
     sampling: Mapping[str, object] = field(default_factory=dict)
     """Sampling parameters under the engine's own names."""
@@ -50,11 +51,27 @@ class Stream(Protocol):
     """The answer to a submission, as it is generated. Whoever has one closes it."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs, until the last one has a finish reason for every sequence."""
+        """The outputs, until the last one has a finish reason for every sequence.
+
+        Raises `FeatureMissing` before the first of them if items that went by reference were not there after all: the
+        submission can be made again, with their features.
+        """
         ...
 
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
+        ...
+
+
+class HoldingWatcher(Protocol):
+    """Is told what an engine's item cache holds: every insertion and every removal, in order, as it happens."""
+
+    def hold(self, digest: Digest, holding: Holding) -> None:
+        """The item is held from now on."""
+        ...
+
+    def drop(self, digest: Digest) -> None:
+        """The item is gone."""
         ...
 
 
@@ -70,12 +87,36 @@ class Engine(Protocol):
         """What this engine expects."""
         ...
 
+    def holds(self, digest: Digest) -> bool:
+        """Whether the engine's item cache holds the item, as far as this process knows."""
+        ...
+
+    def holding(self, digest: Digest) -> Holding | None:
+        """What is known of an item that is held."""
+        ...
+
+    def watch(self, watcher: HoldingWatcher) -> None:
+        """Tell the watcher of everything that is held, and from now on of every change."""
+        ...
+
     async def submit(self, submission: Submission) -> Stream:
-        """Check a submission and hand it to the engine, which needs it no more when this returns."""
+        """Check a submission and hand it to the engine, which needs it no more when this returns.
+
+        Raises `FeatureMissing` if an item without a feature is not held or could not stay until its turn; nothing has
+        changed then.
+        """
+        ...
+
+    async def inject(self, digest: Digest, feature: Feature) -> bool:
+        """Put an item into the engine's item cache, without a request.
+
+        False if it was held already, does not fit, or there is no cache. A feature that breaks the contract is refused
+        with `FeatureRejected`.
+        """
         ...
 
     async def reset(self) -> None:
-        """Forget all cached items, embeddings and prefixes."""
+        """Forget all cached items, embeddings and prefixes. Requests in flight are answered."""
         ...
 
     async def close(self) -> None:

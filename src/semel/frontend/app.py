@@ -72,7 +72,7 @@ def create_app(service: Service, meter: Meter) -> FastAPI:
     async def models() -> Response:
         """The model that is served."""
         serving = service.serving()
-        return _json(model_list(serving.model, serving.engine.contract.max_tokens, service.started))
+        return _json(model_list(serving.model, serving.contract.max_tokens, service.started))
 
     schema = {"content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}}, "required": True}
 
@@ -119,14 +119,17 @@ class _EventStream(StreamingResponse):
 
 
 async def _answer(serving: Serving, asked: ChatCompletionRequest) -> Response:
-    rendered = await serving.pipeline.chat(asked.chat(), asked.tenant())
+    draft = await serving.pipeline.read_chat(asked.chat(), asked.tenant())
+    worker = serving.fleet.choose(draft.media)
+    rendered = await serving.pipeline.render(draft, worker.holding)
     request_id = uuid.uuid4().hex
     prompt_ids = rendered.prompt.token_ids
     _check_length(len(prompt_ids), serving)
     submission = Submission(request_id, rendered.prompt, rendered.features, asked.sampling(), asked.cache_salt)
-    del rendered
-    stream = await serving.engine.submit(submission)
-    del submission  # with it go the features: the engine has them now
+    make = rendered.make
+    del rendered, draft
+    stream = await serving.fleet.submit(worker, submission, make)
+    del submission, make  # with them go features and media: the worker has what it needs
     answer = Answer(request_id, serving.model, prompt_ids, serving.pipeline.tokenizer.decode, count=asked.n)
     if asked.stream:
         return _EventStream(stream, _events(stream, answer, asked))
@@ -197,7 +200,7 @@ def _parse(body: bytes) -> ChatCompletionRequest:
 
 def _check_length(tokens: int, serving: Serving) -> None:
     """Before the prompt is sent: one that is far too long would hold up the link for all others."""
-    if tokens >= (limit := serving.engine.contract.max_tokens):
+    if tokens >= (limit := serving.contract.max_tokens):
         raise PromptTooLong(f"the prompt has {tokens:,} tokens; {serving.model} takes {limit:,} with the answer")
 
 

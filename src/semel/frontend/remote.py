@@ -1,25 +1,35 @@
-"""A worker's engine as its frontend sees it: the `Engine` protocol over a link.
+"""A worker as its frontend sees it: what it holds, how busy it is, and a way to submit to it.
 
-What is sent is complete when the worker has accepted it, and a stream whose worker is lost ends with `WorkerLost`. A
-stream that is closed before its end sends an abort, and what was still to be sent for it is withdrawn.
+Of a request's items only those travel that the worker lacks: the ledger says which, and sending them and noting it are
+one step. A wrong guess is repaired here, before and after the worker has taken the request, and the client never sees
+it. What was made for a request is let go when the worker has taken it, its media with the first output. A stream whose
+worker is lost ends with `WorkerLost`; one that is closed before its end sends an abort.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
 
-from semel.core import Contract
+from semel.cache import Lender, SharedCache
+from semel.core import Contract, Digest, Feature, Holding, Prompt
 from semel.engine import Output, Submission
-from semel.errors import NotReady, ProtocolError, SemelError, WorkerLost, error_for
+from semel.errors import NotReady, ProtocolError, SemelError, ServiceError, WorkerLost, error_for
+from semel.ledger import Ledger
+from semel.render import Make
+from semel.telemetry import CacheLookups, Meter
+from semel.telemetry.metrics import FEATURE_BYTES_SAVED, FEATURE_BYTES_SENT, FEATURES_REPAIRED, FEATURES_SENT
 from semel.wire.events import Closed, Event, Opened, Reset
-from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Load
-from semel.wire.translation import submit_of
-from semel.wire.zmq import FrontendLink, Transfer
+from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
+from semel.wire.translation import holdings_of, lend_of, submit_of
+from semel.wire.zmq import FrontendLink, Transfer, memory_path
 
-__all__ = ["RemoteEngine", "RemoteStream"]
+__all__ = ["RemoteStream", "RemoteWorker"]
+
+_STARTING: Final = "the worker is starting"
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +37,20 @@ logger = logging.getLogger(__name__)
 class RemoteStream:
     """The answer to one submission, as it comes from the worker."""
 
-    def __init__(self, request_id: str, engine: RemoteEngine, *, sequences: int) -> None:
-        self.transfers: list[Transfer] = []
-        """What was sent for it, to be withdrawn if it is closed before its end."""
+    def __init__(self, submission: Submission, make: Make, worker: RemoteWorker) -> None:
+        self.request_id = submission.request_id
+        self.contract = worker.contract
+        self.features: dict[Digest, Feature] = dict(submission.features)
+        """What is at hand, until the worker has it."""
 
-        self._request_id = request_id
-        self._engine = engine
+        self.sent: set[Digest] = set()
+        self._items = Counter(submission.prompt.items)
+        self._make: Make | None = make
+        self._worker = worker
         self._outputs: deque[Output] = deque()
         self._error: SemelError | None = None
+        sequences = submission.sampling.get("n", 1)
+        assert isinstance(sequences, int)
         self._unfinished = set(range(sequences))
         self._changed = asyncio.Event()
         self._accepted = False
@@ -56,15 +72,29 @@ class RemoteStream:
         """Abort the request, unless its answer is complete."""
         if self._unfinished and self._error is None:
             self._unfinished.clear()
-            self._engine.abort(self._request_id, self.transfers)
-        self._engine.forget(self._request_id)
+            self._worker.abort(self)
+        self._worker.forget(self)
+
+    async def feature(self, digest: Digest) -> Feature:
+        """The feature of an item, at hand or made again."""
+        if digest not in self.features:
+            if self._make is None:
+                raise ServiceError("the worker asks for an item of an answer that it has begun")
+            self.features[digest] = await self._make(digest)
+        return self.features[digest]
+
+    def lookups(self) -> Iterable[tuple[str, int, bool]]:
+        """For each item: its modality, how often it is shown, and whether it was only named."""
+        return ((item.modality, count, item.digest not in self.sent) for item, count in self._items.items())
 
     def on_message(self, message: Accepted | Delta | Failed) -> None:
         """The worker has taken the submission, generated more, or given up."""
         match message:
             case Accepted():
                 self._accepted = True
+                self.features.clear()
             case Delta(_, index, text, token_ids, finish_reason, logprobs):
+                self._make = None
                 self._outputs.append(Output(index, text, token_ids, logprobs, finish_reason))
                 if finish_reason is not None:
                     self._unfinished.discard(index)
@@ -85,22 +115,57 @@ class RemoteStream:
             raise self._error
 
 
-class RemoteEngine:
-    """The engine of the worker at the other end of a link."""
+class RemoteWorker:
+    """The worker at the other end of a link."""
 
-    def __init__(self, link: FrontendLink) -> None:
+    def __init__(
+        self,
+        link: FrontendLink,
+        *,
+        memory: SharedCache | None = None,
+        lookups: CacheLookups | None = None,
+        meter: Meter | None = None,
+        on_forget: Callable[[], None] | None = None,
+    ) -> None:
+        self.running = 0
+        """Requests that the worker's engine is answering, of all frontends, as it last told."""
+
         self._link = link
+        self._memory = memory
+        self._lender: Lender | None = None
+        self._ledger = Ledger()
+        self._lookups = lookups or CacheLookups()
+        self._meter = meter or Meter()
+        self._on_forget = on_forget
         self._contract: Contract | None = None
-        self._reason = "the worker is starting"
+        self._reason = _STARTING
         self._changed = asyncio.Event()
         self._streams: dict[str, RemoteStream] = {}
-        self.running = 0
-        """Requests that the worker's engine is answering, of all frontends."""
+        self._transfers: dict[Digest, list[Transfer]] = {}
+        """What is sent in frames, to be withdrawn when nobody counts on it any more."""
+
+        self._submitted = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """Where it listens."""
+        return self._link.address
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a worker at the other end."""
+        """Whether there is a worker at the other end that takes requests."""
         return self._contract is not None
+
+    @property
+    def load(self) -> int:
+        """Requests that it is answering, with those of ours that it had not counted yet."""
+        return self.running + self._submitted
+
+    @property
+    def reason(self) -> str:
+        """Why it takes no requests; empty if it does."""
+        return self._reason
 
     @property
     def contract(self) -> Contract:
@@ -109,82 +174,185 @@ class RemoteEngine:
             raise NotReady(f"{self._reason}; try again in a moment")
         return self._contract
 
-    async def changed(self) -> tuple[Contract | None, str]:
-        """Wait until the worker comes or goes; its contract, or None and the reason."""
+    def knows(self, digest: Digest) -> bool:
+        """Whether the worker holds an item, or has just been sent it."""
+        return self._ledger.knows(digest)
+
+    def holding(self, digest: Digest) -> Holding | None:
+        """What the worker has announced of an item."""
+        return self._ledger.holding(digest)
+
+    async def changed(self) -> None:
+        """Wait until the worker comes or goes."""
         await self._changed.wait()
         self._changed.clear()
-        return self._contract, self._reason
 
     async def run(self) -> None:
         """Take in what comes over the link, until it is closed."""
-        async for event in self._link:
-            self._on_event(event)
+        try:
+            async for event in self._link:
+                await self._on_event(event)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._stop_lending()
 
-    async def submit(self, submission: Submission) -> RemoteStream:
-        """Send a submission with its features, and wait until the worker has taken it."""
+    async def submit(self, submission: Submission, make: Make) -> RemoteStream:
+        """Send a submission with what the worker lacks of it, and wait until the worker has taken it."""
+        stream = RemoteStream(submission, make, self)
+        digests = [item.digest for item in submission.prompt.items]
+        while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
+            for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
+                await stream.feature(digest)
         if not self._link.takes_submits:
             raise NotReady(f"{self._reason}; try again in a moment")
-        sequences = submission.sampling.get("n", 1)
-        assert isinstance(sequences, int)
-        stream = RemoteStream(submission.request_id, self, sequences=sequences)
         self._streams[submission.request_id] = stream
         try:
-            self._send(submission, stream)
+            self._send(submission, digests, stream)
             await stream.until_accepted()
         except BaseException:
             await stream.close()
             raise
         return stream
 
-    def _send(self, submission: Submission, stream: RemoteStream) -> None:
+    def _send(self, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
         """Send all of a submission, in one session: nothing is awaited."""
+        payloads = self._ledger.submit(submission.request_id, digests)
+        self._submitted += 1
         self._link.send(
             submit_of(
                 submission.request_id,
                 submission.prompt,
                 sampling=submission.sampling,
                 cache_salt=submission.cache_salt,
-                payloads=submission.features,
+                payloads=payloads,
             )
         )
-        for digest, feature in submission.features.items():
-            stream.transfers.append(self._link.send_feature(digest, feature))
+        for digest in payloads:
+            self._send_feature(stream, digest, stream.features[digest])
+        self._count_saved(submission.prompt, stream)
 
-    def abort(self, request_id: str, transfers: list[Transfer]) -> None:
+    def _send_feature(self, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
+        stream.sent.add(digest)
+        lease = None
+        if self._lender is not None and self._memory is not None:
+            self._memory.put(digest, feature)  # it may have been evicted since it was made; then it still lies there
+            lease = self._lender.lend(digest)
+        if lease is not None:
+            self._link.send(lend_of(digest, feature, lease))
+        else:
+            self._transfers.setdefault(digest, []).append(self._link.send_feature(digest, feature))
+        way = "frames" if lease is None else "memory"
+        self._meter.count(FEATURES_SENT, way)
+        self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
+
+    def _count_saved(self, prompt: Prompt, stream: RemoteStream) -> None:
+        for digest in {item.digest for item in prompt.items} - stream.sent:
+            if (holding := self.holding(digest)) is not None:
+                self._meter.count(FEATURE_BYTES_SAVED, amount=holding.nbytes)
+
+    def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""
         if self._link.is_open:
-            self._link.send(Abort(request_id))
-            for transfer in transfers:
-                self._link.withdraw(transfer)
+            self._link.send(Abort(stream.request_id))
+        self._settle(stream.request_id)
 
-    def forget(self, request_id: str) -> None:
-        """Drop what still comes for a request."""
-        self._streams.pop(request_id, None)
+    def forget(self, stream: RemoteStream) -> None:
+        """Drop what still comes for a request, and count its items: what had to travel for them is known now."""
+        if self._streams.pop(stream.request_id, None) is not None:
+            self._settle(stream.request_id)
+            if stream.contract.cache_bytes:
+                for modality, count, hit in stream.lookups():
+                    self._lookups.count(stream.contract.model, modality, "worker", count, hit)
 
-    async def reset(self) -> None:
-        """Not over a link yet: a worker's caches are reset at its admin address."""
-        raise ProtocolError("a frontend cannot reset a worker")
-
-    async def close(self) -> None:
-        """Nothing to do: the link is its owner's, and the worker's engine goes on."""
-
-    def _on_event(self, event: Event) -> None:
+    async def _on_event(self, event: Event) -> None:
         match event:
             case Opened(contract):
+                self._ledger.open()
+                await self._begin_lending()
                 self._become(contract, "")
-            case Accepted() | Delta() | Failed():
-                if (stream := self._streams.get(event.request_id)) is not None:
-                    stream.on_message(event)
             case Draining():
                 self._become(None, "the worker is shutting down")
             case Closed() | Reset():
-                self._become(None, f"no worker ({event.message})")
-                for stream in list(self._streams.values()):
-                    stream.fail(WorkerLost("the worker was lost while it answered; send the request again"))
-            case Load(running=running):
-                self.running = running
+                self._lose(event.message)
+            case Load(running=running, waiting=waiting):
+                self.running, self._submitted = running + waiting, 0
+            case Accepted() | Delta() | Failed() | Need():
+                self._on_answer(event)
+            case Have() | Gone() | Forget():
+                self._on_announcement(event)
             case _:
                 raise ProtocolError(f"{type(event).__name__} is nothing for a frontend")
+
+    def _on_answer(self, event: Accepted | Delta | Failed | Need) -> None:
+        if isinstance(event, Accepted | Failed):
+            self._settle(event.request_id)
+        if (stream := self._streams.get(event.request_id)) is None:
+            return
+        if isinstance(event, Need):
+            self._repair(stream, event.digests)
+        else:
+            stream.on_message(event)
+
+    def _on_announcement(self, event: Have | Gone | Forget) -> None:
+        match event:
+            case Have(number=number):
+                self._ledger.have(number, holdings_of(event))
+            case Gone(number, digests):
+                self._ledger.gone(number, digests)
+            case Forget() if self._on_forget is not None:
+                self._on_forget()
+
+    def _lose(self, message: str) -> None:
+        self._become(None, f"no worker ({message})")
+        self._ledger.close()
+        self._transfers.clear()
+        self._stop_lending()
+        self.running = self._submitted = 0
+        for stream in list(self._streams.values()):
+            stream.fail(WorkerLost("the worker was lost while it answered; send the request again"))
+
+    def _repair(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
+        """Send what the worker turned out to lack."""
+        needed = self._ledger.need(stream.request_id, digests)
+        self._meter.count(FEATURES_REPAIRED, amount=len(digests))
+        task = asyncio.create_task(self._send_again(stream, needed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_again(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
+        try:
+            features = {digest: await stream.feature(digest) for digest in digests}
+            if self._link.is_open:
+                for digest in self._ledger.send(stream.request_id, digests):
+                    self._send_feature(stream, digest, features[digest])
+        except SemelError as error:
+            self.abort(stream)
+            stream.fail(error)
+        except Exception:  # the edge of a task: its request has to hear of it
+            logger.exception("an item of request %s cannot be sent again", stream.request_id)
+            self.abort(stream)
+            stream.fail(ServiceError("an item could not be sent to the worker again; the frontend's log says why"))
+
+    def _settle(self, request_id: str) -> None:
+        """A request was taken, has failed or is given up: what is still being sent for nobody is withdrawn."""
+        for digest in self._ledger.settle(request_id):
+            for transfer in self._transfers.pop(digest, ()):
+                self._link.withdraw(transfer)
+
+    async def _begin_lending(self) -> None:
+        """Let a worker on this host read our shared memory; without it, features travel in frames."""
+        if self._memory is None or (path := memory_path(self._link.address)) is None:
+            return
+        try:
+            self._lender = await Lender.connect(path, self._memory)
+        except (OSError, ProtocolError) as error:
+            logger.warning("no shared memory with the worker at %s (%s): features are sent", self.name, error)
+
+    def _stop_lending(self) -> None:
+        if self._lender is not None:
+            self._lender.close()
+            self._lender = None
 
     def _become(self, contract: Contract | None, reason: str) -> None:
         self._contract, self._reason = contract, reason

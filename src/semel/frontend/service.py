@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from semel.engine import Engine
+from semel.core import Contract
 from semel.errors import NotReady
+from semel.frontend.fleet import Fleet
 from semel.render import Pipeline
 
 __all__ = ["Service", "Serving"]
@@ -14,12 +15,13 @@ __all__ = ["Service", "Serving"]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A worker's engine, and the pipeline that renders for it."""
+    """The workers, and the pipeline that renders for them."""
 
     model: str
     """The name that clients know the model by."""
 
-    engine: Engine
+    fleet: Fleet
+    contract: Contract
     pipeline: Pipeline
 
 

@@ -1,4 +1,4 @@
-"""What runs in a process of the pool: `python -m semel.processing.child FD`.
+"""What runs in a process of the pool: `python -m semel.processing.child FD [MEMORY]`.
 
 It serves one pipe, one order at a time, and ends when the other end closes, however that happened. Media are decoded
 here and nowhere else, under a limit of memory and of time (threats S6): what native code does wrong ends this process
@@ -16,6 +16,7 @@ import socket
 import sys
 from pathlib import Path
 
+from semel.cache import Window
 from semel.core import Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
 from semel.processing.hf import HfProcessor
@@ -23,15 +24,18 @@ from semel.processing.pipe import (
     HEADER_BYTES,
     Description,
     Load,
+    Offer,
     Order,
     Ready,
     Work,
+    Write,
     decode_order,
     encode,
     failure_of,
     made_of,
     payload_of,
     read_header,
+    write,
 )
 
 __all__ = ["main", "serve"]
@@ -40,19 +44,19 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Serve the pipe whose descriptor is the only argument."""
+    """Serve the pipe whose descriptor is the first argument; the second, if there is one, is of the shared memory."""
     logging.basicConfig(format=f"%(levelname)s processing[{os.getpid()}] %(name)s: %(message)s")
     logging.getLogger("semel").setLevel(logging.INFO)
     with (
         socket.socket(fileno=int(sys.argv[1])) as pipe,
         contextlib.suppress(EOFError, ConnectionError),  # the pool is gone, and so are we
     ):
-        serve(pipe)
+        serve(pipe, Window.attach(int(sys.argv[2]), writable=True) if len(sys.argv) > 2 else None)
     logging.shutdown()
     os._exit(0)  # 1.4 s faster than taking torch down
 
 
-def serve(pipe: socket.socket) -> None:
+def serve(pipe: socket.socket, memory: Window | None = None) -> None:
     """Load what the first order says, then do the others until the pipe ends."""
     load, _ = _receive(pipe, max_payload_bytes=0)
     if not isinstance(load, Load):
@@ -68,7 +72,7 @@ def serve(pipe: socket.socket) -> None:
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
         if not isinstance(work, Work):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
-        _answer(pipe, processor, load, work, media)
+        _answer(pipe, processor, load, work, media, memory)
 
 
 def _load(load: Load) -> HfProcessor:
@@ -100,7 +104,9 @@ def _data_bytes() -> int:
     raise ConfigError("/proc/self/status has no VmData; preprocessing limits its memory by it and needs Linux")
 
 
-def _answer(pipe: socket.socket, processor: HfProcessor, load: Load, work: Work, media: bytes) -> None:
+def _answer(
+    pipe: socket.socket, processor: HfProcessor, load: Load, work: Work, media: bytes, memory: Window | None
+) -> None:
     try:
         feature = _process(processor, load, work, media)
         made = made_of(work.item, feature)
@@ -108,6 +114,12 @@ def _answer(pipe: socket.socket, processor: HfProcessor, load: Load, work: Work,
     except Exception as error:  # noqa: BLE001 the edge of the process
         pipe.sendall(encode(failure_of(_ours(error, load))))
         return
+    if memory is not None and made.tensor_bytes:
+        pipe.sendall(encode(Offer(work.item, made.tensor_bytes)))
+        order, _ = _receive(pipe, max_payload_bytes=0)
+        if isinstance(order, Write):
+            pipe.sendall(encode(write(made, feature, memory.view(order.offset, made.tensor_bytes))))
+            return
     pipe.sendall(head)
     for piece in payload_of(made, feature):
         pipe.sendall(piece)

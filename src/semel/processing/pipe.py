@@ -2,7 +2,8 @@
 
 A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
-message says (threats S10). One order, one answer: the two ends are never both sending.
+message says (threats S10). One order, one answer: the two ends are never both sending. Where they share memory, a
+process first offers what it has made, is told where to write it, and no tensor passes through the pipe.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ __all__ = [
     "Failed",
     "Load",
     "Made",
+    "Offer",
     "Order",
     "Ready",
+    "Send",
     "TensorHead",
     "Work",
+    "Write",
     "decode_answer",
     "decode_order",
     "encode",
@@ -40,6 +44,7 @@ __all__ = [
     "made_of",
     "payload_of",
     "read_header",
+    "write",
 ]
 
 _HEADER: Final = struct.Struct("<IQ")  # the bytes of the message, the bytes of the payload
@@ -82,6 +87,16 @@ class Work(msgspec.Struct, frozen=True, tag="work"):
     options: Mapping[str, object]
 
 
+class Write(msgspec.Struct, frozen=True, tag="write"):
+    """Write the tensors that were offered into the shared memory, from this offset."""
+
+    offset: int
+
+
+class Send(msgspec.Struct, frozen=True, tag="send"):
+    """There is no room in the shared memory for what was offered: send the tensors."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The processor is loaded."""
 
@@ -101,6 +116,13 @@ class TensorHead(msgspec.Struct, frozen=True, array_like=True):
         return DTYPE_BYTES.get(self.dtype, 0) * prod(self.shape)
 
 
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """The feature of an item is made, and takes so many bytes of shared memory."""
+
+    item: int
+    nbytes: int
+
+
 class Made(msgspec.Struct, frozen=True, tag="made"):
     """The feature of an item; the payload is its tensors, each from the next aligned offset."""
 
@@ -109,6 +131,8 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     tensors: tuple[TensorHead, ...]
     token_ids: tuple[int, ...]
     mask: bytes | None
+    is_written: bool = False
+    """Whether the tensors are in shared memory, and there is no payload."""
 
     def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
         """Every tensor with where it begins and ends in the payload."""
@@ -119,9 +143,14 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
             yield head, start, end
 
     @property
+    def tensor_bytes(self) -> int:
+        """The bytes of the tensors, with the gaps between them."""
+        return max((end for _, _, end in self.spans()), default=0)
+
+    @property
     def payload_bytes(self) -> int:
         """The bytes of the payload."""
-        return max((end for _, _, end in self.spans()), default=0)
+        return 0 if self.is_written else self.tensor_bytes
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -133,8 +162,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Order = Load | Work
-Answer = Ready | Made | Failed
+Order = Load | Work | Write | Send
+Answer = Ready | Offer | Made | Failed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -188,6 +217,14 @@ def made_of(item: int, feature: Feature) -> Made:
         token_ids=feature.layout.token_ids,
         mask=None if feature.layout.mask is None else feature.layout.mask.bits,
     )
+
+
+def write(made: Made, feature: Feature, memory: memoryview) -> Made:
+    """Write the tensors into shared memory; what to say of that."""
+    for head, start, end in made.spans():
+        if end > start:
+            memory[start:end] = feature.tensors[head.name].data.cast("B")
+    return msgspec.structs.replace(made, is_written=True)
 
 
 def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:

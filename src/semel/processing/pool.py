@@ -17,11 +17,25 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
+from semel.cache import Reservation, SharedCache
 from semel.core import Feature, Media, Target
 from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits
 from semel.processing.folder import read_config
-from semel.processing.pipe import Answer, Description, Failed, Load, Made, Work, encode, error_of, feature_of
+from semel.processing.pipe import (
+    Answer,
+    Description,
+    Failed,
+    Load,
+    Made,
+    Offer,
+    Send,
+    Work,
+    Write,
+    encode,
+    error_of,
+    feature_of,
+)
 from semel.processing.process import PoolProcess
 
 __all__ = ["Pool"]
@@ -42,13 +56,13 @@ class _Job:
     order: bytes
     made: asyncio.Future[Feature]
 
-    def read(self, answer: Answer, payload: memoryview) -> Feature:
-        """The feature that a process answered with, or the error."""
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
+        """The feature that a process answered with, or the error; `room` is where it was told to write."""
         if isinstance(answer, Failed):
             raise error_of(answer)
-        if not isinstance(answer, Made) or answer.item != self.item:
+        if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
             raise ProtocolError(f"a pool process answered item {self.item} with {type(answer).__name__}")
-        return feature_of(answer, payload)
+        return feature_of(answer, payload if room is None else room.view()[: answer.tensor_bytes])
 
     def succeed(self, feature: Feature) -> None:
         if not self.made.done():
@@ -63,7 +77,7 @@ class _Job:
 class Pool:
     """Processes that make features of media, each with the processor of one model folder. Made by `start`."""
 
-    def __init__(self, load: Load, max_waiting: int) -> None:
+    def __init__(self, load: Load, max_waiting: int, memory: SharedCache | None = None) -> None:
         self.processed = 0
         """Features made, including those whose caller had gone."""
         self.failed = 0
@@ -72,6 +86,7 @@ class Pool:
         """Processes that took the place of one that had ended."""
         self._load = load
         self._max_waiting = max_waiting
+        self._memory = memory
         self._items = count()
         self._waiting: OrderedDict[int, _Job] = OrderedDict()
         self._children: list[PoolProcess] = []
@@ -90,14 +105,17 @@ class Pool:
         timeout_s: float = 30.0,
         max_memory_bytes: int = 4 << 30,
         max_waiting: int = 1_024,
+        memory: SharedCache | None = None,
     ) -> Self:
         """Start the processes and wait until each has loaded its processor.
 
         `timeout_s` is for one item, from the moment a process takes it on; `max_memory_bytes` is for one process, on
-        top of what it has once it is loaded; `max_waiting` bounds the items that no process has taken on.
+        top of what it has once it is loaded; `max_waiting` bounds the items that no process has taken on. Into
+        `memory` processes write their features, while it has room; its `put` then holds them where they lie.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
-        pool = cls(Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes), max_waiting)
+        load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes)
+        pool = cls(load, max_waiting, memory)
         try:
             async with asyncio.TaskGroup() as starts:
                 for _ in range(processes):
@@ -191,10 +209,15 @@ class Pool:
 
     async def _feature(self, child: PoolProcess, job: _Job) -> Feature:
         """What a process makes of an item; a process that does not do its part is ended."""
+        room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
                 answer, payload = await child.ask(job.order, job.media.data)
-            return job.read(answer, payload)
+                if isinstance(answer, Offer):
+                    room = None if self._memory is None else self._memory.reserve(answer.nbytes)
+                    order = Send() if room is None else Write(room.offset)
+                    answer, payload = await child.ask(encode(order))
+            return job.read(answer, payload, room)
         except TimeoutError:
             await child.end(within_s=0)
             # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
@@ -237,7 +260,8 @@ class Pool:
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
     async def _add_child(self) -> PoolProcess:
-        child, description = await PoolProcess.start(self._load)
+        memory = None if self._memory is None else self._memory.fileno()
+        child, description = await PoolProcess.start(self._load, memory)
         self._children.append(child)
         self._description = self._description or description
         if description.fingerprint != self._description.fingerprint:

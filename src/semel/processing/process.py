@@ -48,22 +48,23 @@ class PoolProcess:
         self._max_payload_bytes = max_payload_bytes
 
     @classmethod
-    async def start(cls, load: Load) -> tuple[Self, Description]:
-        """Start a process and wait until it has loaded its processor."""
+    async def start(cls, load: Load, memory: int | None = None) -> tuple[Self, Description]:
+        """Start a process and wait until it has loaded its processor. `memory` is a descriptor of what it shares."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise ServiceError(f"a preprocessing process cannot be started: {error.strerror}") from error
         ours.setblocking(False)
         with theirs:
+            descriptors = (theirs.fileno(),) if memory is None else (theirs.fileno(), memory)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *_COMMAND,
-                    str(theirs.fileno()),
+                    *map(str, descriptors),
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     env=os.environ | _ENVIRONMENT,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=descriptors,
                     preexec_fn=os.setpgrp,  # Ctrl-C is for the pool, which ends its processes in order
                 )
             except OSError as error:

@@ -4,7 +4,7 @@ from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
 from semel.render.content_format import ContentFormat
 from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
-from semel.render.pipeline import ChatRequest, Pipeline, Process, Rendered
+from semel.render.pipeline import ChatRequest, Draft, Lookups, Make, Pipeline, Process, Rendered
 from semel.render.source import media_from
 from semel.render.template import ChatTemplate
 from semel.render.tokenizer import Tokenizer
@@ -17,7 +17,10 @@ __all__ = [
     "ChatTemplate",
     "ContentFormat",
     "Conversation",
+    "Draft",
     "Insertion",
+    "Lookups",
+    "Make",
     "Message",
     "Part",
     "Pipeline",

@@ -1,6 +1,7 @@
 """What semel tells about itself: every metric, in one table."""
 
+from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter
 from semel.telemetry.metrics import METRICS, Metric
 
-__all__ = ["METRICS", "Meter", "Metric"]
+__all__ = ["METRICS", "CacheLookups", "Meter", "Metric"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 __all__ = [
+    "DESK_BYTES",
     "ENCODER_CACHE_CAPACITY",
     "ENCODER_CACHE_EVICTIONS",
     "ENCODER_CACHE_HITS",
@@ -16,11 +17,27 @@ __all__ = [
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
     "ENCODER_TAKEN_OVER",
+    "FEATURES_REPAIRED",
+    "FEATURES_SENT",
+    "FEATURE_BYTES_SAVED",
+    "FEATURE_BYTES_SENT",
+    "FLIGHTS_JOINED",
+    "LEASES",
     "METRICS",
+    "MM_CACHE_BYTES",
+    "MM_CACHE_CAPACITY",
+    "MM_CACHE_EVICTIONS",
+    "MM_CACHE_HITS",
+    "MM_CACHE_ITEMS",
+    "MM_CACHE_QUERIES",
+    "NEEDS",
     "POOL_FAILED",
     "POOL_PROCESSED",
     "POOL_REPLACED",
     "REQUESTS",
+    "RESUBMISSIONS",
+    "VLLM_MM_CACHE_HITS",
+    "VLLM_MM_CACHE_QUERIES",
     "WORKER_CONNECTED",
     "WORKER_RUNNING",
     "Metric",
@@ -79,6 +96,54 @@ ENCODER_PLANNING_SECONDS: Final = Metric(
     "semel_encoder_planning_seconds_total", "counter", "Time spent planning the encoder.", _ENGINE
 )
 
+# Features, wherever they are kept. Tier `processor` is a frontend's own cache, tier `worker` the engine's.
+_TIER: Final = ("tier",)
+MM_CACHE_QUERIES: Final = Metric(
+    "semel_mm_cache_queries_total",
+    "counter",
+    "Items that were looked up: one query per item, request and tier.",
+    ("model", "modality", "tier"),
+)
+MM_CACHE_HITS: Final = Metric(
+    "semel_mm_cache_hits_total",
+    "counter",
+    "Items for which no processing was started (processor), or no payload travelled (worker).",
+    ("model", "modality", "tier"),
+)
+VLLM_MM_CACHE_QUERIES: Final = Metric(
+    "vllm:mm_cache_queries_total", "counter", "The queries of the processor tier under vLLM's name.", ("model_name",)
+)
+VLLM_MM_CACHE_HITS: Final = Metric(
+    "vllm:mm_cache_hits_total", "counter", "The hits of the processor tier under vLLM's name.", ("model_name",)
+)
+MM_CACHE_BYTES: Final = Metric("semel_mm_cache_bytes", "gauge", "Bytes of features that a cache holds.", _TIER)
+MM_CACHE_CAPACITY: Final = Metric("semel_mm_cache_capacity_bytes", "gauge", "Bytes that a cache may hold.", _TIER)
+MM_CACHE_ITEMS: Final = Metric("semel_mm_cache_items", "gauge", "Features that a cache holds.", _TIER)
+MM_CACHE_EVICTIONS: Final = Metric("semel_mm_cache_evictions_total", "counter", "Features that were given up.", _TIER)
+FLIGHTS_JOINED: Final = Metric(
+    "semel_flights_joined_total", "counter", "Items that waited for processing which was under way already."
+)
+FEATURES_SENT: Final = Metric(
+    "semel_features_sent_total", "counter", "Features that were sent to workers, in frames or by memory.", ("way",)
+)
+FEATURE_BYTES_SENT: Final = Metric(
+    "semel_feature_sent_bytes_total", "counter", "Their bytes; those by memory passed through no socket.", ("way",)
+)
+FEATURE_BYTES_SAVED: Final = Metric(
+    "semel_feature_saved_bytes_total", "counter", "Bytes of features that were named instead of sent."
+)
+FEATURES_REPAIRED: Final = Metric(
+    "semel_features_repaired_total", "counter", "Features that a worker turned out to lack, and asked for."
+)
+LEASES: Final = Metric("semel_leases", "gauge", "Features in shared memory that workers are reading.")
+DESK_BYTES: Final = Metric(
+    "semel_desk_bytes", "gauge", "Bytes of features that a worker keeps for requests on their way into the engine."
+)
+NEEDS: Final = Metric("semel_needs_total", "counter", "Features that a worker asked a frontend for.")
+RESUBMISSIONS: Final = Metric(
+    "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
+)
+
 # A frontend.
 REQUESTS: Final = Metric(
     "semel_requests_total", "counter", "Requests that were answered, by route and HTTP status.", ("route", "status")
@@ -88,9 +153,14 @@ POOL_FAILED: Final = Metric("semel_pool_failed_total", "counter", "Items whose p
 POOL_REPLACED: Final = Metric(
     "semel_pool_replaced_total", "counter", "Preprocessing processes that took the place of one that had ended."
 )
-WORKER_CONNECTED: Final = Metric("semel_worker_connected", "gauge", "1 while the worker is connected, else 0.")
+WORKER_CONNECTED: Final = Metric(
+    "semel_worker_connected", "gauge", "1 while the worker is connected, else 0.", ("worker",)
+)
 WORKER_RUNNING: Final = Metric(
-    "semel_worker_running_requests", "gauge", "Requests that the worker's engine is answering, of all frontends."
+    "semel_worker_running_requests",
+    "gauge",
+    "Requests that the worker's engine is answering, of all frontends.",
+    ("worker",),
 )
 
 METRICS: Final = (
@@ -104,6 +174,23 @@ METRICS: Final = (
     ENCODER_CUT,
     ENCODER_TAKEN_OVER,
     ENCODER_PLANNING_SECONDS,
+    MM_CACHE_QUERIES,
+    MM_CACHE_HITS,
+    VLLM_MM_CACHE_QUERIES,
+    VLLM_MM_CACHE_HITS,
+    MM_CACHE_BYTES,
+    MM_CACHE_CAPACITY,
+    MM_CACHE_ITEMS,
+    MM_CACHE_EVICTIONS,
+    FLIGHTS_JOINED,
+    FEATURES_SENT,
+    FEATURE_BYTES_SENT,
+    FEATURE_BYTES_SAVED,
+    FEATURES_REPAIRED,
+    LEASES,
+    DESK_BYTES,
+    NEEDS,
+    RESUBMISSIONS,
     REQUESTS,
     POOL_PROCESSED,
     POOL_FAILED,

@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semel.core import Contract, Digest, Feature
-from semel.wire.messages import Abort, Accepted, Delta, Drain, Draining, Failed, Load, Submit
+from semel.wire.messages import (
+    Abort,
+    Accepted,
+    Delta,
+    Drain,
+    Draining,
+    Failed,
+    Forget,
+    Gone,
+    Have,
+    Lend,
+    Load,
+    Need,
+    Submit,
+)
 
 __all__ = ["Admitted", "Arrived", "Closed", "Event", "Fault", "Opened", "Reset"]
 
@@ -54,7 +68,24 @@ class Reset:
 
 
 Event = (
-    Opened | Admitted | Submit | Arrived | Abort | Drain | Accepted | Delta | Failed | Draining | Load | Closed | Reset
+    Opened
+    | Admitted
+    | Submit
+    | Arrived
+    | Lend
+    | Abort
+    | Drain
+    | Accepted
+    | Delta
+    | Failed
+    | Draining
+    | Load
+    | Have
+    | Gone
+    | Need
+    | Forget
+    | Closed
+    | Reset
 )
 
 

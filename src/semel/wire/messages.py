@@ -18,6 +18,7 @@ __all__ = [
     "NONCE_BYTES",
     "PROOF_BYTES",
     "PROTOCOL",
+    "SEGMENT_BYTES",
     "Abort",
     "Accepted",
     "Bye",
@@ -29,15 +30,22 @@ __all__ = [
     "Drain",
     "Draining",
     "Failed",
+    "Forget",
     "FrontendMessage",
+    "Gone",
+    "Have",
     "Heartbeat",
+    "Held",
     "Hello",
+    "Lend",
     "Load",
     "Message",
+    "Need",
     "Payload",
     "Place",
     "Proof",
     "Refusal",
+    "Runs",
     "Submit",
     "TensorHead",
     "Welcome",
@@ -45,17 +53,19 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
+SEGMENT_BYTES: Final = 16
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Length = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Segment = Annotated[bytes, Meta(min_length=SEGMENT_BYTES, max_length=SEGMENT_BYTES)]
 Shape = Annotated[tuple[Length, ...], Meta(max_length=16)]
 
 
@@ -117,31 +127,27 @@ class Bye(Struct, frozen=True, array_like=True, tag=12):
 
 
 class Place(Struct, frozen=True, array_like=True):
-    """One item of a prompt, and where it sits."""
+    """One item of a prompt, and where it sits. What it looks like there is in its layout, which the worker has."""
 
-    offset: Length
-    length: Length
+    position: Length
+    """How many of the message's token ids stand before it."""
+
     modality: Modality
     digest: Digest
-    mask: Length | None = None
-    """Which of the message's masks lies over it; None: every position takes an embedding."""
 
 
-class Submit(Struct, frozen=True, array_like=True, tag=20):
+class Submit(Struct, frozen=True, array_like=True, tag=26):
     """Frontend: generate. The features named in `payloads` follow, the others are known to the worker."""
 
     request_id: Name
     token_ids: bytes
-    """int32, little endian."""
+    """Of the prompt without its items' layouts: int32, little endian."""
 
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_ITEMS)]
-    masks: Annotated[tuple[bytes, ...], Meta(max_length=MAX_ITEMS)]
-    """Each once, however many places share it; one byte a position."""
-
     sampling: dict[str, Any]
     cache_salt: str | None = None
-    encoder_token_ids: bytes | None = None
-    """Of an encoder-decoder prompt, whose places are then the encoder's."""
+    encoder: bool = False
+    """Whether the items are the encoder's, and the token ids the decoder's."""
 
     payloads: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
 
@@ -188,6 +194,22 @@ class Withdraw(Struct, frozen=True, array_like=True, tag=24):
     """Frontend: the rest of this feature will not come."""
 
     transfer: Count
+
+
+class Lend(Struct, frozen=True, array_like=True, tag=27):
+    """Frontend: a feature that lies in shared memory, which the worker has mapped. No bytes travel."""
+
+    digest: Digest
+    modality: Modality
+    tensors: Annotated[tuple[TensorHead, ...], Meta(max_length=MAX_TENSORS)]
+    token_ids: bytes
+    """Of the layout: int32, little endian."""
+
+    mask: bytes | None
+    segment: Segment
+    lease: Count
+    offset: Count
+    nbytes: Count
 
 
 class Drain(Struct, frozen=True, array_like=True, tag=25):
@@ -237,6 +259,69 @@ class Load(Struct, frozen=True, array_like=True, tag=44):
     waiting: Count
 
 
-FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Drain | Heartbeat | Credit | Bye
-WorkerMessage = Challenge | Welcome | Refusal | Accepted | Deltas | Failed | Draining | Load | Heartbeat | Credit | Bye
+class Held(Struct, frozen=True, array_like=True):
+    """An item that the worker's engine holds."""
+
+    digest: Digest
+    modality: Modality
+    nbytes: Count
+    layout: Length
+    """Which of the message's layouts is its own."""
+
+
+class Runs(Struct, frozen=True, array_like=True):
+    """A layout, as runs: images repeat one token a thousand times."""
+
+    token_ids: bytes
+    """int32 pairs, little endian: a token, and how many times."""
+
+    mask: bytes | None = None
+    """int32, little endian: how many positions take no embedding, then how many take one, and so on."""
+
+
+class Have(Struct, frozen=True, array_like=True, tag=45):
+    """Worker: my engine has begun to hold these. Counted together with `Gone`, from 0 in every session."""
+
+    number: Count
+    items: Annotated[tuple[Held, ...], Meta(max_length=MAX_ITEMS)]
+    layouts: Annotated[tuple[Runs, ...], Meta(max_length=MAX_ITEMS)]
+    """Each once, however many items share it."""
+
+
+class Gone(Struct, frozen=True, array_like=True, tag=46):
+    """Worker: my engine holds these no more."""
+
+    number: Count
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class Need(Struct, frozen=True, array_like=True, tag=47):
+    """Worker: this request refers to features that I do not hold; send them."""
+
+    request_id: Name
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class Forget(Struct, frozen=True, array_like=True, tag=48):
+    """Worker: an operator has reset me; drop the features that you keep."""
+
+
+FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye
+WorkerMessage = (
+    Challenge
+    | Welcome
+    | Refusal
+    | Accepted
+    | Deltas
+    | Failed
+    | Draining
+    | Load
+    | Have
+    | Gone
+    | Need
+    | Forget
+    | Heartbeat
+    | Credit
+    | Bye
+)
 Message = FrontendMessage | WorkerMessage

@@ -33,25 +33,30 @@ from semel.wire.messages import (
     Drain,
     Draining,
     Failed,
+    Forget,
     FrontendMessage,
+    Gone,
+    Have,
     Heartbeat,
+    Lend,
     Load,
     Message,
+    Need,
     Payload,
     Refusal,
     Submit,
     Withdraw,
     WorkerMessage,
 )
-from semel.wire.meter import Meter
+from semel.wire.traffic import Traffic
 from semel.wire.transfer import Inbound, Outbound
 
 __all__ = ["Session", "ToFrontend", "ToWorker"]
 
-ToWorker = Submit | Abort | Drain
+ToWorker = Submit | Lend | Abort | Drain
 """What a frontend may send."""
 
-ToFrontend = Accepted | Delta | Failed | Draining | Load
+ToFrontend = Accepted | Delta | Failed | Draining | Load | Have | Gone | Need | Forget
 """What a worker may send."""
 
 _CLOSED: Final = "closed"
@@ -78,8 +83,8 @@ class Session:
         self._events: list[Event] = []
         self._queue: deque[tuple[int, bytes]] = deque()
         self._deltas: list[Delta] = []
-        self._control = Meter()
-        self._bulk = Meter()
+        self._control = Traffic()
+        self._bulk = Traffic()
         self._outbound = Outbound(limits)
         self._inbound = Inbound(limits)
         if (first := handshake.first()) is not None:
@@ -242,7 +247,20 @@ class Session:
                 return [self._part(message)]
             case Submit() if self._submits_over:
                 raise Fault("order", f"request {message.request_id} came after the frontend began to drain")
-            case Submit() | Abort() | Drain() | Accepted() | Failed() | Draining() | Load():
+            case (
+                Submit()
+                | Lend()
+                | Abort()
+                | Drain()
+                | Accepted()
+                | Failed()
+                | Draining()
+                | Load()
+                | Have()
+                | Gone()
+                | Need()
+                | Forget()
+            ):
                 self._submits_over |= isinstance(message, Drain | Draining)
                 return [message]
             case _:

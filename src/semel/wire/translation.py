@@ -1,4 +1,4 @@
-"""Between the values of `semel.core` and messages: prompts and submissions, features and payloads.
+"""Between the values of `semel.core` and messages: prompts and submissions, features and payloads, what is held.
 
 Whatever comes from a peer is checked here once, by the constructors of the values themselves; what they refuse is a
 `ProtocolError`. Tensor bytes are never copied here.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
 from math import prod
 from typing import Final
 
+from semel.cache import Lease
 from semel.core import (
     DTYPE_BYTES,
     Digest,
     Feature,
+    Holding,
     Item,
     Layout,
     Mask,
@@ -24,12 +28,25 @@ from semel.core import (
     Tensor,
     Timeline,
 )
-from semel.errors import ProtocolError
-from semel.wire.messages import Payload, Place, Submit, TensorHead
+from semel.errors import PromptTooLong, ProtocolError
+from semel.wire.messages import Have, Held, Lend, Payload, Place, Runs, Submit, TensorHead
 
-__all__ = ["feature_of", "payload_of", "prompt_of", "sizes_of", "submit_of"]
+__all__ = [
+    "feature_of",
+    "have_of",
+    "holdings_of",
+    "layout_of",
+    "lease_of",
+    "lend_of",
+    "payload_of",
+    "prompt_of",
+    "sizes_of",
+    "submit_of",
+]
 
 _TOKEN_BYTES: Final = 4
+_MAX_LAYOUT_TOKENS: Final = 1 << 22
+_CACHED_LAYOUTS: Final = 1_024
 
 
 def submit_of(
@@ -41,82 +58,171 @@ def submit_of(
     payloads: Iterable[Digest] = (),
 ) -> Submit:
     """The message that submits a prompt. `payloads` names the features that will be sent."""
-    masks: dict[Mask, int] = {}
-    places = tuple(
-        Place(
-            placeholder.offset,
-            placeholder.length,
-            item.modality,
-            item.digest,
-            None if placeholder.mask is None else masks.setdefault(placeholder.mask, len(masks)),
-        )
-        for placeholder, item in zip(prompt.timeline, prompt.items, strict=True)
-    )
+    encoder = prompt.encoder_token_ids is not None
+    token_ids: list[int] = []
+    places: list[Place] = []
+    copied = 0
+    for placeholder, item in zip(prompt.timeline, prompt.items, strict=True):
+        if not encoder:
+            token_ids += prompt.token_ids[copied : placeholder.offset]
+            copied = placeholder.end
+        places.append(Place(len(token_ids), item.modality, item.digest))
+    token_ids += prompt.token_ids[copied:]
     return Submit(
-        request_id,
-        _pack(prompt.token_ids),
-        places,
-        tuple(mask.bits for mask in masks),
-        dict(sampling),
-        cache_salt,
-        None if prompt.encoder_token_ids is None else _pack(prompt.encoder_token_ids),
-        tuple(payloads),
+        request_id, _pack(token_ids), tuple(places), dict(sampling), cache_salt, encoder, tuple(dict.fromkeys(payloads))
     )
 
 
-def prompt_of(submit: Submit) -> Prompt:
-    """The prompt that was submitted, checked."""
-    timeline = Timeline.decoder if submit.encoder_token_ids is None else Timeline.encoder
+def prompt_of(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens: int) -> Prompt:
+    """The prompt that was submitted, with the layouts of its items in their places, checked.
+
+    One that would have more than `max_tokens` is not even put together: a short message can name a long layout often.
+    """
+    total = len(submit.token_ids) // _TOKEN_BYTES
+    if not submit.encoder:
+        total += sum(len(layout(place.digest)) for place in submit.places)
+    if total > max_tokens:
+        raise PromptTooLong(f"the prompt has {total:,} tokens; the model takes {max_tokens:,} with the answer")
     try:
-        masks = [Mask(bits) for bits in submit.masks]
-        return Prompt(
-            _unpack(submit.token_ids),
-            timeline(
-                Placeholder(place.offset, place.length, None if place.mask is None else masks[place.mask])
-                for place in submit.places
-            ),
-            tuple(Item(place.modality, place.digest) for place in submit.places),
-            None if submit.encoder_token_ids is None else _unpack(submit.encoder_token_ids),
-        )
-    except (IndexError, ValueError) as error:
+        return _encoder_prompt(submit, layout) if submit.encoder else _decoder_prompt(submit, layout)
+    except ValueError as error:
         raise ProtocolError(f"request {submit.request_id} has a broken prompt: {error}") from error
+
+
+def _decoder_prompt(submit: Submit, layout: Callable[[Digest], Layout]) -> Prompt:
+    text = _unpack(submit.token_ids)
+    token_ids: list[int] = []
+    placeholders: list[Placeholder] = []
+    copied = 0
+    for place in submit.places:
+        if not copied <= place.position <= len(text):
+            raise ValueError(f"an item stands at {place.position} of {len(text)} tokens, behind one at {copied}")
+        its = layout(place.digest)
+        token_ids += text[copied : place.position]
+        placeholders.append(Placeholder(len(token_ids), len(its), its.mask))
+        token_ids += its.token_ids
+        copied = place.position
+    token_ids += text[copied:]
+    return Prompt(token_ids, Timeline.decoder(placeholders), _items(submit))
+
+
+def _encoder_prompt(submit: Submit, layout: Callable[[Digest], Layout]) -> Prompt:
+    layouts = [layout(place.digest) for place in submit.places]
+    timeline = Timeline.encoder(Placeholder(0, len(its), its.mask) for its in layouts)
+    encoder_token_ids = layouts[0].token_ids if layouts else ()
+    return Prompt(_unpack(submit.token_ids), timeline, _items(submit), encoder_token_ids)
+
+
+def _items(submit: Submit) -> tuple[Item, ...]:
+    return tuple(Item(place.modality, place.digest) for place in submit.places)
 
 
 def payload_of(transfer: int, digest: Digest, feature: Feature) -> Payload:
     """The message that a feature begins with."""
-    heads = tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
-    mask = feature.layout.mask
-    return Payload(
-        transfer,
+    return Payload(transfer, digest, feature.modality, _heads(feature), *_layout_fields(feature.layout))
+
+
+def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
+    """The message that lends a feature in shared memory."""
+    return Lend(
         digest,
         feature.modality,
-        heads,
-        _pack(feature.layout.token_ids),
-        None if mask is None else mask.bits,
+        _heads(feature),
+        *_layout_fields(feature.layout),
+        lease.segment,
+        lease.id,
+        lease.offset,
+        lease.nbytes,
     )
 
 
-def sizes_of(payload: Payload) -> list[int]:
+def lease_of(lend: Lend) -> Lease:
+    """The lease in a message."""
+    return Lease(lend.lease, lend.segment, lend.offset, lend.nbytes)
+
+
+def sizes_of(message: Payload | Lend) -> list[int]:
     """The bytes of each tensor, as dtype and shape demand; nothing is allocated."""
-    if len({head.name for head in payload.tensors}) != len(payload.tensors):
-        raise ProtocolError(f"transfer {payload.transfer} names a tensor twice")
-    for head in payload.tensors:
+    if len({head.name for head in message.tensors}) != len(message.tensors):
+        raise ProtocolError(f"{message.digest!r} names a tensor twice")
+    for head in message.tensors:
         if head.dtype not in DTYPE_BYTES:
             raise ProtocolError(f"tensor {head.name} has the unknown dtype {head.dtype!r}")
-    return [DTYPE_BYTES[head.dtype] * prod(head.shape) for head in payload.tensors]
+    return [DTYPE_BYTES[head.dtype] * prod(head.shape) for head in message.tensors]
 
 
-def feature_of(payload: Payload, buffers: Sequence[memoryview]) -> Feature:
-    """The feature that a payload announced, over the bytes that came for it."""
+def layout_of(message: Payload | Lend) -> Layout:
+    """The layout of the feature that a message announces."""
+    try:
+        return Layout(tuple(_unpack(message.token_ids)), None if message.mask is None else Mask(message.mask))
+    except ValueError as error:
+        raise ProtocolError(f"{message.digest!r} has no layout: {error}") from error
+
+
+def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Feature:
+    """The feature that a message announced, over its bytes."""
     try:
         tensors = {
             head.name: Tensor(head.dtype, head.shape, buffer)
-            for head, buffer in zip(payload.tensors, buffers, strict=True)
+            for head, buffer in zip(message.tensors, buffers, strict=True)
         }
-        mask = None if payload.mask is None else Mask(payload.mask)
-        return Feature(payload.modality, tensors, Layout(tuple(_unpack(payload.token_ids)), mask))
+        return Feature(message.modality, tensors, layout_of(message))
     except ValueError as error:
-        raise ProtocolError(f"transfer {payload.transfer} is no feature: {error}") from error
+        raise ProtocolError(f"{message.digest!r} is no feature: {error}") from error
+
+
+def have_of(number: int, holdings: Mapping[Digest, Holding]) -> Have:
+    """The message that announces what is held."""
+    layouts: dict[Layout, int] = {}
+    items = tuple(
+        Held(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
+        for digest, holding in holdings.items()
+    )
+    return Have(number, items, tuple(map(_runs_of, layouts)))
+
+
+def holdings_of(have: Have) -> dict[Digest, Holding]:
+    """What a message announces."""
+    try:
+        layouts = [_layout_of(runs) for runs in have.layouts]
+        return {held.digest: Holding(held.modality, held.nbytes, layouts[held.layout]) for held in have.items}
+    except (IndexError, ValueError) as error:
+        raise ProtocolError(f"announcement {have.number} cannot be read: {error}") from error
+
+
+def _heads(feature: Feature) -> tuple[TensorHead, ...]:
+    return tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
+
+
+def _layout_fields(layout: Layout) -> tuple[bytes, bytes | None]:
+    return _pack(layout.token_ids), None if layout.mask is None else layout.mask.bits
+
+
+@lru_cache(_CACHED_LAYOUTS)
+def _runs_of(layout: Layout) -> Runs:
+    runs: list[int] = []
+    for token, group in groupby(layout.token_ids):
+        runs += (token, sum(1 for _ in group))
+    if layout.mask is None:
+        return Runs(_pack(runs))
+    lengths = [0] if layout.mask.bits[:1] == b"\x01" else []  # the first run is one without embeddings
+    lengths += [sum(1 for _ in group) for _, group in groupby(layout.mask.bits)]
+    return Runs(_pack(runs), _pack(lengths))
+
+
+@lru_cache(_CACHED_LAYOUTS)
+def _layout_of(runs: Runs) -> Layout:
+    numbers = _unpack(runs.token_ids)
+    tokens, counts = numbers[::2], numbers[1::2]
+    lengths = [] if runs.mask is None else _unpack(runs.mask)
+    if len(tokens) != len(counts) or min((*counts, *lengths), default=0) < 0:
+        raise ValueError("the runs of a layout are broken")
+    if max(sum(counts), sum(lengths)) > _MAX_LAYOUT_TOKENS:
+        raise ValueError(f"a layout has {sum(counts):,} tokens, at most {_MAX_LAYOUT_TOKENS:,} are taken")
+    token_ids = [token for token, count in zip(tokens, counts, strict=True) for _ in range(count)]
+    if runs.mask is None:
+        return Layout(tuple(token_ids))
+    return Layout(tuple(token_ids), Mask(b"".join(bytes([index % 2]) * n for index, n in enumerate(lengths))))
 
 
 def _pack(token_ids: Sequence[int]) -> bytes:

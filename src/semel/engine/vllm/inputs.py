@@ -1,7 +1,8 @@
 """A submission as the input that vLLM takes, after everything in it has been checked (threats S8, S9).
 
 vLLM itself checks next to nothing of a preprocessed input, and a mismatch ends the engine for everybody. So the prompt
-and every feature are held against the contract, the family and each other here, and only then become vLLM's.
+and every feature are held against the contract, the family and each other here, and only then become vLLM's. An item
+that comes without its feature was checked when the engine took it; its place is held against what is known of it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core import Contract, Digest, Feature, Modality, Placeholder, Prompt
+from semel.core import Contract, Digest, Feature, Holding, Layout, Modality, Placeholder, Prompt
 from semel.engine.protocol import Submission
+from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
-from semel.errors import FeatureRejected, InvalidRequest, PromptTooLong
+from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 
-__all__ = ["engine_input"]
+__all__ = ["engine_input", "items_of"]
 
 
-def engine_input(submission: Submission, contract: Contract, model: VllmModel) -> Any:
-    """The checked input for `AsyncLLM.add_request`."""
+def engine_input(submission: Submission, contract: Contract, model: VllmModel, cache: ItemCache) -> Any:
+    """The checked input for `AsyncLLM.add_request`, with None for the items that are referred to.
+
+    Raises `FeatureMissing` if the cache does not hold one of these.
+    """
     from vllm.inputs import tokens_input
 
     prompt = submission.prompt
@@ -27,14 +32,36 @@ def engine_input(submission: Submission, contract: Contract, model: VllmModel) -
     _check_side(prompt, model)
     if not prompt.items:
         return tokens_input(list(prompt.token_ids), cache_salt=submission.cache_salt)
-    _check_places(prompt, submission.features)
-    digests = dict.fromkeys(item.digest for item in prompt.items)
-    items = {digest: _checked_item(digest, submission.features[digest], contract, model) for digest in digests}
+    holdings = _holdings(prompt, submission.features, cache)
+    _check_places(prompt, holdings)
+    items = {digest: _checked_item(digest, submission.features.get(digest), contract, model) for digest in holdings}
     decoder = _multimodal(prompt, items, submission.cache_salt)
     if prompt.encoder_token_ids is None:
         return decoder
     encoder = tokens_input(list(prompt.encoder_token_ids))
     return {"type": "enc_dec", "encoder_prompt": encoder, "decoder_prompt": decoder}
+
+
+def items_of(prompt: Any) -> Mapping[Modality, list[Any]]:
+    """The items of an input that `engine_input` made, by modality, to be replaced in place."""
+    items: Mapping[Modality, list[Any]] = prompt.get("decoder_prompt", prompt).get("mm_kwargs", {})
+    return items
+
+
+def _holdings(prompt: Prompt, features: Mapping[Digest, Feature], cache: ItemCache) -> Mapping[Digest, Holding]:
+    """What every item looks like: by its feature, or else by what the engine holds."""
+    known: dict[Digest, Holding] = {}
+    missing: list[Digest] = []
+    for digest in dict.fromkeys(item.digest for item in prompt.items):
+        feature = features.get(digest)
+        holding = cache.holding(digest) if feature is None else Holding.of(feature)
+        if holding is None:
+            missing.append(digest)
+        else:
+            known[digest] = holding
+    if missing:
+        raise FeatureMissing(missing)
+    return known
 
 
 def _check_size(prompt: Prompt, contract: Contract) -> None:
@@ -63,21 +90,18 @@ def _check_side(prompt: Prompt, model: VllmModel) -> None:
         raise FeatureRejected("the timeline of an encoder-decoder prompt must be the encoder's")
 
 
-def _check_places(prompt: Prompt, features: Mapping[Digest, Feature]) -> None:
-    """Every item has its feature, and stands in the prompt exactly as the feature's layout says."""
+def _check_places(prompt: Prompt, holdings: Mapping[Digest, Holding]) -> None:
+    """Every item stands in the prompt exactly as the layout of its feature says."""
     tokens = list(prompt.token_ids if prompt.encoder_token_ids is None else prompt.encoder_token_ids)
     for index, (item, place) in enumerate(zip(prompt.items, prompt.timeline, strict=True)):
-        feature = features.get(item.digest)
-        if feature is None:
-            raise FeatureRejected(f"item {index} ({item.digest!r}) comes without its feature")
-        if feature.modality != item.modality:
-            raise FeatureRejected(f"item {index} is called {item.modality}, its feature is {feature.modality}")
-        if fault := _misplaced(place, feature, tokens):
+        holding = holdings[item.digest]
+        if holding.modality != item.modality:
+            raise FeatureRejected(f"item {index} is called {item.modality}, its feature is {holding.modality}")
+        if fault := _misplaced(place, holding.layout, tokens):
             raise FeatureRejected(f"item {index} ({item.digest!r}) {fault}")
 
 
-def _misplaced(place: Placeholder, feature: Feature, tokens: Sequence[int]) -> str | None:
-    layout = feature.layout
+def _misplaced(place: Placeholder, layout: Layout, tokens: Sequence[int]) -> str | None:
     if (place.length, place.mask) != (len(layout), layout.mask):
         return f"has {place!r} in the prompt, its feature has {layout!r}"
     if tuple(tokens[place.offset : place.end]) != layout.token_ids:
@@ -85,7 +109,10 @@ def _misplaced(place: Placeholder, feature: Feature, tokens: Sequence[int]) -> s
     return None
 
 
-def _checked_item(digest: Digest, feature: Feature, contract: Contract, model: VllmModel) -> Any:
+def _checked_item(digest: Digest, feature: Feature | None, contract: Contract, model: VllmModel) -> Any:
+    if feature is None:
+        model.known.refer(digest)
+        return None
     contract.check(feature)
     if fault := model.fault(feature):
         raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")

@@ -37,6 +37,11 @@ class KnownFeatures:
             self._shapes.popitem(last=False)
         return True
 
+    def refer(self, digest: Digest) -> None:
+        """A digest that came without its feature stays in mind as long as one that came with it."""
+        if digest in self._shapes:
+            self._shapes.move_to_end(digest)
+
     def forget(self) -> None:
         """Forget all, when the engine does."""
         self._shapes.clear()

@@ -6,7 +6,8 @@ at the latest; a frontend watches its connection, so a worker that died is notic
 as long as its session and has a random identity of its own.
 """
 
+from semel.wire.zmq.address import memory_path
 from semel.wire.zmq.link import Backoff, FrontendLink, Transfer
 from semel.wire.zmq.listener import Peer, WorkerListener
 
-__all__ = ["Backoff", "FrontendLink", "Peer", "Transfer", "WorkerListener"]
+__all__ = ["Backoff", "FrontendLink", "Peer", "Transfer", "WorkerListener", "memory_path"]

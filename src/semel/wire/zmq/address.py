@@ -24,7 +24,7 @@ from semel.core import Key
 from semel.errors import ConfigError
 from semel.wire.proof import curve_secret
 
-__all__ = ["ZAP_ENDPOINT", "SocketFile", "admit", "secure_client", "secure_server"]
+__all__ = ["ZAP_ENDPOINT", "SocketFile", "admit", "memory_path", "secure_client", "secure_server"]
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 """Where a zmq context asks whether a client may connect."""
@@ -53,6 +53,13 @@ class SocketFile:
         with suppress(FileNotFoundError):
             if self.path is not None and self.path.stat().st_ino == self.inode:
                 self.path.unlink()
+
+
+def memory_path(address: str) -> Path | None:
+    """Where a worker at this address takes in its frontends' shared memory; None if they may be on other hosts."""
+    scheme, _, name = address.partition("://")
+    path = f"{name}.memory"
+    return Path(path) if scheme == "ipc" and len(path.encode()) <= _MAX_PATH_BYTES else None
 
 
 def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:

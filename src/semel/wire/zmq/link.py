@@ -21,7 +21,7 @@ from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import NONCE_BYTES
 from semel.wire.session import Session, ToWorker
 from semel.wire.zmq.address import secure_client
-from semel.wire.zmq.loop import LINGER_MS, Alarm, Inbox, LoopSocket, configure, end, weight
+from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopSocket, configure, end, weight
 
 __all__ = ["Backoff", "FrontendLink", "Transfer"]
 
@@ -102,7 +102,7 @@ class FrontendLink:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._on_time)
-        self._inbox: Inbox[Event] = Inbox(
+        self._queue: EventQueue[Event] = EventQueue(
             max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._resume
         )
         try:
@@ -124,12 +124,12 @@ class FrontendLink:
             attempt.session.close("the frontend closes")
             self._put_out(attempt)
             attempt.close(LINGER_MS)
-        self._inbox.close()
+        self._queue.close()
         if self._owns_context:
             await end(self._context)
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        return self._inbox
+        return self._queue
 
     @property
     def is_open(self) -> bool:
@@ -212,8 +212,8 @@ class FrontendLink:
         for event in events:
             if isinstance(event, Opened):
                 self._failures = 0
-            self._inbox.put(event, weight(event))
-        if self._inbox.is_full and self._attempt is not None:
+            self._queue.put(event, weight(event))
+        if self._queue.is_full and self._attempt is not None:
             self._attempt.socket.pause()
 
     def _resume(self) -> None:

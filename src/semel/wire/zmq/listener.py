@@ -20,7 +20,7 @@ from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import NONCE_BYTES
 from semel.wire.session import Session, ToFrontend
 from semel.wire.zmq.address import ZAP_ENDPOINT, SocketFile, admit, secure_server
-from semel.wire.zmq.loop import LINGER_MS, Alarm, Inbox, LoopSocket, configure, end, weight
+from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopSocket, configure, end, weight
 
 __all__ = ["Peer", "WorkerListener"]
 
@@ -77,7 +77,7 @@ class WorkerListener:
             self._context.destroy(0)
             raise
         self._alarm = Alarm(self._on_time)
-        self._inbox: Inbox[tuple[Peer, Event]] = Inbox(
+        self._queue: EventQueue[tuple[Peer, Event]] = EventQueue(
             max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._socket.resume
         )
         return self
@@ -93,11 +93,11 @@ class WorkerListener:
         self._file.remove()
         self._socket.close(LINGER_MS)
         self._zap.close()
-        self._inbox.close()
+        self._queue.close()
         await end(self._context)
 
     def __aiter__(self) -> AsyncIterator[tuple[Peer, Event]]:
-        return self._inbox
+        return self._queue
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -171,11 +171,11 @@ class WorkerListener:
                 self._peers[identity] = Peer(event.frontend_id, identity)
             ends = isinstance(event, Closed | Reset)
             if (peer := self._peers.pop(identity, None) if ends else self._peers.get(identity)) is not None:
-                self._inbox.put((peer, event), weight(event))
+                self._queue.put((peer, event), weight(event))
             elif isinstance(event, Reset):
                 self.refused += 1
                 _log.warning("refused a frontend at %s (%s): %s", self.address, event.code, event.message)
-        if self._inbox.is_full:
+        if self._queue.is_full:
             self._socket.pause()
 
     def _flush_soon(self, identity: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What zmq sockets and sessions need of an asyncio event loop: reading, one timer, a bounded inbox. No tasks.
+"""What zmq sockets and sessions need of an asyncio event loop: reading, one timer, a bounded queue of events. No tasks.
 
 Callbacks instead of tasks: a message costs no wake-up of its own, what is sent in one turn of the loop goes out
 together, and there is nothing to cancel on close.
@@ -18,7 +18,7 @@ from semel.wire.codec import MAX_FRAMES, Buffer, Frames
 from semel.wire.events import Arrived, Event
 from semel.wire.limits import Limits
 
-__all__ = ["LINGER_MS", "Alarm", "Inbox", "LoopSocket", "configure", "end", "weight"]
+__all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopSocket", "configure", "end", "weight"]
 
 LINGER_MS: Final = 1000
 """How long a socket that is closed in good order may take to send its last word."""
@@ -128,7 +128,7 @@ class Alarm:
         self._ring()
 
 
-class Inbox(Generic[_T]):
+class EventQueue(Generic[_T]):
     """Events for one reader. `put` never waits; who puts must stop when it is full."""
 
     def __init__(self, *, max_events: int, max_bytes: int, on_room: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class Inbox(Generic[_T]):
         self._closed = True
         self._changed.set()
 
-    def __aiter__(self) -> Inbox[_T]:
+    def __aiter__(self) -> EventQueue[_T]:
         return self
 
     async def __anext__(self) -> _T:

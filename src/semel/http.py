@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from semel.errors import ConfigError
 
@@ -21,7 +21,7 @@ _GRACE_S: Final = 3
 class HttpServer:
     """Serves an application at a host and port until it is stopped."""
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         self._socket = _bind(host, port)
         self._server = _Server(
             uvicorn.Config(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from semel.wire.events import Fault
 
-__all__ = ["Meter"]
+__all__ = ["Traffic"]
 
 
 @dataclass(slots=True)
-class Meter:
+class Traffic:
     """Totals since the session began. Totals need no order and no repair: the last one that came is the truth."""
 
     sent: int = 0

@@ -1,0 +1,36 @@
+"""Caches of features: the protocol and its kinds (in process, none, shared memory), and one computation per key."""
+
+from semel.cache.cache import SMALLEST_BYTES, Cache
+from semel.cache.flight import Flight
+from semel.cache.lru import LruCache
+from semel.cache.none import NoCache
+from semel.cache.shared import (
+    Borrowers,
+    Head,
+    Lease,
+    Lender,
+    Reservation,
+    SharedCache,
+    Window,
+    borrowed_feature,
+    heads_of,
+    tensor_offsets,
+)
+
+__all__ = [
+    "SMALLEST_BYTES",
+    "Borrowers",
+    "Cache",
+    "Flight",
+    "Head",
+    "Lease",
+    "Lender",
+    "LruCache",
+    "NoCache",
+    "Reservation",
+    "SharedCache",
+    "Window",
+    "borrowed_feature",
+    "heads_of",
+    "tensor_offsets",
+]

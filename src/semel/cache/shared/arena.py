@@ -1,0 +1,95 @@
+"""Which ranges of a fixed space are free: arithmetic only, nothing is mapped or written here.
+
+Every range begins at a multiple of 64 bytes and has a multiple of 64 bytes. Two free ranges never touch: freeing one
+merges it with its neighbours. The smallest free range that is large enough is taken, the lowest of those.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["ALIGNMENT", "Arena", "align"]
+
+ALIGNMENT: Final = 64
+"""Where a range, and a tensor within it, may begin: at multiples of this."""
+
+
+def align(nbytes: int) -> int:
+    """The next place from there at which something may begin."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """Hands out ranges of a space and takes them back."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size // ALIGNMENT * ALIGNMENT
+        self._taken: dict[int, int] = {}
+        self._used = 0
+        # The free ranges, three times: by size and offset, by where they begin, by where they end.
+        self._sizes: list[tuple[int, int]] = []
+        self._begins: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        if self._size:
+            self._add(0, self._size)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the space."""
+        return self._size
+
+    @property
+    def used(self) -> int:
+        """The bytes of the ranges that are out."""
+        return self._used
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest free range."""
+        return self._sizes[-1][0] if self._sizes else 0
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of a free range of so many bytes, at least 64; None if there is none in one piece."""
+        nbytes = align(max(nbytes, 1))
+        found = bisect_left(self._sizes, (nbytes, 0))
+        if found == len(self._sizes):
+            return None
+        size, offset = self._sizes[found]
+        self._remove(offset, size)
+        if size > nbytes:
+            self._add(offset + nbytes, size - nbytes)
+        self._taken[offset] = nbytes
+        self._used += nbytes
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Take back a range that was handed out."""
+        size = self._taken.pop(offset)
+        self._used -= size
+        if (after := self._begins.get(offset + size)) is not None:
+            self._remove(offset + size, after)
+            size += after
+        if (before := self._ends.get(offset)) is not None:
+            self._remove(before, offset - before)
+            offset, size = before, size + offset - before
+        self._add(offset, size)
+
+    def room_beside(self, offsets: Iterable[int]) -> int:
+        """The largest range there would be if nothing but the ranges at these offsets were out."""
+        largest = end = 0
+        for offset in sorted(offsets):
+            largest = max(largest, offset - end)
+            end = offset + self._taken[offset]
+        return max(largest, self._size - end)
+
+    def _add(self, offset: int, size: int) -> None:
+        insort(self._sizes, (size, offset))
+        self._begins[offset] = size
+        self._ends[offset + size] = offset
+
+    def _remove(self, offset: int, size: int) -> None:
+        del self._sizes[bisect_left(self._sizes, (size, offset))]
+        del self._begins[offset]
+        del self._ends[offset + size]

@@ -1,0 +1,153 @@
+"""The frontend's end of lending: what a worker on this machine reads in our segment, and until when.
+
+A lease ends when the worker says so, or when its end of the connection closes: then its process is gone, or has no view
+left. It does not end with a request, nor with any other session between the two: the engine's transport may still be
+reading. Closing our end therefore only says that nothing more will be lent; leases that are out stay out until the
+worker answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from semel.cache.shared.cache import SharedCache
+from semel.cache.shared.channel import ACCEPTED, MAX_LEASES, Channel, encode_hello, is_same_user
+from semel.cache.shared.segment import Lease
+from semel.core import Digest
+from semel.errors import ProtocolError
+
+__all__ = ["Lender"]
+
+_CONNECT_TIMEOUT_S: Final = 2.0
+_RETRY_S: Final = 0.01
+
+
+class Lender:
+    """One connection to one worker, over which the ranges of one cache are lent."""
+
+    def __init__(self, sock: socket.socket, cache: SharedCache, on_lost: Callable[[], None] | None = None) -> None:
+        self._cache = cache
+        self._on_lost = on_lost
+        self._out: set[int] = set()
+        self._closing = False
+        self._ended = asyncio.Event()
+        self._channel = Channel(sock, on_ids=self._returned, on_end=self._end)
+
+    @classmethod
+    async def connect(
+        cls,
+        path: Path,
+        cache: SharedCache,
+        *,
+        on_lost: Callable[[], None] | None = None,
+        timeout_s: float = _CONNECT_TIMEOUT_S,
+    ) -> Self:
+        """Introduce the cache's segment to the worker that listens there; `on_lost` is called if it goes away.
+
+        An `OSError` if nobody is there or nobody answers in time, a `ProtocolError` if the worker refuses.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _connect(sock, path)
+                _introduce(sock, cache)
+                await _accepted(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, cache, on_lost)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be lent any more."""
+        return self._closing
+
+    @property
+    def leases(self) -> int:
+        """How many leases are out over this connection."""
+        return len(self._out)
+
+    def __repr__(self) -> str:
+        return f"Lender({self.leases} leases{', closed' if self.closed else ''})"
+
+    def lend(self, digest: Digest) -> Lease | None:
+        """Let the worker read a feature; None if it is not held, or nothing more can be lent."""
+        if self._closing or len(self._out) >= MAX_LEASES:
+            return None
+        lease = self._cache.lease(digest)
+        if lease is not None:
+            self._out.add(lease.id)
+        return lease
+
+    def recall(self) -> None:
+        """Take back what was lent and has not been borrowed, such as what was in messages that got lost.
+
+        The worker refuses those leases from now on. Those under which it is reading stay out.
+        """
+        if not self._ended.is_set():
+            self._channel.send(sorted(self._out))
+
+    def close(self) -> None:
+        """Lend nothing more; the connection ends with the last lease."""
+        if self._closing:
+            return
+        self._closing, self._on_lost = True, None
+        if self._out:
+            self._channel.finish()
+        else:
+            self._end()
+
+    async def wait_closed(self) -> None:
+        """Until the connection has ended and every lease is back."""
+        await self._ended.wait()
+
+    def _returned(self, ids: tuple[int, ...]) -> None:
+        for lease_id in ids:
+            if lease_id in self._out:  # a recall may have crossed its return
+                self._out.discard(lease_id)
+                self._cache.give_back(lease_id)
+        if self._closing and not self._out:
+            self._end()
+
+    def _end(self) -> None:
+        if self._ended.is_set():
+            return
+        self._closing = True
+        self._ended.set()
+        self._channel.close()
+        for lease_id in self._out:
+            self._cache.give_back(lease_id)
+        self._out.clear()
+        if self._on_lost is not None:
+            self._on_lost()
+
+
+async def _connect(sock: socket.socket, path: Path) -> None:
+    while True:
+        try:
+            sock.connect(str(path))
+        except BlockingIOError:  # its queue is full
+            await asyncio.sleep(_RETRY_S)
+        else:
+            break
+    if not is_same_user(sock):
+        raise ProtocolError(f"{path} belongs to another user's process: nothing is shared with it")
+
+
+async def _accepted(sock: socket.socket) -> None:
+    if await asyncio.get_running_loop().sock_recv(sock, len(ACCEPTED)) != ACCEPTED:
+        raise ProtocolError("the worker refused the shared memory; its log says why")
+
+
+def _introduce(sock: socket.socket, cache: SharedCache) -> None:
+    fd = cache.segment.open_to_read()
+    try:
+        socket.send_fds(sock, [encode_hello(cache.segment.id, cache.segment.size)], [fd])
+    finally:
+        os.close(fd)

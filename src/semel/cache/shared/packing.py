@@ -1,0 +1,67 @@
+"""How a feature lies in a range of memory: its tensors in order, each from the next multiple of 64 bytes.
+
+Everyone who knows the tensors' names, dtypes and shapes computes the same places, so only these travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from semel.cache.shared.arena import align
+from semel.core import DTYPE_BYTES, Feature, Layout, Modality, Tensor
+from semel.errors import ProtocolError
+
+__all__ = ["Head", "borrowed_feature", "copy_into", "heads_of", "packed_bytes", "tensor_offsets"]
+
+Head = tuple[str, str, tuple[int, ...]]
+"""The name, dtype and shape of a tensor: all of it but its bytes."""
+
+
+def tensor_offsets(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
+    """Where tensors of these sizes begin, and the bytes of all of them together."""
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        offsets.append(align(end))
+        end = offsets[-1] + size
+    return tuple(offsets), end
+
+
+def heads_of(feature: Feature) -> tuple[Head, ...]:
+    """What to say of a feature's tensors."""
+    return tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
+
+
+def packed_bytes(heads: Sequence[Head]) -> int:
+    """The bytes that such tensors take in one range."""
+    return tensor_offsets(_sizes(heads))[1]
+
+
+def copy_into(view: memoryview, feature: Feature) -> None:
+    """Write a feature's tensors to where they belong in a range."""
+    offsets, _ = tensor_offsets(tensor.nbytes for tensor in feature.tensors.values())
+    for offset, tensor in zip(offsets, feature.tensors.values(), strict=True):
+        if tensor.nbytes:
+            view[offset : offset + tensor.nbytes] = tensor.data.cast("B")
+
+
+def borrowed_feature(view: memoryview, modality: Modality, heads: Sequence[Head], layout: Layout) -> Feature:
+    """The feature over a range of memory, without a copy; its bytes cannot be written to through it."""
+    sizes = _sizes(heads)
+    offsets, total = tensor_offsets(sizes)
+    if min(sizes, default=0) < 0 or total > view.nbytes:
+        raise ProtocolError(f"tensors of {total:,} bytes were described over a range of {view.nbytes:,}")
+    fixed = view.toreadonly()
+    try:
+        tensors = {
+            name: Tensor(dtype, tuple(shape), fixed[offset : offset + size])
+            for (name, dtype, shape), offset, size in zip(heads, offsets, sizes, strict=True)
+        }
+    except ValueError as error:
+        raise ProtocolError(f"a peer described no feature: {error}") from error
+    return Feature(modality, tensors, layout)
+
+
+def _sizes(heads: Sequence[Head]) -> list[int]:
+    return [DTYPE_BYTES.get(dtype, 0) * prod(shape) for _, dtype, shape in heads]

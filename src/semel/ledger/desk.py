@@ -1,0 +1,230 @@
+"""The desk: submissions on their way into the engine, and the features that they wait for or use (D1, D3).
+
+A feature is kept exactly as long as an open request uses it, once for all that do; a digest is expected exactly as long
+as an open request waits for it. So nothing is left when all are closed. What came for a request stays with it until it
+is closed, and it asks for a digest at most once: it needs at most as many rounds as it has distinct digests.
+
+Whom a request may wait for without asking: a digest that another submission of the same session *promised* as its
+payload. The frontend withdraws a transfer only when no unsettled request of its own refers to the digest, so the
+promise outlives the request that made it, as long as another that was submitted waits for it. What another request
+has merely *asked* for is no promise: that one may be aborted before the question arrives. Then both ask, and the
+frontend sends once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from semel.core import Digest, Feature
+from semel.errors import EngineFailed, ProtocolError
+
+__all__ = ["Desk", "Opened"]
+
+_P = TypeVar("_P", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How a request stands when it has been opened."""
+
+    needed: tuple[Digest, ...]
+    """What to ask the frontend for."""
+
+    is_ready: bool
+    """Whether it waits for nothing."""
+
+
+@dataclass(slots=True)
+class _Request:
+    digests: frozenset[Digest]
+    is_unsettled: bool
+    """Whether its frontend counts it among those that rely on transfers of others."""
+    features: dict[Digest, Feature] = field(default_factory=dict)
+    awaited: set[Digest] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Session:
+    """The open requests of one peer."""
+
+    requests: dict[str, _Request] = field(default_factory=dict)
+    awaited: dict[Digest, dict[str, None]] = field(default_factory=dict)
+    """Who waits for a digest, in order."""
+    promised: set[Digest] = field(default_factory=set)
+    """Those of the awaited that come without being asked for."""
+
+
+@dataclass(slots=True)
+class _AtHand:
+    feature: Feature
+    pins: int = 0
+
+
+class Desk(Generic[_P]):
+    """The open requests of all sessions. A peer is anything hashable that tells one session from another."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """The bytes of the features at hand, each counted once."""
+        self._sessions: dict[_P, _Session] = {}
+        self._at_hand: dict[Digest, _AtHand] = {}
+
+    def __len__(self) -> int:
+        """How many requests are open."""
+        return sum(len(session.requests) for session in self._sessions.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a feature."""
+        return sum(bool(r.awaited) for session in self._sessions.values() for r in session.requests.values())
+
+    def open(
+        self,
+        peer: _P,
+        request_id: str,
+        digests: Iterable[Digest],
+        payloads: Iterable[Digest],
+        holds: Callable[[Digest], bool],
+    ) -> Opened:
+        """Take in a submission; `payloads` are those of its digests whose features follow it.
+
+        A digest that the engine holds needs nothing, one at hand is used, one that is promised is waited for; the rest
+        has to be asked for. A payload that the request does not use is refused: nobody would wait for it.
+        """
+        distinct, promised = dict.fromkeys(digests), dict.fromkeys(payloads)
+        if unused := promised.keys() - distinct.keys():
+            raise ProtocolError(f"request {request_id} sends {len(unused)} features that it does not use")
+        session, request = self._admit(peer, request_id, _Request(frozenset(distinct), is_unsettled=True))
+        for digest in promised:
+            self._await(session, request_id, request, digest)
+        session.promised.update(promised)
+        rest = (digest for digest in distinct if digest not in promised and not holds(digest))
+        return Opened(self._obtain(session, request_id, request, rest), not request.awaited)
+
+    def reopen(self, peer: _P, request_id: str, digests: Iterable[Digest], missing: Iterable[Digest]) -> Opened:
+        """Take a request up again that the engine took and then missed items of.
+
+        Its frontend has settled it and does not count it among those that rely on a promise: it asks for everything
+        that is not at hand.
+        """
+        session, request = self._admit(peer, request_id, _Request(frozenset(digests), is_unsettled=False))
+        return Opened(self._obtain(session, request_id, request, dict.fromkeys(missing)), not request.awaited)
+
+    def arrive(self, peer: _P, digest: Digest, feature: Feature) -> list[str]:
+        """Take in a feature for all requests of the peer that wait for it; those that are ready with it, in order.
+
+        One that nobody waits for is dropped: its request was aborted, or it came twice.
+        """
+        session = self._sessions.get(peer)
+        if session is None:
+            return []
+        session.promised.discard(digest)
+        ready = []
+        for request_id in session.awaited.pop(digest, ()):
+            request = session.requests[request_id]
+            request.awaited.remove(digest)
+            self._pin(request, digest, feature)
+            if not request.awaited:
+                ready.append(request_id)
+        return ready
+
+    def features(self, peer: _P, request_id: str) -> Mapping[Digest, Feature]:
+        """What to hand to the engine with a request; it holds the rest."""
+        return self._sessions[peer].requests[request_id].features
+
+    def missing(self, peer: _P, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
+        """The engine lacks these after all: what to ask for. The request waits again, unless all were at hand.
+
+        Nothing for a request that was closed meanwhile. An engine that misses what it was given has failed.
+        """
+        session = self._sessions.get(peer)
+        request = None if session is None else session.requests.get(request_id)
+        if session is None or request is None:
+            return ()
+        lacking = dict.fromkeys(digests)
+        if not lacking or lacking.keys() & request.features.keys() or lacking.keys() - request.digests:
+            raise EngineFailed(
+                f"the engine misses {len(lacking)} features of request {request_id}, not only ones it was to hold"
+            )
+        return self._obtain(session, request_id, request, lacking)
+
+    def is_ready(self, peer: _P, request_id: str) -> bool:
+        """Whether a request is open and waits for nothing."""
+        session = self._sessions.get(peer)
+        request = None if session is None else session.requests.get(request_id)
+        return request is not None and not request.awaited
+
+    def close(self, peer: _P, request_id: str) -> bool:
+        """A request was submitted, has failed or was aborted; whether it was open.
+
+        The frontend is told in the same step, or has told so: it draws conclusions from what it has not heard yet.
+        """
+        session = self._sessions.get(peer)
+        request = None if session is None else session.requests.pop(request_id, None)
+        if session is None or request is None:
+            return False
+        for digest in request.awaited:
+            self._cease(session, request_id, digest)
+        self._unpin(request)
+        if not session.requests:
+            del self._sessions[peer]
+        return True
+
+    def forget(self, peer: _P) -> None:
+        """A session has ended: close all its requests."""
+        session = self._sessions.pop(peer, None)
+        for request in session.requests.values() if session else ():
+            self._unpin(request)
+
+    def _admit(self, peer: _P, request_id: str, request: _Request) -> tuple[_Session, _Request]:
+        session = self._sessions.get(peer)
+        if session is None:
+            session = self._sessions[peer] = _Session()
+        elif request_id in session.requests:
+            raise ProtocolError(f"request {request_id} was submitted twice")
+        session.requests[request_id] = request
+        return session, request
+
+    def _obtain(
+        self, session: _Session, request_id: str, request: _Request, digests: Iterable[Digest]
+    ) -> tuple[Digest, ...]:
+        """Use what is at hand and wait for the rest; what of it has to be asked for."""
+        needed = []
+        for digest in digests:
+            if (at_hand := self._at_hand.get(digest)) is not None:
+                self._pin(request, digest, at_hand.feature)
+                continue
+            if not (request.is_unsettled and digest in session.promised):
+                needed.append(digest)
+            self._await(session, request_id, request, digest)
+        return tuple(needed)
+
+    def _await(self, session: _Session, request_id: str, request: _Request, digest: Digest) -> None:
+        request.awaited.add(digest)
+        session.awaited.setdefault(digest, {})[request_id] = None
+
+    def _cease(self, session: _Session, request_id: str, digest: Digest) -> None:
+        waiting = session.awaited[digest]
+        del waiting[request_id]
+        if not any(session.requests[other].is_unsettled for other in waiting):
+            session.promised.discard(digest)
+        if not waiting:
+            del session.awaited[digest]
+
+    def _pin(self, request: _Request, digest: Digest, feature: Feature) -> None:
+        at_hand = self._at_hand.get(digest)
+        if at_hand is None:
+            at_hand = self._at_hand[digest] = _AtHand(feature)
+            self.nbytes += feature.nbytes
+        at_hand.pins += 1
+        request.features[digest] = at_hand.feature
+
+    def _unpin(self, request: _Request) -> None:
+        for digest in request.features:
+            at_hand = self._at_hand[digest]
+            at_hand.pins -= 1
+            if not at_hand.pins:
+                del self._at_hand[digest]
+                self.nbytes -= at_hand.feature.nbytes

@@ -1,0 +1,113 @@
+"""Holdings: what the engine's item cache holds, and what each frontend has yet to be told of it (D2).
+
+The engine says what came and went; frontends hear of net changes only, in numbered batches. Everyone who has been told
+anything has been told everything up to the last flush, so one set of changes serves all: a flush costs changes × peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Generic, TypeVar
+
+from semel.core import Digest, Holding
+from semel.ledger.announcement import MAX_BATCH, Announcement, Gone, Have
+
+__all__ = ["Holdings"]
+
+_P = TypeVar("_P", bound=Hashable)
+_T = TypeVar("_T")
+
+_Unnumbered = Callable[[int], Announcement]
+
+
+@dataclass(slots=True)
+class _Told:
+    """How far a peer has been told."""
+
+    number: int = 0
+    is_new: bool = True
+
+
+class Holdings(Generic[_P]):
+    """What the engine holds, by digest. A peer is anything hashable that tells one session from another."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """The bytes of the features that are held."""
+        self._held: dict[Digest, Holding] = {}
+        self._before: dict[Digest, Holding | None] = {}  # what the last flush said of those that differ since
+        self._peers: dict[_P, _Told] = {}
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, digest: Digest) -> Holding | None:
+        """What is held under a digest."""
+        return self._held.get(digest)
+
+    # What the engine says.
+
+    def hold(self, digest: Digest, holding: Holding) -> None:
+        """The engine holds a feature from now on."""
+        self._change(digest, holding)
+
+    def drop(self, digest: Digest) -> None:
+        """The engine holds a feature no more."""
+        self._change(digest, None)
+
+    # Whom to tell.
+
+    def join(self, peer: _P) -> None:
+        """A session began: the peer knows nothing yet, and its numbers begin at 0."""
+        self._peers[peer] = _Told()
+
+    def leave(self, peer: _P) -> None:
+        """A session has ended, if there was one."""
+        self._peers.pop(peer, None)
+
+    def announcements(self) -> list[tuple[_P, Announcement]]:
+        """All that is to be told since the last call, in order for each peer: what is gone before what has come."""
+        changes = list(self._changes())
+        everything = list(_haves(self._held.items())) if any(told.is_new for told in self._peers.values()) else []
+        self._before.clear()
+        flushed: list[tuple[_P, Announcement]] = []
+        for peer, told in self._peers.items():
+            for unnumbered in everything if told.is_new else changes:
+                flushed.append((peer, unnumbered(told.number)))
+                told.number += 1
+            told.is_new = False
+        return flushed
+
+    def _change(self, digest: Digest, after: Holding | None) -> None:
+        now = self._held.pop(digest, None)
+        if now is not None:
+            self.nbytes -= now.nbytes
+        if after is not None:
+            self._held[digest] = after
+            self.nbytes += after.nbytes
+        if not self._peers:
+            self._before.clear()
+        elif self._before.setdefault(digest, now) == after:
+            del self._before[digest]
+
+    def _changes(self) -> Iterator[_Unnumbered]:
+        for batch in _batches(digest for digest in self._before if digest not in self._held):
+            yield partial(Gone, digests=tuple(batch))
+        yield from _haves((digest, self._held[digest]) for digest in self._before if digest in self._held)
+
+
+def _haves(holdings: Iterable[tuple[Digest, Holding]]) -> Iterator[_Unnumbered]:
+    for batch in _batches(holdings):
+        yield partial(Have, holdings=dict(batch))
+
+
+def _batches(values: Iterable[_T]) -> Iterator[list[_T]]:
+    rest = iter(values)
+    while batch := list(islice(rest, MAX_BATCH)):
+        yield batch

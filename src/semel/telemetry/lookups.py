@@ -1,0 +1,58 @@
+"""Queries and hits of the item caches (requirement D8): one query per item and tier, exact, and one line in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import MM_CACHE_HITS, MM_CACHE_QUERIES, VLLM_MM_CACHE_HITS, VLLM_MM_CACHE_QUERIES
+
+__all__ = ["CacheLookups", "Tier"]
+
+Tier = Literal["processor", "worker"]
+"""`processor`: a hit means that no processing was started. `worker`: a hit means that no payload travelled."""
+
+
+@dataclass(slots=True)
+class _Count:
+    queries: int = 0
+    hits: int = 0
+
+
+class CacheLookups:
+    """Counts what was looked up in this process."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, Tier], _Count] = {}
+        self._told: dict[Tier, _Count] = {}
+
+    def count(self, model: str, modality: str, tier: Tier, count: int, hit: bool) -> None:
+        """Items of one modality were looked up in one tier."""
+        entry = self._counts.setdefault((model, modality, tier), _Count())
+        entry.queries += count
+        entry.hits += count * hit
+
+    def samples(self) -> Iterator[Sample]:
+        """The counters, those of the processor's tier under vLLM's names as well, so that its dashboards work."""
+        for labels, entry in self._counts.items():
+            yield MM_CACHE_QUERIES, entry.queries, labels
+            yield MM_CACHE_HITS, entry.hits, labels
+        for model in {model for model, _, tier in self._counts if tier == "processor"}:
+            of_model = [
+                entry for (name, _, tier), entry in self._counts.items() if (name, tier) == (model, "processor")
+            ]
+            yield VLLM_MM_CACHE_QUERIES, sum(entry.queries for entry in of_model), (model,)
+            yield VLLM_MM_CACHE_HITS, sum(entry.hits for entry in of_model), (model,)
+
+    def line(self) -> str | None:
+        """The hit rate of every tier since the last line; None if nothing was looked up."""
+        parts = []
+        for tier in ("processor", "worker"):
+            of_tier = [entry for (_, _, its), entry in self._counts.items() if its == tier]
+            now = _Count(sum(entry.queries for entry in of_tier), sum(entry.hits for entry in of_tier))
+            before, self._told[tier] = self._told.get(tier, _Count()), now
+            if queries := now.queries - before.queries:
+                parts.append(f"{tier} {(now.hits - before.hits) / queries:.1%} of {queries:,}")
+        return f"item cache hits: {', '.join(parts)}" if parts else None

@@ -1,0 +1,140 @@
+"""An engine without a model, for the edges that a real one shows only by accident.
+
+Its answer is a function of what it was given: the prompt's tokens and, for every item, the bytes of the feature that it
+found under the item's digest. A wrong feature, or one that changed meanwhile, gives a wrong answer. It can be told to
+lose an item silently, as an engine core whose cache has drifted does, to refuse, and to take its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+
+from blake3 import blake3
+
+from semel.core import Contract, Digest, Feature, Holding, Prompt
+from semel.engine import HoldingWatcher, Output, Submission
+from semel.errors import FeatureMissing, InvalidRequest
+
+__all__ = ["EchoEngine", "EchoStream", "echo"]
+
+
+def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
+    """What an `EchoEngine` answers: four tokens."""
+    hasher = blake3(",".join(map(str, prompt.token_ids)).encode())
+    for item in prompt.items:
+        for name, tensor in sorted(features[item.digest].tensors.items()):
+            hasher.update(name.encode())
+            hasher.update(tensor.data)
+    return tuple(hasher.digest(4))
+
+
+class EchoStream:
+    """The answer to one submission."""
+
+    def __init__(self, tokens: tuple[int, ...], missing: list[Digest], pause_s: float) -> None:
+        self._tokens = tokens
+        self._missing = missing
+        self._pause_s = pause_s
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """One token at a time."""
+        if self._missing:
+            raise FeatureMissing(self._missing)
+        for number, token in enumerate(self._tokens, 1):
+            await asyncio.sleep(self._pause_s)
+            yield Output(0, "", (token,), finish_reason="stop" if number == len(self._tokens) else None)
+
+    async def close(self) -> None:
+        """Nothing runs that would have to be aborted."""
+        self.closed = True
+
+
+class EchoEngine:
+    """Holds items up to a number of bytes, least recently used first to go, as vLLM's item cache does."""
+
+    def __init__(self, contract: Contract, *, pause_s: float = 0.0) -> None:
+        self.contract = contract
+        self.pause_s = pause_s
+        self.submissions = 0
+        self.lost: set[Digest] = set()
+        """What the engine core has lost although this process believes that it is held."""
+
+        self._items: OrderedDict[Digest, Feature] = OrderedDict()
+        self._watchers: list[HoldingWatcher] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the items that are held."""
+        return sum(feature.nbytes for feature in self._items.values())
+
+    def holds(self, digest: Digest) -> bool:
+        """Whether an item is held."""
+        return digest in self._items
+
+    def holding(self, digest: Digest) -> Holding | None:
+        """What is known of an item that is held."""
+        feature = self._items.get(digest)
+        return None if feature is None else Holding.of(feature)
+
+    def watch(self, watcher: HoldingWatcher) -> None:
+        """Tell the watcher what is held, and every change."""
+        self._watchers.append(watcher)
+        for digest, feature in self._items.items():
+            watcher.hold(digest, Holding.of(feature))
+
+    async def submit(self, submission: Submission) -> EchoStream:
+        """Answer from the features given and those held."""
+        await asyncio.sleep(self.pause_s)
+        if submission.sampling.get("refuse"):
+            raise InvalidRequest("refused, as asked")
+        digests = dict.fromkeys(item.digest for item in submission.prompt.items)
+        if missing := [d for d in digests if d not in submission.features and d not in self._items]:
+            raise FeatureMissing(missing)
+        self.submissions += 1
+        found = {digest: submission.features.get(digest) or self._items[digest] for digest in digests}
+        lost = [digest for digest in digests if digest in self.lost and digest not in submission.features]
+        for digest in lost:
+            self._drop(digest)
+        self.lost.difference_update(digests)
+        for digest in digests:
+            if digest not in lost:
+                self._hold(digest, found[digest])
+        return EchoStream(() if lost else echo(submission.prompt, found), lost, self.pause_s)
+
+    async def inject(self, digest: Digest, feature: Feature) -> bool:
+        """Hold an item without a request."""
+        if digest in self._items or feature.nbytes > self.contract.cache_bytes:
+            return False
+        self._hold(digest, feature)
+        return True
+
+    async def reset(self) -> None:
+        """Forget all items."""
+        for digest in list(self._items):
+            self._drop(digest)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+    def _hold(self, digest: Digest, feature: Feature) -> None:
+        if digest in self._items:
+            self._items.move_to_end(digest)
+            return
+        if feature.nbytes > self.contract.cache_bytes:
+            return
+        while self.nbytes + feature.nbytes > self.contract.cache_bytes:
+            self._drop(next(iter(self._items)))
+        self._items[digest] = feature
+        for watcher in self._watchers:
+            watcher.hold(digest, Holding.of(feature))
+
+    def _drop(self, digest: Digest) -> None:
+        if self._items.pop(digest, None) is not None:
+            for watcher in self._watchers:
+                watcher.drop(digest)

@@ -1,0 +1,268 @@
+"""Features as a safetensors file: how they travel from an outside framework. Pure: bytes in, bytes out.
+
+A file is 8 bytes with the length of its header (little endian), the header in JSON, and the bytes of the tensors. Here
+a tensor is named `DIGEST/FIELD`, and what a feature has besides tensors is JSON in the file's metadata, under `semel`::
+
+    {"DIGEST": {"modality": "image", "token_ids": [7, 8, 8, 9], "mask": [false, true, true, false]}}
+
+Everything that a header says is checked before anything is made of it (threats S9, S10): the tensors cover the bytes
+behind the header exactly, without overlap or gap, and no name stands there twice, so that no two readers can differ. A
+header that breaks this refuses the whole file; a fault of one item refuses that item. Tensors that are read are views
+of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Modality, Tensor
+from semel.errors import InvalidRequest
+from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
+
+__all__ = ["MAX_HEADER_BYTES", "MAX_LAYOUT_TOKENS", "Empty", "Entry", "Faulty", "Given", "read", "write"]
+
+MAX_HEADER_BYTES: Final = 16 << 20
+"""The header with its metadata: room for 2 million token ids."""
+
+MAX_LAYOUT_TOKENS: Final = 1 << 20
+"""Tokens of one layout."""
+
+_DTYPES: Final[Mapping[str, str]] = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_METADATA: Final = "__metadata__"
+_OURS: Final = "semel"
+_LENGTH_BYTES: Final = 8
+_ALIGNMENT: Final = 8
+_SHOWN_CHARS: Final = 120
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_FIELD: Final = re.compile(r"[A-Za-z_][\w.]{0,127}", re.ASCII)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An item of a file that is a feature, as far as a file can tell."""
+
+    digest: Digest
+    feature: Feature
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """An item that is named, but has no tensor."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """An item that is no feature, and why."""
+
+    name: str
+    """What stands where its digest should, made fit to be shown."""
+
+    reason: str
+
+
+Entry = Empty | Faulty | Given
+
+
+class _Head(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...], Meta(max_length=16)]
+    data_offsets: tuple[Annotated[int, Meta(ge=0, le=1 << 62)], Annotated[int, Meta(ge=0, le=1 << 62)]]
+
+
+class _Rest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a feature has besides tensors."""
+
+    modality: Modality
+    token_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...], Meta(min_length=1, max_length=MAX_LAYOUT_TOKENS)
+    ]
+    mask: Annotated[tuple[bool, ...], Meta(max_length=MAX_LAYOUT_TOKENS)] | None = None
+
+
+def write(features: Mapping[Digest, Feature]) -> list[bytes | memoryview]:
+    """The pieces of a file with these features. Tensor bytes are not copied: they are views of what was given."""
+    _check_count(len(features))
+    tensors = [
+        (f"{digest.hex()}/{name}", tensor)
+        for digest, feature in features.items()
+        for name, tensor in feature.tensors.items()
+    ]
+    tensors.sort(key=lambda named: -DTYPE_BYTES[named[1].dtype])  # the widest first: then each begins aligned
+    rest = {digest.hex(): _rest(feature) for digest, feature in features.items()}
+    header: dict[str, object] = {_METADATA: {_OURS: msgspec.json.encode(rest).decode()}}
+    position = 0
+    for name, tensor in tensors:
+        end = position + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (position, end)}
+        position = end
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the names and layouts of {len(features):,} features take {len(text):,} bytes, a file may have "
+            f"{MAX_HEADER_BYTES:,}; send them in several"
+        )
+    views = [tensor.data.cast("B") for _, tensor in tensors if tensor.nbytes]
+    return [len(text).to_bytes(_LENGTH_BYTES, "little") + text, *views]
+
+
+def read(body: memoryview) -> list[Entry]:
+    """The items of a file; `InvalidRequest` if the file as a whole cannot be read.
+
+    A tensor that does not begin at a multiple of its element's size is copied, others are read-only views of `body`.
+    """
+    header, begin = _header(body)
+    metadata = _convert(header.pop(_METADATA, {}), dict[str, str], "the metadata")
+    heads = _convert(header, dict[str, _Head], "the header")
+    _check_spans(heads, body.nbytes - begin)
+    rests = _parse(metadata.get(_OURS, "{}"), f"the metadata {_OURS!r}")
+    items: dict[str, dict[str, _Head]] = {name: {} for name in rests}
+    for name, head in heads.items():
+        item, _, field = name.partition("/")
+        items.setdefault(item, {})[field] = head
+    _check_count(len(items))
+    return [_entry(name, fields, rests.get(name), body, begin) for name, fields in items.items()]
+
+
+def _header(body: memoryview) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors begin."""
+    if body.nbytes < _LENGTH_BYTES:
+        raise InvalidRequest(f"a safetensors file has at least {_LENGTH_BYTES} bytes, this one has {body.nbytes}")
+    length = int.from_bytes(body[:_LENGTH_BYTES], "little")
+    begin = _LENGTH_BYTES + length
+    if length > MAX_HEADER_BYTES or begin > body.nbytes:
+        raise InvalidRequest(
+            f"the file announces a header of {length:,} bytes; it may have {MAX_HEADER_BYTES:,}, and the file has "
+            f"{body.nbytes:,}"
+        )
+    try:
+        text = str(body[_LENGTH_BYTES:begin], "utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the header is not UTF-8; is this a safetensors file?") from None
+    return _parse(text, "the header"), begin
+
+
+def _parse(text: str, what: str) -> dict[str, Any]:
+    """A JSON object, in which no name stands twice."""
+    try:
+        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+    except (RecursionError, ValueError) as error:
+        raise InvalidRequest(f"{what} cannot be read: {_shown(str(error))}") from None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest(f"{what} is no JSON object")
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return unique
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _convert(value: object, kind: type[_T], what: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{what} cannot be read: {_shown(str(error))}") from None
+
+
+def _check_spans(heads: Mapping[str, _Head], nbytes: int) -> None:
+    """Each tensor has the bytes that it needs, and all of them together are all that there is."""
+    position = 0
+    for name, head in sorted(heads.items(), key=lambda named: named[1].data_offsets):
+        start, end = head.data_offsets
+        if head.dtype not in _DTYPES:
+            raise InvalidRequest(f"{_shown(name)} has the dtype {_shown(head.dtype)}; those are {', '.join(_DTYPES)}")
+        if start != position:
+            raise InvalidRequest(f"{_shown(name)} begins at {start:,}, where {position:,} is due: no gap, no overlap")
+        needed = DTYPE_BYTES[_DTYPES[head.dtype]] * prod(head.shape)
+        if end - start != needed:
+            raise InvalidRequest(
+                f"{_shown(name)} is {head.dtype}{list(head.shape)} and needs {needed:,} bytes, it has {end - start:,}"
+            )
+        position = end
+    if position != nbytes:
+        raise InvalidRequest(f"the header speaks of {position:,} bytes of tensors, {nbytes:,} came")
+
+
+def _check_count(items: int) -> None:
+    if items > MAX_ITEMS:
+        raise InvalidRequest(f"a file has at most {MAX_ITEMS:,} items, this one has {items:,}; send several")
+
+
+def _entry(name: str, heads: Mapping[str, _Head], rest: object, body: memoryview, begin: int) -> Entry:
+    if not _DIGEST.fullmatch(name):
+        return Faulty(_shown(name), "this is no digest: one has 64 hexadecimal digits in lower case")
+    if not heads:
+        return Empty(Digest(bytes.fromhex(name)))
+    if len(heads) > MAX_TENSORS:
+        return Faulty(name, f"a feature has at most {MAX_TENSORS} tensors, this one has {len(heads)}")
+    if not all(map(_FIELD.fullmatch, heads)):
+        return Faulty(name, "a tensor's name is DIGEST/FIELD, and a field is letters, digits, _ and .")
+    if rest is None:
+        return Faulty(name, f"it has no layout: the file's metadata {_OURS!r} does not name it")
+    tensors = {field: _tensor(head, body, begin) for field, head in heads.items()}
+    try:
+        described = msgspec.convert(rest, _Rest)
+        return Given(Digest(bytes.fromhex(name)), Feature(described.modality, tensors, _layout(described)))
+    except (msgspec.ValidationError, ValueError) as error:
+        return Faulty(name, f"its layout cannot be used: {_shown(str(error))}")
+
+
+def _tensor(head: _Head, body: memoryview, begin: int) -> Tensor:
+    dtype = _DTYPES[head.dtype]
+    start, end = head.data_offsets
+    view = body[begin + start : begin + end].toreadonly()
+    if (begin + start) % DTYPE_BYTES[dtype]:
+        view = memoryview(bytes(view))
+    return Tensor(dtype, head.shape, view)
+
+
+def _layout(described: _Rest) -> Layout:
+    """The layout; a mask that leaves nothing out is none."""
+    mask = None if described.mask is None else Mask(described.mask)
+    layout = Layout(described.token_ids, mask)
+    return layout if layout.num_embeds < len(layout) else Layout(described.token_ids)
+
+
+def _rest(feature: Feature) -> _Rest:
+    mask = feature.layout.mask
+    return _Rest(
+        feature.modality, feature.layout.token_ids, None if mask is None else tuple(bool(bit) for bit in mask.bits)
+    )
+
+
+def _shown(text: str) -> str:
+    """Foreign text, short and in printable ASCII."""
+    return ascii(text[:_SHOWN_CHARS])[1:-1]

@@ -1,0 +1,195 @@
+"""The admin address of a worker, over HTTP: metrics for whoever reaches it, injection and reset for the operator.
+
+What changes the worker needs the admin key, which is neither the fleet key nor a client's: what a digest stands for
+cannot be checked, so who may inject may decide what other clients' images look like. The key is asked for before
+anything else of a request is read, and one body at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, RequestError, SemelError, ServiceError
+from semel.telemetry import Meter
+from semel.wire import outcomes, safetensors
+from semel.worker.injection import Count, Injectable, inject
+
+__all__ = ["MAX_BODY_BYTES", "create_admin_app"]
+
+MAX_BODY_BYTES: Final = 1 << 30
+
+_MIN_KEY_CHARS: Final = 16
+_CONTENT_TYPES: Final = ("application/octet-stream", "application/x-safetensors")
+_CODES: Final[Mapping[int, str]] = {401: "invalid_admin_key", 403: "no_admin_key", 415: "unsupported_content_type"}
+_CLIENT_CLOSED: Final = 499
+
+logger = logging.getLogger(__name__)
+
+
+def create_admin_app(
+    engine: Injectable,
+    meter: Meter,
+    *,
+    key: str | None,
+    count: Count,
+    reset: Callable[[], Awaitable[None]],
+    max_body_bytes: int = MAX_BODY_BYTES,
+    idle_s: float = 30.0,
+    turn_s: float = 60.0,
+) -> Starlette:
+    """The HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
+
+    A body may pause for `idle_s`, and whoever comes while another body is taken in waits for `turn_s`.
+    """
+    if key is not None:
+        _check_key(key)
+    intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)
+
+    async def health(_: Request) -> Response:
+        return Response(status_code=200)
+
+    async def metrics(_: Request) -> Response:
+        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def inject_features(request: Request) -> Response:
+        _authorise(request, key)
+        return await intake.inject(request)
+
+    async def reset_caches(request: Request) -> Response:
+        _authorise(request, key)
+        await reset()
+        logger.info("%s reset the caches", _peer(request))
+        return _json({"reset": True})
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/v1/mm_cache/inject", inject_features, methods=["POST"]),
+            Route("/v1/mm_cache/reset", reset_caches, methods=["POST"]),
+        ],
+        exception_handlers={SemelError: _on_error, HTTPException: _on_http_error, Exception: _on_surprise},
+    )
+
+
+class _Intake:
+    """Where bodies are taken in, one at a time: whoever comes next waits before its own is read."""
+
+    def __init__(self, engine: Injectable, count: Count, max_body_bytes: int, idle_s: float, turn_s: float) -> None:
+        self._engine = engine
+        self._count = count
+        self._max_body_bytes = max_body_bytes
+        self._idle_s = idle_s
+        self._turn_s = turn_s
+        self._turn = asyncio.Lock()
+
+    async def inject(self, request: Request) -> Response:
+        _check_content_type(request)
+        async with self._one_at_a_time():
+            try:
+                body = await _read(request, self._max_body_bytes, self._idle_s)
+            except ClientDisconnect:
+                logger.info("%s went away while it injected", _peer(request))
+                return Response(status_code=_CLIENT_CLOSED)
+            entries = await asyncio.to_thread(safetensors.read, memoryview(body))
+            result = await inject(self._engine, entries, self._count, peer=_peer(request))
+        return Response(outcomes.encode(result), media_type="application/json")
+
+    @asynccontextmanager
+    async def _one_at_a_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._turn_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise NotReady("another injection is being taken in; try again") from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
+async def _read(request: Request, max_bytes: int, idle_s: float) -> bytearray:
+    """The body, given up on as soon as it is over the limit, whatever its announced length.
+
+    It grows in place: joining the pieces of a body of 1 GiB at the end would need it twice.
+    """
+    body = bytearray()
+    async with aclosing(request.stream()) as chunks:
+        try:
+            while True:
+                async with asyncio.timeout(idle_s):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return body
+                if len(body) + len(chunk) > max_bytes:
+                    raise MediaTooLarge(f"the body is over {max_bytes:,} bytes; send the features in several")
+                body += chunk
+        except TimeoutError:
+            raise InvalidRequest(f"nothing more of the body came for {idle_s:g} s") from None
+
+
+def _check_key(key: str) -> None:
+    if len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"an admin key has at least {_MIN_KEY_CHARS} printable ASCII characters and no blank")
+
+
+def _authorise(request: Request, key: str | None) -> None:
+    """Let the operator pass; how long a refusal takes does not tell how much of a key was right."""
+    if key is None:
+        raise HTTPException(403, "this worker has no admin key; start it with --admin-key-file to inject and reset")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
+        message = "this needs `Authorization: Bearer KEY` with the key of the worker's --admin-key-file"
+        raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+
+
+def _check_content_type(request: Request) -> None:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in _CONTENT_TYPES:
+        raise HTTPException(415, f"the content type of a safetensors file is {' or '.join(_CONTENT_TYPES)}")
+
+
+def _peer(request: Request) -> str:
+    return "a local process" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestError | ServiceError):
+        logger.error("an internal error reached an operator: %r", error)
+        error = ServiceError("internal error; the worker's log says more")
+    headers = {"Retry-After": "1"} if error.status == 503 else None
+    return _error(str(error), error.code, error.status, headers)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "invalid_request")
+    return _error(error.detail, code, error.status_code, error.headers)
+
+
+async def _on_surprise(_: Request, error: Exception) -> Response:
+    logger.error("an admin request failed in a way that we do not expect", exc_info=error)
+    return _error("internal error; the worker's log says more", "internal_error", 500)
+
+
+def _error(message: str, code: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """An error in OpenAI's shape, as clients of a frontend know it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _json({"error": {"message": message, "type": kind, "param": None, "code": code}}, status, headers)
+
+
+def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

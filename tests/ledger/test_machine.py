@@ -1,0 +1,295 @@
+"""Ledgers, holdings and desks of a small fleet, driven with whatever hypothesis thinks of (D1-D3, D5).
+
+Up to four frontends and three workers; messages of different sessions interleave at will, sessions break, processes
+crash, engines evict, refuse and lose items, operators inject and reset. Whatever happened, a request that was not given
+up is taken by its engine exactly once, with the right features, and in the end every ledger equals its store. A seeded
+generator drives the same world through more steps than hypothesis has time for, and shows that the world notices when
+a rule is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from semel.core import Digest
+from semel.ledger import Desk, Ledger, Opened
+from tests.ledger.examples import DIGESTS
+from tests.ledger.world import World
+
+NUMBERS = st.integers(0, 255)
+ITEMS = st.lists(st.integers(0, len(DIGESTS) - 1), max_size=4)
+CAPACITIES: Final = (0, 4, 6, 9)
+
+steps = {"machine": 0}
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """Each rule is one step of the world."""
+
+    world: World | None = None
+
+    @initialize(frontends=st.integers(1, 4), workers=st.integers(1, 3), capacity=st.sampled_from(CAPACITIES))
+    def start(self, frontends: int, workers: int, capacity: int) -> None:
+        self.world = World(frontends, workers, capacity)
+
+    @property
+    def fleet(self) -> World:
+        assert self.world is not None
+        return self.world
+
+    @rule(frontend=NUMBERS, worker=NUMBERS, items=ITEMS)
+    def submit(self, frontend: int, worker: int, items: list[int]) -> None:
+        self.fleet.submit(frontend, worker, items)
+
+    @rule(frontend=NUMBERS, worker=NUMBERS, item=NUMBERS)
+    def submit_one_item(self, frontend: int, worker: int, item: int) -> None:
+        self.fleet.submit(frontend, worker, [item])
+
+    @rule(which=NUMBERS)
+    def deliver(self, which: int) -> None:
+        self.fleet.deliver(which)
+
+    @rule(which=NUMBERS)
+    def deliver_another(self, which: int) -> None:
+        self.fleet.deliver(which)
+
+    @rule(which=NUMBERS)
+    def send_out(self, which: int) -> None:
+        self.fleet.send_out(which)
+
+    @rule(which=NUMBERS)
+    def engine_submits(self, which: int) -> None:
+        self.fleet.engine_submits(which)
+
+    @rule(which=NUMBERS)
+    def engine_refuses(self, which: int) -> None:
+        self.fleet.engine_refuses(which)
+
+    @rule(which=NUMBERS)
+    def engine_misses(self, which: int) -> None:
+        self.fleet.engine_misses(which)
+
+    @rule(which=NUMBERS)
+    def finish(self, which: int) -> None:
+        self.fleet.finish(which)
+
+    @rule(which=NUMBERS)
+    def abort(self, which: int) -> None:
+        self.fleet.abort(which)
+
+    @rule(which=NUMBERS)
+    def process_again(self, which: int) -> None:
+        self.fleet.process_again(which)
+
+    @rule(frontend=NUMBERS, item=NUMBERS)
+    def lose_feature(self, frontend: int, item: int) -> None:
+        self.fleet.lose_feature(frontend, item)
+
+    @rule(which=NUMBERS)
+    def reset_session(self, which: int) -> None:
+        self.fleet.reset_session(which)
+
+    @rule(which=NUMBERS, frontend=st.booleans())
+    def crash(self, which: int, frontend: bool) -> None:
+        (self.fleet.crash_frontend if frontend else self.fleet.crash_worker)(which)
+
+    @rule(worker=NUMBERS, item=NUMBERS)
+    def inject(self, worker: int, item: int) -> None:
+        self.fleet.inject(worker, item)
+
+    @rule(worker=NUMBERS, which=NUMBERS)
+    def evict(self, worker: int, which: int) -> None:
+        self.fleet.evict(worker, which)
+
+    @rule(which=NUMBERS)
+    def reset(self, which: int) -> None:
+        self.fleet.reset(which)
+
+    @rule(which=NUMBERS)
+    def announce(self, which: int) -> None:
+        self.fleet.announce(which)
+
+    @invariant()
+    def holds(self) -> None:
+        steps["machine"] += 1
+        self.fleet.check()
+
+    def teardown(self) -> None:
+        if self.world is not None:
+            self.world.drain()
+
+
+@pytest.mark.timeout(300)
+def test_every_request_is_taken_once_with_the_right_features_and_all_ledgers_equal_the_stores_D3() -> None:
+    slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        FleetMachine,
+        settings=settings(
+            max_examples=340,
+            stateful_step_count=80,
+            deadline=None,
+            suppress_health_check=slow_is_fine,
+            database=None,
+        ),
+    )
+
+
+def test_the_machine_has_run_twenty_thousand_steps() -> None:
+    assert steps["machine"] >= 20_000, steps
+
+
+# The same world under a seeded generator.
+
+WEIGHTS: Final[dict[Callable[..., object], float]] = {
+    World.deliver: 30,
+    World.submit: 10,
+    World.engine_submits: 10,
+    World.abort: 5,
+    World.engine_misses: 5,
+    World.evict: 4,
+    World.announce: 3,
+    World.process_again: 3,
+    World.lose_feature: 2,
+    World.engine_refuses: 1,
+    World.finish: 1,
+    World.inject: 1,
+    World.send_out: 1,
+    World.reset: 0.3,
+    World.reset_session: 0.3,
+    World.crash_frontend: 0.15,
+    World.crash_worker: 0.15,
+}
+PAIRS: Final = (World.evict, World.inject, World.lose_feature)
+"""The steps that take two numbers; `submit` takes more, the others one."""
+
+
+def wander(seed: int, num_steps: int, **kinds: Callable[[], Any]) -> None:
+    """A random walk through a world of a random shape, in which some things happen often and others never."""
+    random = Random(seed)
+    world = World(random.randint(1, 4), random.randint(1, 3), random.choice(CAPACITIES), **kinds)
+    weights = [weight * random.choice((0, 1, 1, 3)) for weight in WEIGHTS.values()]
+    weights[0] += 1
+    for step in random.choices(list(WEIGHTS), weights, k=num_steps):
+        if step is World.submit:
+            items = [random.randrange(256) for _ in range(random.choice((0, 1, 1, 1, 2, 3, 4)))]
+            world.submit(random.randrange(256), random.randrange(256), items)
+        else:
+            step(world, *(random.randrange(256) for _ in range(2 if step in PAIRS else 1)))
+        world.check()
+    world.drain()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("block", range(4))
+def test_no_random_walk_ends_with_a_request_unanswered_D3(block: int) -> None:
+    for seed in range(100 * block, 100 * (block + 1)):
+        wander(seed, 150)
+
+
+class Careless(Ledger):
+    """Lets a request withdraw what it sent, whoever else relies on it."""
+
+    def settle(self, request_id: str) -> tuple[Digest, ...]:
+        request = self._requests.get(request_id)
+        return tuple({*super().settle(request_id), *(request.sent if request else ())})
+
+
+class Credulous(Ledger):
+    """Takes every note for a transfer that is still under way."""
+
+    def need(self, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
+        return tuple(digest for digest in super().need(request_id, digests) if digest not in self._notes)
+
+
+class Hopeful(Desk[int]):
+    """Takes what one request has asked for as promised to all."""
+
+    def open(
+        self,
+        peer: int,
+        request_id: str,
+        digests: Iterable[Digest],
+        payloads: Iterable[Digest],
+        holds: Callable[[Digest], bool],
+    ) -> Opened:
+        opened = super().open(peer, request_id, digests, payloads, holds)
+        self._sessions[peer].promised.update(opened.needed)
+        return opened
+
+
+class Trusting(Desk[int]):
+    """Lets a request that its frontend has settled wait for what another one promised."""
+
+    def reopen(self, peer: int, request_id: str, digests: Iterable[Digest], missing: Iterable[Digest]) -> Opened:
+        lacking = set(missing)
+        return self.open(peer, request_id, digests, (), lambda digest: digest not in lacking)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [{"ledger_kind": Careless}, {"ledger_kind": Credulous}, {"desk_kind": Hopeful}],
+    ids=["careless", "credulous", "hopeful"],
+)
+def test_the_world_notices_a_broken_rule(kinds: dict[str, Callable[[], Any]]) -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(400):
+            wander(seed, 150, **kinds)
+
+
+# What is too rare for chance.
+
+
+def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Desk[int]]) -> World:
+    """The engine has since evicted the item, the frontend knows, and sends it again with r2, which is not there yet."""
+    world = World(1, 1, 9, desk_kind=desk_kind)
+    for _ in range(2):
+        world.submit(0, 0, [0])
+        while world.deliver(0) or world.engine_submits(0):
+            pass
+    world.evict(0, 0)
+    world.announce(0)
+    world.deliver(0)
+    world.submit(0, 0, [0])
+    world._to_worker(0, 0)
+    assert [transfer.digest for transfer in world.sessions[0, 0].bulk] == [DIGESTS[0]]
+    return world
+
+
+def abort_what_brings_the_item(desk_kind: type[Desk[int]]) -> None:
+    world = with_a_request_that_the_engine_took_by_reference(desk_kind)
+    world.engine_misses(0)
+    world.abort(2)
+    assert not world.sessions[0, 0].bulk
+    world.drain()
+    assert world.taken == {"r0": 1, "r1": 1}
+
+
+def test_a_request_that_the_engine_took_and_missed_relies_on_no_transfer_of_another_D3() -> None:
+    abort_what_brings_the_item(Desk)
+    with pytest.raises(AssertionError, match="wait for ever"):
+        abort_what_brings_the_item(Trusting)
+
+
+def test_a_promise_does_not_outlive_the_last_request_that_may_rely_on_it_D3() -> None:
+    world = with_a_request_that_the_engine_took_by_reference(Desk)
+    world.engine_misses(0)
+    world.abort(2)
+    world._to_worker(0, 0)  # r1 waits for the item, which it asked for; what r2 promised was withdrawn
+    world.lose_feature(0, 0)
+    world._to_frontend(0, 0)  # the frontend processes the item for r1
+    world.inject(0, 0)
+    world.announce(0)
+    world._to_frontend(0, 0)
+    world.submit(0, 0, [0])  # r3 refers to what was just announced
+    world.abort(1)
+    world.evict(0, 0)
+    world._to_worker(0, 0)
+    world.drain()
+    assert world.taken["r3"] == 1

@@ -1,0 +1,511 @@
+"""A small world: frontends and workers with real ledgers, holdings and desks around simulated engines and sessions.
+
+Every method that a driver may call is one step, and takes numbers, of which it uses what it can: a driver draws them
+from hypothesis or from a seeded generator. `check` holds the invariants after any step, `drain` lets everything come to
+its end and holds the outcome.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from semel.core import Digest, Feature, Holding
+from semel.errors import FeatureMissing
+from semel.ledger import Desk, Gone, Have, Holdings, Ledger
+from tests.ledger.examples import DIGESTS, FEATURES, HOLDINGS, content_of
+
+
+@dataclass(frozen=True)
+class Submit:
+    request: str
+    digests: tuple[Digest, ...]
+    payloads: tuple[Digest, ...]
+
+
+@dataclass(frozen=True)
+class Abort:
+    request: str
+
+
+@dataclass(frozen=True)
+class Need:
+    request: str
+    digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    request: str
+    how: Literal["accepted", "failed", "done"]
+
+
+@dataclass(frozen=True)
+class Forget:
+    pass
+
+
+ToWorker = Submit | Abort
+ToFrontend = Have | Gone | Need | Ended | Forget
+
+
+@dataclass
+class Transfer:
+    digest: Digest
+    after: int
+    """Control messages that were sent before it, none of which it overtakes."""
+    is_sent: bool = False
+    """Whether all its bytes have left: it cannot be withdrawn any more."""
+
+
+@dataclass
+class Session:
+    """Everything under way between one frontend and one worker."""
+
+    to_worker: deque[ToWorker] = field(default_factory=deque)
+    to_frontend: deque[ToFrontend] = field(default_factory=deque)
+    bulk: list[Transfer] = field(default_factory=list)
+    said: int = 0
+    read: int = 0
+
+    def tell_worker(self, message: ToWorker) -> None:
+        self.said += 1
+        self.to_worker.append(message)
+
+    def carry(self, digests: Iterable[Digest]) -> None:
+        self.bulk.extend(Transfer(digest, self.said) for digest in digests)
+
+    def withdraw(self, digests: Iterable[Digest]) -> None:
+        unwanted = set(digests)
+        self.bulk = [transfer for transfer in self.bulk if transfer.is_sent or transfer.digest not in unwanted]
+
+
+class SlowLedger:
+    """What a ledger should know, by the words of its contract."""
+
+    def __init__(self) -> None:
+        self.announced: set[Digest] = set()
+        self.noted: set[Digest] = set()
+        self.counting: dict[str, set[Digest]] = {}
+
+    def knows(self, digest: Digest) -> bool:
+        return digest in self.announced or digest in self.noted
+
+    def settle(self, request: str) -> set[Digest]:
+        self.counting.pop(request, None)
+        ended = {digest for digest in self.noted if not any(digest in used for used in self.counting.values())}
+        self.noted -= ended
+        return ended
+
+
+class Store:
+    """An engine's item cache: least recently used goes first, what is larger than all of it is not kept."""
+
+    def __init__(self, capacity: int, hold: Callable[[Digest, Holding], None], drop: Callable[[Digest], None]) -> None:
+        self.capacity = capacity
+        self.items: OrderedDict[Digest, Feature] = OrderedDict()
+        self._hold = hold
+        self._drop = drop
+
+    @property
+    def nbytes(self) -> int:
+        return sum(feature.nbytes for feature in self.items.values())
+
+    def submit(self, digests: Sequence[Digest], given: Mapping[Digest, Feature]) -> set[Digest]:
+        """Take a submission; the digests that it referred to. `FeatureMissing` leaves no trace."""
+        distinct = dict.fromkeys(digests)
+        referred = [digest for digest in distinct if digest not in given]
+        missing = [digest for digest in referred if digest not in self.items]
+        if not missing and sum(FEATURES[digest].nbytes for digest in distinct) > self.capacity:
+            missing = referred  # its own items could push out what it refers to
+        if missing:
+            raise FeatureMissing(missing)
+        for digest in distinct:
+            if digest in self.items:
+                self.items.move_to_end(digest)
+        for digest in digests:
+            feature = given[digest] if digest in given else self.items[digest]
+            assert content_of(feature) == digest, "the engine got the feature of another item"
+            self.put(digest, feature)
+        return set(referred)
+
+    def put(self, digest: Digest, feature: Feature) -> None:
+        if feature.nbytes > self.capacity or digest in self.items:
+            return
+        while self.nbytes + feature.nbytes > self.capacity:
+            self.evict(next(iter(self.items)))
+        self.items[digest] = feature
+        self._hold(digest, Holding.of(feature))
+
+    def evict(self, digest: Digest) -> None:
+        if self.items.pop(digest, None) is not None:
+            self._drop(digest)
+
+
+Owner = tuple[int, str]
+"""A request at a worker: its frontend and its id."""
+
+
+class Worker:
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.holdings = world.holdings_kind()
+        self.desk = world.desk_kind()
+        self.store = Store(world.capacity, self.holdings.hold, self.holdings.drop)
+        self.open: dict[Owner, tuple[Digest, ...]] = {}
+        self.running: dict[Owner, tuple[tuple[Digest, ...], set[Digest]]] = {}
+        """What was taken: its digests, and those that went by reference."""
+        for frontend in range(len(world.frontends)):
+            self.holdings.join(frontend)
+
+    def say(self, frontend: int, message: ToFrontend | None = None) -> None:
+        """Announcements go ahead of everything else."""
+        for peer, announcement in self.holdings.announcements():
+            self.world.sessions[peer, self.number].to_frontend.append(announcement)
+        if message is not None:
+            self.world.sessions[frontend, self.number].to_frontend.append(message)
+
+    def read(self, frontend: int, message: ToWorker) -> None:
+        owner = (frontend, message.request)
+        if isinstance(message, Abort):
+            self.close(owner)
+            self.running.pop(owner, None)
+            return
+        opened = self.desk.open(*owner, message.digests, message.payloads, self.holdings.__contains__)
+        self.open[owner] = message.digests
+        assert opened.is_ready == self.desk.is_ready(*owner)
+        self.ask(owner, opened.needed)
+
+    def ask(self, owner: Owner, digests: tuple[Digest, ...]) -> None:
+        if digests:
+            self.say(owner[0], Need(owner[1], digests))
+
+    def close(self, owner: Owner) -> None:
+        assert self.desk.close(*owner) == (self.open.pop(owner, None) is not None)
+
+    def lose(self, frontend: int) -> None:
+        """The session has ended, and a new one begins."""
+        self.desk.forget(frontend)
+        self.holdings.leave(frontend)
+        self.holdings.join(frontend)
+        self.open = {owner: digests for owner, digests in self.open.items() if owner[0] != frontend}
+        self.running = {owner: taken for owner, taken in self.running.items() if owner[0] != frontend}
+
+    def ready(self) -> list[Owner]:
+        return [owner for owner in self.open if self.desk.is_ready(*owner)]
+
+    def submit(self, owner: Owner) -> None:
+        try:
+            referred = self.store.submit(self.open[owner], self.desk.features(*owner))
+        except FeatureMissing as missing:
+            self.world.rounds[owner[1]] += 1
+            assert self.world.rounds[owner[1]] <= len(set(self.open[owner])), "more rounds than digests"
+            self.ask(owner, self.desk.missing(*owner, [Digest(digest) for digest in missing.digests]))
+            return
+        self.running[owner] = self.open[owner], referred
+        self.world.took(owner[1])
+        self.close(owner)
+        self.say(owner[0], Ended(owner[1], "accepted"))
+
+    def refuse(self, owner: Owner) -> None:
+        self.close(owner)
+        self.world.outcomes[owner[1]] = "failed"
+        self.say(owner[0], Ended(owner[1], "failed"))
+
+    def miss(self, owner: Owner) -> None:
+        """The engine core turns out to lack what a running request referred to."""
+        digests, referred = self.running.pop(owner)
+        self.world.taken[owner[1]] -= 1
+        self.world.rounds[owner[1]] = 0
+        for digest in referred:
+            self.store.evict(digest)
+        opened = self.desk.reopen(*owner, digests, sorted(referred))
+        self.open[owner] = digests
+        self.ask(owner, opened.needed)
+
+
+class Frontend:
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.cache: set[Digest] = set()
+        self.ledgers = [world.ledger_kind() for _ in range(world.num_workers)]
+        self.slow = [SlowLedger() for _ in self.ledgers]
+        self.wanted: dict[str, int] = {}
+        """The requests that somebody waits for, and their workers."""
+        self.repairs: list[tuple[str, tuple[Digest, ...]]] = []
+        """What is being processed again."""
+        for ledger in self.ledgers:
+            ledger.open()
+
+    def submit(self, worker: int, request: str, digests: tuple[Digest, ...]) -> None:
+        ledger, slow, session = self.ledgers[worker], self.slow[worker], self.world.sessions[self.number, worker]
+        payloads = ledger.submit(request, digests)
+        assert payloads == tuple(digest for digest in dict.fromkeys(digests) if not slow.knows(digest))
+        slow.counting[request] = set(digests)
+        slow.noted.update(payloads)
+        self.wanted[request] = worker
+        self.cache.update(digests)
+        session.tell_worker(Submit(request, digests, payloads))
+        session.carry(payloads)
+
+    def read(self, worker: int, message: ToFrontend) -> None:
+        ledger, slow = self.ledgers[worker], self.slow[worker]
+        match message:
+            case Have(number, holdings):
+                ledger.have(number, holdings)
+                slow.announced.update(holdings)
+            case Gone(number, gone):
+                ledger.gone(number, gone)
+                slow.announced.difference_update(gone)
+            case Forget():
+                self.cache.clear()
+            case Need(request, needed) if request in self.wanted:
+                to_get = ledger.need(request, needed)
+                slow.counting.setdefault(request, set()).update(needed)
+                if all(digest in self.cache for digest in to_get):
+                    self.send(request, to_get)
+                else:
+                    self.repairs.append((request, to_get))
+            case Ended(request, how) if request in self.wanted:
+                self.settle(request)
+                if how != "accepted":
+                    del self.wanted[request]
+
+    def send(self, request: str, digests: tuple[Digest, ...]) -> None:
+        """Send what was needed, unless nobody waits for the request any more."""
+        if (worker := self.wanted.get(request)) is None:
+            return
+        self.cache.update(digests)
+        to_send = self.ledgers[worker].send(request, digests)
+        self.slow[worker].noted.update(to_send)
+        self.world.sessions[self.number, worker].carry(to_send)
+
+    def abort(self, request: str) -> None:
+        worker = self.wanted[request]
+        self.settle(request)
+        self.world.sessions[self.number, worker].tell_worker(Abort(request))
+        del self.wanted[request]
+
+    def settle(self, request: str) -> None:
+        worker = self.wanted[request]
+        ended = self.ledgers[worker].settle(request)
+        assert set(ended) == self.slow[worker].settle(request)
+        self.world.sessions[self.number, worker].withdraw(ended)
+
+    def lose(self, worker: int) -> None:
+        """The session has ended, and a new one begins."""
+        self.ledgers[worker].open()
+        self.slow[worker] = SlowLedger()
+        self.wanted = {request: its for request, its in self.wanted.items() if its != worker}
+        self.repairs = [repair for repair in self.repairs if repair[0] in self.wanted]
+
+
+class World:
+    def __init__(
+        self,
+        num_frontends: int,
+        num_workers: int,
+        capacity: int,
+        *,
+        ledger_kind: Callable[[], Ledger] = Ledger,
+        desk_kind: Callable[[], Desk[int]] = Desk,
+        holdings_kind: Callable[[], Holdings[int]] = Holdings,
+    ) -> None:
+        self.num_workers = num_workers
+        self.capacity = capacity * Digest.size
+        self.ledger_kind, self.desk_kind, self.holdings_kind = ledger_kind, desk_kind, holdings_kind
+        self.sessions = {(f, w): Session() for f in range(num_frontends) for w in range(num_workers)}
+        self.frontends: list[Frontend] = []
+        self.frontends.extend(Frontend(self, number) for number in range(num_frontends))
+        self.workers = [Worker(self, number) for number in range(num_workers)]
+        self.outcomes: dict[str, Literal["good", "failed", "given up"]] = {}
+        self.taken: Counter[str] = Counter()
+        self.rounds: Counter[str] = Counter()
+
+    def took(self, request: str) -> None:
+        self.taken[request] += 1
+        assert self.taken[request] == 1, "taken twice"
+
+    # Steps.
+
+    def submit(self, frontend: int, worker: int, items: Sequence[int]) -> None:
+        request = f"r{len(self.outcomes)}"
+        self.outcomes[request] = "good"
+        digests = tuple(DIGESTS[item % len(DIGESTS)] for item in items)
+        self.frontends[frontend % len(self.frontends)].submit(worker % len(self.workers), request, digests)
+
+    def deliver(self, which: int) -> bool:
+        """Deliver one message or feature; whether there was one."""
+        ways: list[Callable[[], None]] = []
+        for (f, w), session in self.sessions.items():
+            if session.to_worker:
+                ways.append(partial(self._to_worker, f, w))
+            if session.to_frontend:
+                ways.append(partial(self._to_frontend, f, w))
+            ways += [partial(self._bulk, f, w, transfer) for transfer in session.bulk if transfer.after <= session.read]
+        if ways:
+            ways[which % len(ways)]()
+        return bool(ways)
+
+    def _to_worker(self, frontend: int, worker: int) -> None:
+        session = self.sessions[frontend, worker]
+        session.read += 1
+        self.workers[worker].read(frontend, session.to_worker.popleft())
+
+    def _to_frontend(self, frontend: int, worker: int) -> None:
+        self.frontends[frontend].read(worker, self.sessions[frontend, worker].to_frontend.popleft())
+
+    def _bulk(self, frontend: int, worker: int, transfer: Transfer) -> None:
+        self.sessions[frontend, worker].bulk.remove(transfer)
+        desk = self.workers[worker].desk
+        for request in desk.arrive(frontend, transfer.digest, FEATURES[transfer.digest]):
+            assert desk.is_ready(frontend, request)
+
+    def send_out(self, which: int) -> None:
+        """The last byte of a feature leaves its frontend."""
+        transfers = [
+            transfer for session in self.sessions.values() for transfer in session.bulk if not transfer.is_sent
+        ]
+        if transfers:
+            transfers[which % len(transfers)].is_sent = True
+
+    def engine_submits(self, which: int) -> bool:
+        """An engine takes a ready submission, or misses something; whether there was one."""
+        return self._at_a_ready_one(which, Worker.submit)
+
+    def engine_refuses(self, which: int) -> bool:
+        return self._at_a_ready_one(which, Worker.refuse)
+
+    def _at_a_ready_one(self, which: int, act: Callable[[Worker, Owner], None]) -> bool:
+        ready = [(worker, owner) for worker in self.workers for owner in worker.ready()]
+        if ready:
+            act(*ready[which % len(ready)])
+        return bool(ready)
+
+    def engine_misses(self, which: int) -> None:
+        running = [(worker, o) for worker in self.workers for o, (_, referred) in worker.running.items() if referred]
+        if running:
+            worker, owner = running[which % len(running)]
+            worker.miss(owner)
+
+    def finish(self, which: int) -> None:
+        running = [(worker, owner) for worker in self.workers for owner in worker.running]
+        if running:
+            worker, owner = running[which % len(running)]
+            del worker.running[owner]
+            worker.say(owner[0], Ended(owner[1], "done"))
+
+    def abort(self, which: int) -> None:
+        wanted = [(frontend, request) for frontend in self.frontends for request in frontend.wanted]
+        if wanted:
+            frontend, request = wanted[which % len(wanted)]
+            self.outcomes[request] = "given up"
+            frontend.abort(request)
+
+    def process_again(self, which: int) -> bool:
+        """A frontend has processed what it had lost; whether one had to."""
+        repairs = [(frontend, repair) for frontend in self.frontends for repair in frontend.repairs]
+        if repairs:
+            frontend, repair = repairs[which % len(repairs)]
+            frontend.repairs.remove(repair)
+            frontend.send(*repair)
+        return bool(repairs)
+
+    def lose_feature(self, frontend: int, item: int) -> None:
+        self.frontends[frontend % len(self.frontends)].cache.discard(DIGESTS[item % len(DIGESTS)])
+
+    def reset_session(self, which: int) -> None:
+        frontend, worker = list(self.sessions)[which % len(self.sessions)]
+        self._cut(frontend, worker)
+        self.frontends[frontend].lose(worker)
+        self.workers[worker].lose(frontend)
+
+    def crash_frontend(self, which: int) -> None:
+        number = which % len(self.frontends)
+        for worker in self.workers:
+            self._cut(number, worker.number)
+            worker.lose(number)
+        self.frontends[number] = Frontend(self, number)
+
+    def crash_worker(self, which: int) -> None:
+        number = which % len(self.workers)
+        for frontend in self.frontends:
+            self._cut(frontend.number, number)
+            frontend.lose(number)
+        self.workers[number] = Worker(self, number)
+
+    def _cut(self, frontend: int, worker: int) -> None:
+        for request, its in self.frontends[frontend].wanted.items():
+            if its == worker:
+                self.outcomes[request] = "given up"
+        self.sessions[frontend, worker] = Session()
+
+    def inject(self, worker: int, item: int) -> None:
+        digest = DIGESTS[item % len(DIGESTS)]
+        self.workers[worker % len(self.workers)].store.put(digest, FEATURES[digest])
+
+    def evict(self, worker: int, which: int) -> None:
+        store = self.workers[worker % len(self.workers)].store
+        if store.items:
+            store.evict(list(store.items)[which % len(store.items)])
+
+    def reset(self, which: int) -> None:
+        """An operator's reset, with whatever is in flight."""
+        worker = self.workers[which % len(self.workers)]
+        for digest in list(worker.store.items):
+            worker.store.evict(digest)
+        for frontend in self.frontends:
+            worker.say(frontend.number, Forget())
+
+    def announce(self, which: int) -> None:
+        self.workers[which % len(self.workers)].say(0)
+
+    # What holds.
+
+    def check(self) -> None:
+        """What holds after every step."""
+        for worker in self.workers:
+            self._check_worker(worker)
+        for frontend in self.frontends:
+            for ledger, slow in zip(frontend.ledgers, frontend.slow, strict=True):
+                assert ledger.unsettled == len(slow.counting)
+                for digest in DIGESTS:
+                    assert ledger.knows(digest) == slow.knows(digest)
+                    assert ledger.holding(digest) == (HOLDINGS[digest] if digest in slow.announced else None)
+
+    def _check_worker(self, worker: Worker) -> None:
+        store, holdings, desk = worker.store, worker.holdings, worker.desk
+        assert store.nbytes <= store.capacity
+        assert (len(holdings), holdings.nbytes) == (len(store.items), store.nbytes)
+        assert all(digest in holdings for digest in store.items)
+        at_hand = {digest: feature for owner in worker.open for digest, feature in desk.features(*owner).items()}
+        assert all(content_of(feature) == digest for digest, feature in at_hand.items())
+        assert desk.nbytes == sum(feature.nbytes for feature in at_hand.values())
+        assert len(desk) == len(worker.open)
+        assert desk.waiting == len(worker.open) - len(worker.ready())
+        assert desk._at_hand.keys() == at_hand.keys()
+        assert desk._sessions.keys() == {frontend for frontend, _ in worker.open}
+
+    def drain(self) -> None:
+        """Let everything under way come to its end; then every good request was answered, and all agree."""
+        for step in range(10_000):
+            if not (self.process_again(0) or self.deliver(step) or self.engine_submits(step)):
+                break
+        for worker in self.workers:
+            assert not worker.open, f"{sorted(worker.open)} wait for ever"
+            worker.say(0)
+        while self.deliver(0):
+            pass
+        self.check()
+        for request, outcome in self.outcomes.items():
+            assert outcome != "good" or self.taken[request] == 1, f"{request} was taken {self.taken[request]} times"
+        for frontend in self.frontends:
+            for worker, ledger, slow in zip(self.workers, frontend.ledgers, frontend.slow, strict=True):
+                assert ledger.unsettled == 0
+                assert not slow.noted
+                assert {digest for digest in DIGESTS if ledger.knows(digest)} == worker.store.items.keys()

@@ -1,0 +1,76 @@
+"""The pool with shared memory: its processes write features where they will be read, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from semel.cache import SharedCache
+from semel.core import Digest
+from semel.errors import ServiceError
+from semel.processing import HfProcessor
+from semel.processing.pool import Pool
+from tests.processing.test_pool import TARGET, content, picture, until
+
+Folder = Callable[[str], Path]
+ROOM = 2 << 20
+
+
+@pytest.fixture(scope="module")
+async def memory() -> AsyncIterator[SharedCache]:
+    memory = SharedCache.create(ROOM)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture(scope="module")
+async def pool(tiny: Folder, memory: SharedCache) -> AsyncIterator[Pool]:
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=1, timeout_s=5, memory=memory)
+    yield pool
+    await pool.close()
+
+
+async def test_a_feature_is_written_where_it_is_then_held_D4(pool: Pool, memory: SharedCache, tiny: Folder) -> None:
+    media = picture(140, 84)
+    made = await pool.process(media)
+    assert content(made) == content(HfProcessor.load(tiny("qwen2-vl"), TARGET).process(media, {}))
+    assert all(tensor.data.readonly for tensor in made.tensors.values())
+    held = memory.put(Digest(bytes(32)), made)
+    assert held is made
+    assert memory.occupied == memory.nbytes > made.nbytes
+    memory.clear()
+
+
+async def test_a_feature_that_nobody_keeps_gives_its_room_back_D4(pool: Pool, memory: SharedCache) -> None:
+    for _ in range(3):
+        await pool.process(picture(280, 280))
+    await asyncio.sleep(0)  # the loop itself refers to the last result until its next turn
+    assert memory.occupied == 0
+
+
+async def test_a_feature_for_which_there_is_no_room_comes_through_the_pipe_D4(pool: Pool, memory: SharedCache) -> None:
+    all_of_it = memory.reserve(ROOM)
+    assert all_of_it is not None
+    made = await pool.process(picture(140, 84))
+    assert memory.put(Digest(bytes(32)), made) is made
+    assert len(memory) == 0
+    all_of_it.release()
+
+
+async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memory: SharedCache) -> None:
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)
+    making = asyncio.create_task(pool.process(picture(140, 84)))
+    await asyncio.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ServiceError, match="died"):
+        await making
+    await until(lambda: bool(pool.pids) and pid not in pool.pids)
+    await pool.process(picture(140, 84))
+    await asyncio.sleep(0)
+    assert memory.occupied == 0

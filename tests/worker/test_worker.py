@@ -1,0 +1,192 @@
+"""Workers and frontends over real sockets, with an engine that answers from the very bytes it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from semel.errors import RequestError, ServiceError
+from tests.wire.examples import digest_of
+from tests.worker.pairing import ITEM_BYTES, Rig, expected, rig
+
+SENT = "semel_features_sent_total"
+
+
+@pytest.fixture(params=["frames", "memory"])
+async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Three frontends, an engine of four items; features travel in frames or lie in shared memory."""
+    shared = 6 if request.param == "memory" else None
+    async with rig(tmp_path, frontends=3, shared_items=shared) as made:
+        yield made
+
+
+async def test_an_item_that_one_has_sent_is_a_reference_from_all_thereafter_D1_D2_D3(three: Rig) -> None:
+    first, *others = three.frontends
+    assert await first.ask(1) == expected([1])
+    for frontend in others:
+        await three.knows(frontend, 1)
+        assert await frontend.ask(1, 1) == expected([1, 1])
+        assert frontend.made == []
+        assert frontend.metric(SENT) == 0
+        assert frontend.metric("semel_feature_saved_bytes_total") == ITEM_BYTES
+    assert first.metric(SENT) == 1
+
+
+async def test_what_the_engine_has_evicted_is_sent_again_without_asking_D2(three: Rig) -> None:
+    first, second, _ = three.frontends
+    for number in range(5):
+        await first.ask(number)
+    await three.knows(second, 1, 2, 3, 4)
+    assert second.worker.holding(digest_of(0)) is None
+    assert await second.ask(0) == expected([0])
+    assert three.worker.needs == 0
+
+
+async def test_a_wrong_guess_is_repaired_and_nobody_sees_it_D3(three: Rig) -> None:
+    first, second, _ = three.frontends
+    await first.ask(1)
+    await three.knows(second, 1)
+    # The engine gives the item up; the second frontend submits before it can hear of that.
+    asking = asyncio.create_task(second.ask(1, 2))
+    await asyncio.sleep(0)
+    await three.engine.reset()
+    assert await asking == expected([1, 2])
+    assert three.worker.needs == 1
+    assert second.metric("semel_features_repaired_total") == 1
+    assert sorted(second.made) == [1, 2]
+
+
+async def test_an_item_that_the_engine_lost_behind_our_back_is_submitted_again_with_its_data_D3(three: Rig) -> None:
+    first, second, _ = three.frontends
+    await first.ask(1)
+    await three.knows(second, 1)
+    three.engine.lost.add(digest_of(1))
+    assert await second.ask(1) == expected([1])
+    assert three.worker.resubmissions == 1
+
+
+async def test_an_item_larger_than_the_engine_s_cache_rides_with_each_request_D4(tmp_path: Path) -> None:
+    async with rig(tmp_path, items=0) as none:
+        (frontend,) = none.frontends
+        for _ in range(3):
+            assert await frontend.ask(1, 2, 1) == expected([1, 2, 1])
+        assert frontend.metric(SENT) == 6
+        assert none.worker.needs == 0
+        assert frontend.metric("semel_mm_cache_queries_total") == 0
+
+
+async def test_a_refused_request_leaves_no_trace_D3(three: Rig) -> None:
+    for frontend in three.frontends:
+        with pytest.raises(RequestError, match="as asked"):
+            await frontend.ask(1, refuse=True)
+    assert len(three.engine) == 0
+    assert await three.frontends[0].ask(1) == expected([1])
+
+
+async def test_a_request_may_count_on_what_another_one_is_sending_even_if_that_is_aborted_D3(three: Rig) -> None:
+    frontend = three.frontends[0]
+    three.engine.pause_s = 0.02
+    first = asyncio.create_task(frontend.ask(1))
+    while not frontend.made:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second = asyncio.create_task(frontend.ask(1, 2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == expected([1, 2])
+
+
+async def test_the_operator_s_reset_clears_both_sides_with_requests_in_flight_D5(three: Rig) -> None:
+    three.engine.pause_s = 0.01
+    asking = [asyncio.create_task(one.ask(*range(n, n + 3))) for one in three.frontends for n in range(3)]
+    await asyncio.sleep(0.02)
+    await three.worker.reset()
+    for task, n in zip(asking, [0, 1, 2] * 3, strict=True):
+        assert await task == expected(range(n, n + 3))
+    await three.worker.reset()
+    await asyncio.sleep(0.05)
+    assert all(one.worker.holding(digest_of(n)) is None for one in three.frontends for n in range(5))
+
+
+async def test_a_feature_that_cannot_be_made_again_fails_its_request_and_no_other_D3(three: Rig) -> None:
+    first, second, _ = three.frontends
+    await first.ask(1)
+    await three.knows(second, 1)
+
+    async def cannot(_: object) -> None:
+        raise ServiceError("the media is gone")
+
+    second.make = cannot  # type: ignore[assignment, method-assign]
+    asking = asyncio.create_task(second.ask(1))
+    await asyncio.sleep(0)
+    await three.engine.reset()
+    with pytest.raises(ServiceError, match="the media is gone"):
+        await asking
+    assert await first.ask(1) == expected([1])
+
+
+async def test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three: Rig) -> None:
+    rng = random.Random(7)
+    three.engine.pause_s = 0.0005
+    asked = dropped = 0
+
+    async def one() -> None:
+        nonlocal asked, dropped
+        frontend = rng.choice(three.frontends)
+        numbers = rng.sample(range(12), rng.randint(1, 3))
+        fate = rng.random()
+        task = asyncio.create_task(frontend.ask(*numbers, refuse=fate < 0.1))
+        if fate > 0.9:
+            await asyncio.sleep(rng.random() * 0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            dropped += 1
+            return
+        if fate < 0.1:
+            with pytest.raises(RequestError):
+                await task
+        else:
+            assert await task == expected(numbers)
+        asked += len(numbers)
+
+    for _ in range(40):
+        await asyncio.gather(*(one() for _ in range(10)))
+        assert three.engine.nbytes <= three.engine.contract.cache_bytes
+    queries = sum(one.metric("semel_mm_cache_queries_total") for one in three.frontends)
+    hits = sum(one.metric("semel_mm_cache_hits_total") for one in three.frontends)
+    sent = sum(one.metric(SENT) for one in three.frontends)
+    assert asked <= queries <= asked + 3 * dropped
+    assert queries - hits == sent
+    assert dropped
+    assert hits
+
+
+async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
+    await test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three)
+    await asyncio.sleep(0.1)
+    samples = {metric.name: value for metric, value, _ in three.worker.samples()}
+    assert samples["semel_desk_bytes"] == 0
+    await three.engine.reset()
+    gc.collect()
+    await asyncio.sleep(0.1)
+    assert [one.memory.leases for one in three.frontends if one.memory is not None] in ([], [0, 0, 0])
+
+
+async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_path: Path) -> None:
+    async with rig(tmp_path, frontends=2, shared_items=6) as made:
+        for frontend in made.frontends:
+            for number in range(6):
+                assert await frontend.ask(number) == expected([number])
+        ways = {
+            sample.labels["way"]: sample.value
+            for frontend in made.frontends
+            for family in frontend.meter.registry.collect()
+            for sample in family.samples
+            if sample.name == "semel_feature_sent_bytes_total"
+        }
+        assert ways.keys() == {"memory"}
