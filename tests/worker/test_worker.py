@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.errors import RequestError, ServiceError
+from semel.errors import RequestError, ServiceError, WorkerLost
+from semel.wire.messages import Gone
+from semel.wire.translation import submit_of
 from tests.wire.examples import digest_of
-from tests.worker.pairing import ITEM_BYTES, Rig, expected, rig
+from tests.worker.pairing import ITEM_BYTES, Rig, expected, prompt, rig
 
 SENT = "semel_features_sent_total"
 
@@ -190,3 +192,31 @@ async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_
             if sample.name == "semel_feature_sent_bytes_total"
         }
         assert ways.keys() == {"memory"}
+
+
+async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go_on(three: Rig) -> None:
+    first, second, _ = three.frontends
+    three.engine.pause_s = 0.05
+    running = await first.submit(1)
+    link = first.worker._link
+    link.send(submit_of(running.request_id, prompt([2]), sampling={}))
+    with pytest.raises(WorkerLost):
+        _ = [output async for output in running]
+    assert await second.ask(1) == expected([1])
+    async with asyncio.timeout(10):
+        while not first.worker.is_connected:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert await first.ask(1) == expected([1])
+
+
+async def test_a_worker_that_breaks_a_rule_loses_its_session_and_is_found_again(three: Rig) -> None:
+    first, second, _ = three.frontends
+    peer = next(peer for peer in three.listener.peers if peer.frontend_id == "f0")
+    three.listener.send(peer, Gone(99, ()))
+    async with asyncio.timeout(10):
+        while first.worker.is_connected:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        while not first.worker.is_connected:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert await first.ask(1) == expected([1])
+    assert await second.ask(1) == expected([1])

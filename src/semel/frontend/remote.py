@@ -191,7 +191,11 @@ class RemoteWorker:
         """Take in what comes over the link, until it is closed."""
         try:
             async for event in self._link:
-                await self._on_event(event)
+                try:
+                    await self._on_event(event)
+                except ProtocolError as error:  # one worker's fault must not end the others' service
+                    logger.warning("the worker at %s broke the protocol: %s", self.name, error)
+                    self._link.reset(str(error))
         finally:
             for task in self._tasks:
                 task.cancel()

@@ -134,10 +134,12 @@ class Worker:
 
     async def _serve(self) -> None:
         async for peer, event in self._listener:
+            if peer not in self._frontends and not isinstance(event, Admitted):
+                continue  # it was dismissed, and this was on its way
             try:
                 self._on_event(peer, event)
             except ProtocolError as error:
-                logger.warning("%s broke the protocol: %s", peer, error)
+                self._dismiss(peer, str(error))
             except Exception:  # an edge: what one frontend sends must not end the others
                 logger.exception("an event of %s failed", peer)
 
@@ -269,11 +271,15 @@ class Worker:
         try:
             feature = _borrowed(self._borrowers, lend)
         except ProtocolError as error:
-            logger.warning("frontend %s lends what cannot be read: %s", peer.frontend_id, error)
-            self._listener.close(peer, f"what was lent cannot be read: {error}")
-            self._forget(peer)
+            self._dismiss(peer, f"what was lent cannot be read: {error}")
             return
         self._wake(peer, self._desk.arrive(peer, lend.digest, feature))
+
+    def _dismiss(self, peer: Peer, message: str) -> None:
+        """End a session whose frontend broke a rule; it opens another, and knows what was lost."""
+        logger.warning("frontend %s broke the protocol: %s", peer.frontend_id, message)
+        self._listener.close(peer, message)
+        self._forget(peer)
 
     def _wake(self, peer: Peer, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

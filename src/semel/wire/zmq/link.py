@@ -157,6 +157,12 @@ class FrontendLink:
         transfer.session.withdraw(transfer.number)
         self._flush_soon()
 
+    def reset(self, message: str) -> None:
+        """End the session because the worker broke a rule that only its reader knows; a new one is opened."""
+        if self._attempt is not None:
+            self._tell(self._attempt.session.reset("order", message))
+            self._flush_soon()
+
     def _open_session(self) -> Session:
         if self._attempt is None or not self._attempt.session.is_open:
             raise ProtocolError(f"there is no session with the worker at {self.address}: wait for it, or use another")
