@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from semel.cache import Borrowers, Cache, LruCache, NoCache, SharedCache
 from semel.core import Contract, Feature, Key, Media, Modality, Target
-from semel.errors import ConfigError
-from semel.processing import HfProcessor, Pool, family_of, find_folder, read_config
-from semel.render import ChatRenderer, ChatTemplate, Lookups, Pipeline, Process, Tokenizer
+from semel.processing import Description, Pool, find_folder
+from semel.processing.processor import ProcessorKind, load_processor
+from semel.render import ChatRenderer, ChatTemplate, LayoutCache, Lookups, Pipeline, Process, Tokenizer, warm_up
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import (
@@ -65,39 +66,40 @@ _HITS_S: Final = 10.0
 logger = logging.getLogger(__name__)
 
 
-def assemble_pipeline(folder: Path, target: Target, key: Key, *, chat_template: str | Path | None = None) -> Pipeline:
+def assemble_pipeline(
+    folder: Path,
+    target: Target,
+    key: Key,
+    *,
+    chat_template: str | Path | None = None,
+    processor: ProcessorKind = "auto",
+) -> Pipeline:
     """A pipeline that preprocesses in a thread of this process, for use as a library."""
-    processor = HfProcessor.load(folder, target)
+    loaded = load_processor(processor, folder, target)
     executor = ThreadPoolExecutor(1, thread_name_prefix="semel-processor")  # HF processors are not thread-safe
 
-    async def process(media: Media, options: Mapping[str, object]) -> Feature:
-        return await asyncio.get_running_loop().run_in_executor(executor, processor.process, media, options)
+    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
+        return await asyncio.get_running_loop().run_in_executor(executor, loaded.process, media, options)
 
-    return _pipeline(folder, process, processor.fingerprint, processor.placeholders, key, chat_template)
+    return _pipeline(folder, process, Description.of(loaded), key, chat_template)
 
 
 def _pipeline(
     folder: Path,
     process: Process,
-    fingerprint: str,
-    placeholders: Mapping[Modality, str],
+    described: Description,
     key: Key,
     chat_template: str | Path | None,
     cache: Cache | None = None,
     count: Lookups | None = None,
 ) -> Pipeline:
-    family = family_of(read_config(folder).get("model_type", ""))
     tokenizer = Tokenizer.load(folder)
-
-    def insertion(modality: Modality, index: int, /) -> str:
-        if (placeholder := placeholders.get(modality)) is None:
-            raise ConfigError(f"this model takes no {modality}")
-        return family.insertion(modality, index, placeholder)
-
     renderer = None
-    if not family.encoder_decoder:
-        renderer = ChatRenderer(ChatTemplate.load(folder, override=chat_template), tokenizer, placeholders, insertion)
-    pipeline = Pipeline(tokenizer, renderer, process, fingerprint, key, cache or NoCache())
+    if not described.encoder_decoder:
+        template = ChatTemplate.load(folder, override=chat_template)
+        renderer = ChatRenderer(template, tokenizer, described.placeholders, described.insertion, described.written)
+    held = NoCache() if cache is None else cache  # an empty cache is false
+    pipeline = Pipeline(tokenizer, renderer, process, described.fingerprint, key, held)
     return pipeline if count is None else replace(pipeline, lookups=count)
 
 
@@ -120,6 +122,7 @@ class WorkerOptions:
     admin_port: int | None
     admin_key: str | None
     drain_s: float
+    processor: ProcessorKind = "auto"
 
 
 async def run_worker(options: WorkerOptions) -> None:
@@ -127,33 +130,55 @@ async def run_worker(options: WorkerOptions) -> None:
     from semel.engine.vllm.arguments import parse_engine_flags
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
-    from semel.worker.worker import Worker
 
     page = EncoderPage.create()
     arguments = parse_engine_flags(
         options.model, options.engine_flags, encoder_planning=options.encoder_planning, metrics=page.path
     )
-    engine = VllmEngine.start(arguments)
-    try:
-        async with contextlib.AsyncExitStack() as stack:
-            listener = WorkerListener(options.listen, key=options.key, contract=engine.contract)
-            await stack.enter_async_context(listener)
-            path = memory_path(options.listen)
-            borrowers = None if path is None else await stack.enter_async_context(Borrowers(path))
-            logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
-            worker = Worker(engine, listener, borrowers)
-            if options.admin_port is not None:
-                await stack.enter_async_context(_admin(options, engine, worker, page))
-            serving = asyncio.create_task(worker.run())
-            await _until_stopped(serving)
-            if not serving.done():
-                await worker.drain(options.drain_s)
-                serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-            if not serving.cancelled() and (error := serving.exception()) is not None:
-                raise error
-    finally:
-        await engine.close()
+    with _engine_sockets():
+        engine = VllmEngine.start(arguments, processor=options.processor)
+        try:
+            await _serve_engine(options, engine, page)
+        finally:
+            await engine.close()
+
+
+@contextlib.contextmanager
+def _engine_sockets() -> Iterator[None]:
+    """A folder for the sockets between vLLM's processes, which leave them behind; unless one is set already."""
+    from semel.engine.vllm.compat import SOCKET_FOLDER
+
+    if SOCKET_FOLDER in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as folder:
+        os.environ[SOCKET_FOLDER] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SOCKET_FOLDER]
+
+
+async def _serve_engine(options: WorkerOptions, engine: VllmEngine, page: EncoderPage) -> None:
+    from semel.worker.worker import Worker
+
+    async with contextlib.AsyncExitStack() as stack:
+        listener = WorkerListener(options.listen, key=options.key, contract=engine.contract)
+        await stack.enter_async_context(listener)
+        path = memory_path(options.listen)
+        borrowers = None if path is None else await stack.enter_async_context(Borrowers(path))
+        logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
+        worker = Worker(engine, listener, borrowers)
+        if options.admin_port is not None:
+            await stack.enter_async_context(_admin(options, engine, worker, page))
+        serving = asyncio.create_task(worker.run())
+        await _until_stopped(serving)
+        if not serving.done():
+            await worker.drain(options.drain_s)
+            serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            raise error
 
 
 @contextlib.asynccontextmanager
@@ -205,6 +230,7 @@ class FrontendOptions:
     max_body_bytes: int
     cache_kind: CacheKind
     cache_bytes: int
+    processor: ProcessorKind = "auto"
 
 
 async def run_frontend(options: FrontendOptions) -> None:
@@ -215,16 +241,16 @@ async def run_frontend(options: FrontendOptions) -> None:
 
     service = Service(max_body_bytes=options.max_body_bytes)
     meter, lookups = Meter(), CacheLookups()
-    cache = create_cache(options.cache_kind, options.cache_bytes)
+    cache, layouts = create_cache(options.cache_kind, options.cache_bytes), LayoutCache()
     server = HttpServer(create_app(service, meter), options.host, options.port)
     meter.watch(lookups.samples)
     meter.watch(partial(_cache_samples, cache))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(cache.close)
-        fleet = await _link_all(options, stack, cache, lookups, meter)
+        fleet = await _link_all(options, stack, cache, layouts, lookups, meter)
         serving = asyncio.create_task(server.serve())
         linking = asyncio.create_task(fleet.run())
-        following = asyncio.create_task(_follow(options, service, fleet, cache, lookups, meter))
+        following = asyncio.create_task(_follow(options, service, fleet, cache, layouts, lookups, meter))
         telling = asyncio.create_task(_tell_hits(lookups))
         await _until_stopped(serving, linking, following)
         service.suspend("the frontend is shutting down")
@@ -239,24 +265,40 @@ async def run_frontend(options: FrontendOptions) -> None:
 
 
 async def _link_all(
-    options: FrontendOptions, stack: contextlib.AsyncExitStack, cache: Cache, lookups: CacheLookups, meter: Meter
+    options: FrontendOptions,
+    stack: contextlib.AsyncExitStack,
+    cache: Cache,
+    layouts: LayoutCache,
+    lookups: CacheLookups,
+    meter: Meter,
 ) -> Fleet:
     from semel.frontend.fleet import Fleet
     from semel.frontend.remote import RemoteWorker
 
     frontend_id = f"{socket.gethostname()}-{os.getpid()}"
     memory = cache if isinstance(cache, SharedCache) else None
+
+    def forget() -> None:
+        cache.clear()
+        layouts.clear()
+
     workers = []
     for address in options.workers:
         link = await stack.enter_async_context(FrontendLink(address, key=options.key, frontend_id=frontend_id))
-        workers.append(RemoteWorker(link, memory=memory, lookups=lookups, meter=meter, on_forget=cache.clear))
+        workers.append(RemoteWorker(link, memory=memory, lookups=lookups, meter=meter, on_forget=forget))
     fleet = Fleet(workers)
     meter.watch(partial(_fleet_samples, fleet))
     return fleet
 
 
 async def _follow(
-    options: FrontendOptions, service: Service, fleet: Fleet, cache: Cache, lookups: CacheLookups, meter: Meter
+    options: FrontendOptions,
+    service: Service,
+    fleet: Fleet,
+    cache: Cache,
+    layouts: LayoutCache,
+    lookups: CacheLookups,
+    meter: Meter,
 ) -> None:
     """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
     from semel.frontend.service import Serving
@@ -270,20 +312,29 @@ async def _follow(
             if pool is None and contract is not None:
                 service.suspend("the model's processor is being loaded")
                 memory = cache if isinstance(cache, SharedCache) else None
-                pool = await Pool.start(folder, contract.target, processes=options.processes, memory=memory)
+                pool = await Pool.start(
+                    folder,
+                    contract.target,
+                    processes=options.processes,
+                    memory=memory,
+                    processor=options.processor,
+                )
                 meter.watch(partial(_pool_samples, pool))
                 gc.freeze()  # what is loaded by now stays: a collection during a large request need not walk it
                 pipeline = _pipeline(
                     folder,
                     pool.process,
-                    pool.description.fingerprint,
-                    pool.description.placeholders,
+                    pool.description,
                     options.key,
                     options.chat_template,
                     cache,
                     partial(_count_processor, lookups, fleet, cache),
                 )
+                pipeline = replace(pipeline, layouts=layouts, process_apart=partial(pool.process, apart=True))
                 meter.watch(partial(_flight_samples, pipeline))
+                service.suspend("the model's processor is being warmed up")
+                await warm_up(pipeline, contract.max_items, processes=len(pool.pids))
+                pool.processed = pool.failed = 0
             if pool is not None:
                 fleet.admit(partial(_mismatch, pool))
             if (contract := fleet.contract) is None or pool is None:
@@ -348,5 +399,6 @@ def _mismatch(pool: Pool, contract: Contract) -> str | None:
         return None
     return (
         f"the worker's processor ({contract.fingerprint[:12]}) is not ours ({ours[:12]}): start both with the same "
-        "model folder and the same versions of transformers, torch and pillow"
+        "model folder, the same --processor and the same versions of transformers, torch and pillow (and vllm, where "
+        "the fingerprint names it)"
     )

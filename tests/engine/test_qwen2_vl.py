@@ -54,7 +54,7 @@ async def test_the_comparison_fails_when_two_pixel_planes_are_swapped(rig: Rig) 
 
 
 def swapping_planes(process: Process) -> Process:
-    async def swapped(media: Media, options: Mapping[str, object]) -> Feature:
+    async def swapped(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         feature = await process(media, options)
         planes = to_torch(feature.tensors["pixel_values"]).reshape(-1, 3, 2 * 14 * 14)
         pixels = from_torch(planes[:, [1, 0, 2]].reshape(-1, 3 * 2 * 14 * 14))
@@ -253,7 +253,7 @@ async def test_closing_the_stream_aborts_the_request_in_the_engine(rig: Rig, goo
 async def test_equal_images_of_a_prompt_share_a_digest_and_are_processed_once(rig: Rig) -> None:
     processed: list[int] = []
 
-    async def counting(media: Media, options: Mapping[str, object]) -> Feature:
+    async def counting(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         processed.append(len(media.data))
         return await rig.pipeline.process(media, options)
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from PIL import Image
 
 from semel.core import Media, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.processing import FAMILIES, Family, HfProcessor, family_of, from_torch, to_torch
+from semel.processing import FAMILIES, Description, Family, HfProcessor, family_of, from_torch, to_torch
+from semel.processing.processor import ProcessorKind, choose_processor, load_processor
 
 Folder = Callable[[str], Path]
 UINT8 = Target("float32", "engine")
@@ -166,6 +168,26 @@ def test_a_family_without_quirks_has_the_defaults() -> None:
     assert type(family_of("something-new")) is Family
     assert type(family_of("qwen2_vl")) is type(FAMILIES["qwen2_vl"])
     assert family_of("llava").insertion("image", 2, "<image>") == "<image>"
+
+
+def test_auto_is_the_hf_processor_for_the_families_that_semel_knows_and_vllm_s_for_others(tiny: Folder) -> None:
+    assert isinstance(load_processor("auto", tiny("qwen2-vl"), UINT8), HfProcessor)
+    assert {choose_processor("auto", {"model_type": name}) for name in FAMILIES} == {"hf"}
+    assert choose_processor("auto", {"model_type": "something-new"}) == choose_processor("auto", {}) == "vllm"
+    for kind in get_args(ProcessorKind):
+        if kind != "auto":
+            assert choose_processor(kind, {"model_type": "qwen2_vl"}) == kind
+
+
+@pytest.mark.parametrize("family", ["qwen2-vl", "qwen2-audio", "whisper"])
+def test_a_description_writes_items_into_prompts_as_its_processor_does(tiny: Folder, family: str) -> None:
+    processor = HfProcessor.load(tiny(family), Target("float32"))
+    described = Description.of(processor)
+    for modality in processor.placeholders:
+        for index in (1, 2, 1_000):
+            assert described.insertion(modality, index) == processor.insertion(modality, index)
+    with pytest.raises(ConfigError, match="takes no"):
+        described.insertion("image" if "audio" in processor.modalities else "audio", 1)
 
 
 def test_a_grid_that_contradicts_its_patches_is_a_fault_S9(qwen: HfProcessor) -> None:

@@ -30,7 +30,7 @@ async def memory() -> AsyncIterator[SharedCache]:
 
 @pytest.fixture(scope="module")
 async def pool(tiny: Folder, memory: SharedCache) -> AsyncIterator[Pool]:
-    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=1, timeout_s=5, memory=memory)
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=1, spares=0, timeout_s=5, memory=memory)
     yield pool
     await pool.close()
 
@@ -74,3 +74,11 @@ async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memor
     await pool.process(picture(140, 84))
     await asyncio.sleep(0)
     assert memory.occupied == 0
+
+
+async def test_what_is_made_apart_takes_no_room_E1(pool: Pool, memory: SharedCache) -> None:
+    before = memory.evictions
+    kept = [await pool.process(picture(560, 560), apart=True) for _ in range(3)]
+    assert memory.occupied == 0
+    assert memory.evictions == before
+    assert all(feature.nbytes for feature in kept)

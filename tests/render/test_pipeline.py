@@ -111,7 +111,7 @@ class Counted:
         self._process = pipeline.process
         self.pipeline = replace(pipeline, process=self.process, cache=cache, lookups=self.count, flight=Flight())
 
-    async def process(self, media: Media, options: Mapping[str, object]) -> Feature:
+    async def process(self, media: Media, options: Mapping[str, object], **_: object) -> Feature:
         self.processed += 1
         while self.counts.total() < self.until:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -185,7 +185,7 @@ async def test_rendering_32768_items_costs_at_most_2_2_times_as_much_as_16384_S1
     parts = [image_part(number) for number in range(1_024)]
     known: dict[bytes, Feature] = {}
 
-    async def remembering(media: Media, options: Mapping[str, object]) -> Feature:
+    async def remembering(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         if media.data not in known:
             known[media.data] = await pipeline.process(media, options)
         return known[media.data]

@@ -20,9 +20,14 @@ from semel.testing.models import FAMILIES, build
 
 Folder = Callable[[str], Path]
 
+IMAGE_FAMILIES = ("gemma3", "idefics3", "llava", "qwen2-vl", "qwen2.5-vl")
 SPECIAL_TEXT = {
+    "gemma3": "<start_of_turn>user\n\n\n<start_of_image><image_soft_token><end_of_image>\n\nnaïve ☃<end_of_turn>\n",
+    "idefics3": "User:<fake_token_around_image><row_1_col_2><image>\n\n<global-img>naïve ☃<end_of_utterance>\n",
+    "llava": "<s>USER: <image>\nnaïve\t ☃ 0123</s>",
     "qwen2-audio": "<|im_start|>user\nAudio 1: <|audio_bos|><|AUDIO|><|audio_eos|>\nwas ist das? ☃<|im_end|>\n",
     "qwen2-vl": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>naïve\t ☃ 0123<|im_end|>\n",
+    "qwen2.5-vl": "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>naïve\t ☃ 0123<|im_end|>\n",
     "whisper": "<|startoftranscript|><|en|><|transcribe|><|notimestamps|> naïve ☃<|29.98|><|endoftext|>",
 }
 
@@ -36,7 +41,7 @@ def build_elsewhere(directory: Path, **environment: str) -> None:
         "import sys, pathlib, semel.testing.models as m\nfor f in m.FAMILIES: m.build(f, pathlib.Path(sys.argv[1]) / f)"
     )
     command = [sys.executable, "-c", program, str(directory)]
-    subprocess.run(command, env=os.environ | environment, timeout=100, check=True)
+    subprocess.run(command, env=os.environ | environment, timeout=240, check=True)
 
 
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
@@ -86,7 +91,7 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="qwen2-audio, qwen2-vl, whisper"):
+    with pytest.raises(ConfigError, match=r"gemma3, .*, qwen2-audio, qwen2-vl, qwen2\.5-vl, whisper"):
         build("gpt-5", tmp_path / "model")
     assert list(FAMILIES) == sorted(FAMILIES)
 
@@ -108,8 +113,12 @@ def test_every_tensor_has_a_name_that_transformers_knows_and_none_is_missing(tin
 @pytest.mark.parametrize(
     ("family", "names"),
     [
+        ("gemma3", {"language_model.model.norm.weight", "vision_tower.vision_model.post_layernorm.weight"}),
+        ("idefics3", {"model.text_model.norm.weight", "model.vision_model.post_layernorm.weight", "lm_head.weight"}),
+        ("llava", {"language_model.lm_head.weight", "vision_tower.vision_model.pre_layrnorm.weight"}),
         ("qwen2-audio", {"language_model.model.norm.weight", "audio_tower.conv1.weight"}),
         ("qwen2-vl", {"model.norm.weight", "visual.patch_embed.proj.weight", "lm_head.weight"}),
+        ("qwen2.5-vl", {"model.norm.weight", "visual.merger.ln_q.weight", "lm_head.weight"}),
         ("whisper", {"model.decoder.embed_tokens.weight", "model.encoder.conv1.weight"}),
     ],
 )
@@ -151,6 +160,23 @@ def test_an_image_of_56_pixels_becomes_four_tokens(tiny: Folder) -> None:
     inputs = processor(text=[prompt], images=[Image.new("RGB", (56, 56))], return_tensors="pt")
     assert tuple(inputs["pixel_values"].shape) == (16, 1176)
     assert int((inputs["input_ids"] == processor.image_token_id).sum()) == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "tokens", "embeds"), [("gemma3", 20, 16), ("idefics3", 17 * 6 + 6, 17 * 4), ("llava", 36, 36)]
+)
+def test_an_image_becomes_embeddings_and_marks(tiny: Folder, family: str, tokens: int, embeds: int) -> None:
+    processor = load_processor(tiny(family))
+    inputs = processor(text=[processor.image_token], images=[noise_image(0)], return_tensors="pt")
+    embedding = getattr(processor.tokenizer, "image_token_id", processor.image_token_id)
+    ids = inputs["input_ids"][0].tolist()
+    assert (len(ids), ids.count(embedding)) == (tokens, embeds)
+
+
+def test_runs_of_newlines_are_tokens_of_gemma3_as_of_its_published_models(tiny: Folder) -> None:
+    tokenizer = load_processor(tiny("gemma3")).tokenizer
+    for count in (1, 2, 3, 4, 31):
+        assert tokenizer.encode("\n" * count, add_special_tokens=False) == [tokenizer.get_vocab()["\n" * count]]
 
 
 def test_a_video_has_a_token_of_its_own(tiny: Folder) -> None:
@@ -229,7 +255,7 @@ def noise_image(seed: int) -> Image.Image:
 
 
 def inputs_for(family: str, processor: Any, seed: int) -> dict[str, Any]:
-    if family == "qwen2-vl":
+    if family in IMAGE_FAMILIES:
         return dict(processor(text=[render(processor, "image")], images=[noise_image(seed)], return_tensors="pt"))
     if family == "qwen2-audio":
         prompt = render(processor, "audio")

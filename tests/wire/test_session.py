@@ -318,6 +318,15 @@ def test_a_peer_that_reads_may_get_any_amount() -> None:
     assert len(pair.wire.frontend_events) == 100
 
 
+def test_a_peer_that_reads_is_never_overrun_however_much_comes_at_once() -> None:
+    pair = Pair(limits=replace(SMALL, max_unread_bytes=10_000)).open()
+    for number in range(100):
+        pair.frontend.send(Abort("r" * 100))
+        pair.worker.send(Failed(f"r{number}", 500, "x", "y" * 1000))
+        pair.wire.run()  # no time passes, so no heartbeat is due
+    assert len(pair.wire.frontend_events) == len(pair.wire.worker_events) == 100
+
+
 def test_after_drain_a_frontend_submits_no_more() -> None:
     pair = Pair().open()
     pair.frontend.send(Drain())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,12 @@ async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     shared = 6 if request.param == "memory" else None
     async with rig(tmp_path, frontends=3, shared_items=shared) as made:
         yield made
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def test_an_item_that_one_has_sent_is_a_reference_from_all_thereafter_D1_D2_D3(three: Rig) -> None:
@@ -203,9 +209,7 @@ async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go
     with pytest.raises(WorkerLost):
         _ = [output async for output in running]
     assert await second.ask(1) == expected([1])
-    async with asyncio.timeout(10):
-        while not first.worker.is_connected:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: first.worker.is_connected)
     assert await first.ask(1) == expected([1])
 
 
@@ -213,10 +217,7 @@ async def test_a_worker_that_breaks_a_rule_loses_its_session_and_is_found_again(
     first, second, _ = three.frontends
     peer = next(peer for peer in three.listener.peers if peer.frontend_id == "f0")
     three.listener.send(peer, Gone(99, ()))
-    async with asyncio.timeout(10):
-        while first.worker.is_connected:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        while not first.worker.is_connected:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: not first.worker.is_connected)
+    await until(lambda: first.worker.is_connected)
     assert await first.ask(1) == expected([1])
     assert await second.ask(1) == expected([1])

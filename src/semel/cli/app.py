@@ -56,12 +56,19 @@ _Host = Annotated[str, typer.Option(help="The address to serve at.")]
 _Port = Annotated[int, typer.Option(help="The port to serve at.")]
 _KeyFile = Annotated[Path, typer.Option(help="The fleet key (`semel key FILE` makes one).")]
 _ChatTemplate = Annotated[str | None, typer.Option(help="A chat template: a file, or Jinja itself.")]
-_Processes = Annotated[int, typer.Option(help="Preprocessing processes.")]
+_Processes = Annotated[int | None, typer.Option(min=1, help="Preprocessing processes; one per core unless given.")]
 _MaxBody = Annotated[int, typer.Option(help="The largest request in bytes.")]
 _CacheKind = Annotated[
     Literal["shared", "lru"], typer.Option(help="Where features are kept: in shared memory, or in the process.")
 ]
 _CacheGb = Annotated[float, typer.Option(help="GiB for them; 0 keeps none.")]
+_Processor = Annotated[
+    Literal["auto", "hf", "vllm"],
+    typer.Option(
+        help="Where features come from, the same on every worker and frontend: the model's HF processor, or vLLM's; "
+        "auto takes the former for families that semel knows."
+    ),
+]
 _Planning = Annotated[bool, typer.Option("--encoder-planning", help="Let semel plan vLLM's encoder as well.")]
 
 
@@ -75,18 +82,22 @@ def serve(
         Path | None, typer.Option(help="The fleet key; without one, a key is made for this run.")
     ] = None,
     chat_template: _ChatTemplate = None,
-    processes: _Processes = 1,
+    processes: _Processes = None,
     max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
     feature_cache: _CacheKind = "shared",
     feature_cache_gb: _CacheGb = 1.0,
+    processor: _Processor = "auto",
 ) -> None:
     """Serve a model on this machine: a worker and a frontend, kept alive. Takes every engine flag of vLLM."""
     from semel.cli.serve import ServeOptions, serve
 
-    frontend_flags = ["--processes", str(processes), "--max-body-bytes", str(max_body_bytes)]
+    frontend_flags = ["--max-body-bytes", str(max_body_bytes)]
+    frontend_flags += [] if processes is None else ["--processes", str(processes)]
     frontend_flags += ["--feature-cache", feature_cache, "--feature-cache-gb", str(feature_cache_gb)]
     frontend_flags += [] if chat_template is None else ["--chat-template", chat_template]
-    raise typer.Exit(serve(ServeOptions(model, host, port, key_file, context.args, frontend_flags)))
+    frontend_flags += ["--processor", processor]
+    worker_flags = ["--processor", processor, *context.args]
+    raise typer.Exit(serve(ServeOptions(model, host, port, key_file, worker_flags, frontend_flags)))
 
 
 @app.command(context_settings=_FLAGS)
@@ -103,6 +114,7 @@ def worker(
         Path | None, typer.Option(help="The key for injection and reset: a file of 16 printable characters or more.")
     ] = None,
     drain_s: Annotated[float, typer.Option(help="Seconds for running requests when it is stopped.")] = 2.0,
+    processor: _Processor = "auto",
 ) -> None:
     """Start a worker: the process that embeds the engine. Takes every engine flag of vLLM."""
     import asyncio
@@ -113,7 +125,9 @@ def worker(
     _log_to_stderr()
     key = read_key(key_file)
     admin_key = None if admin_key_file is None else read_admin_key(admin_key_file)
-    options = WorkerOptions(model, listen, key, context.args, encoder_planning, admin_port, admin_key, drain_s)
+    options = WorkerOptions(
+        model, listen, key, context.args, encoder_planning, admin_port, admin_key, drain_s, processor
+    )
     asyncio.run(run_worker(options))
 
 
@@ -125,15 +139,17 @@ def frontend(
     host: _Host = "127.0.0.1",
     port: _Port = 8000,
     chat_template: _ChatTemplate = None,
-    processes: _Processes = 1,
+    processes: _Processes = None,
     max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
     feature_cache: _CacheKind = "shared",
     feature_cache_gb: _CacheGb = 1.0,
+    processor: _Processor = "auto",
 ) -> None:
     """Start a frontend: OpenAI's API over HTTP, without a GPU."""
     import uvloop
 
     from semel.assemble import FrontendOptions, run_frontend
+    from semel.processing.cores import usable_cores
     from semel.settings import read_key
 
     _log_to_stderr()
@@ -144,10 +160,11 @@ def frontend(
         host=host,
         port=port,
         chat_template=chat_template,
-        processes=processes,
+        processes=processes or usable_cores(),
         max_body_bytes=max_body_bytes,
         cache_kind=feature_cache,
         cache_bytes=int(feature_cache_gb * 1024**3),
+        processor=processor,
     )
     uvloop.run(run_frontend(options))
 
@@ -193,6 +210,14 @@ def cache(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> 
     _report(run, quick=quick, as_json=as_json, plot=plot)
 
 
+@bench.command()
+def processing(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> None:
+    """Rendering chats with new images and with known ones, beside vLLM's renderer. Exit code 1 if a check is not ok."""
+    from semel.bench.processing import run
+
+    _report(run, quick=quick, as_json=as_json, plot=plot)
+
+
 def _report(run: Callable[..., Report], *, quick: bool, as_json: bool, plot: Path | None) -> NoReturn:
     # vLLM logs to whatever standard output is when it is imported; ours is for the report alone.
     with Console(stderr=True).status("measuring"), contextlib.redirect_stdout(sys.stderr):
@@ -214,7 +239,9 @@ def _log_to_stderr() -> None:
 
 @testing.command()
 def model(
-    family: Annotated[str, typer.Argument(help="Which family: qwen2-vl, qwen2-audio or whisper.")],
+    family: Annotated[
+        str, typer.Argument(help="qwen2-vl, qwen2.5-vl, llava, idefics3, gemma3, qwen2-audio or whisper.")
+    ],
     directory: Annotated[Path, typer.Argument(help="Where to write the model folder.")],
 ) -> None:
     """Write a tiny real model with random weights: real code paths, exact answers, no meaning in the text."""

@@ -17,7 +17,7 @@ from typing import Final
 from semel.cache import Lender, SharedCache
 from semel.core import Contract, Digest, Feature, Holding, Prompt
 from semel.engine import Output, Submission
-from semel.errors import NotReady, ProtocolError, SemelError, ServiceError, WorkerLost, error_for
+from semel.errors import EngineDead, NotReady, ProtocolError, SemelError, ServiceError, WorkerLost, error_for
 from semel.ledger import Ledger
 from semel.render import Make
 from semel.telemetry import CacheLookups, Meter
@@ -30,6 +30,7 @@ from semel.wire.zmq import FrontendLink, Transfer, memory_path
 __all__ = ["RemoteStream", "RemoteWorker"]
 
 _STARTING: Final = "the worker is starting"
+_LOST: Final = "the worker was lost while it answered; send the request again"
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 class RemoteStream:
     """The answer to one submission, as it comes from the worker."""
 
-    def __init__(self, submission: Submission, make: Make, worker: RemoteWorker) -> None:
+    def __init__(self, submission: Submission, make: Make, worker: RemoteWorker, *, may_go_on: bool) -> None:
         self.request_id = submission.request_id
         self.contract = worker.contract
         self.features: dict[Digest, Feature] = dict(submission.features)
@@ -46,6 +47,7 @@ class RemoteStream:
         self.sent: set[Digest] = set()
         self._items = Counter(submission.prompt.items)
         self._make: Make | None = make
+        self._may_go_on = may_go_on
         self._worker = worker
         self._outputs: deque[Output] = deque()
         self._error: SemelError | None = None
@@ -75,6 +77,11 @@ class RemoteStream:
             self._worker.abort(self)
         self._worker.forget(self)
 
+    @property
+    def goes_on_elsewhere(self) -> bool:
+        """Whether its worker failed it before its first output: another will answer, and count its items."""
+        return self._may_go_on and self._make is not None and isinstance(self._error, (NotReady, WorkerLost))
+
     async def feature(self, digest: Digest) -> Feature:
         """The feature of an item, at hand or made again."""
         if digest not in self.features:
@@ -99,7 +106,8 @@ class RemoteStream:
                 if finish_reason is not None:
                     self._unfinished.discard(index)
             case Failed():
-                self._error = error_for(message.code, message.message)
+                lost = message.code == EngineDead.code  # its worker goes with it
+                self._error = WorkerLost(_LOST) if lost else error_for(message.code, message.message)
         self._changed.set()
 
     def fail(self, error: SemelError) -> None:
@@ -201,9 +209,12 @@ class RemoteWorker:
                 task.cancel()
             self._stop_lending()
 
-    async def submit(self, submission: Submission, make: Make) -> RemoteStream:
-        """Send a submission with what the worker lacks of it, and wait until the worker has taken it."""
-        stream = RemoteStream(submission, make, self)
+    async def submit(self, submission: Submission, make: Make, *, may_go_on: bool = False) -> RemoteStream:
+        """Send a submission with what the worker lacks of it, and wait until the worker has taken it.
+
+        `may_go_on` says that another worker will get the request if this one fails it before its first output.
+        """
+        stream = RemoteStream(submission, make, self, may_go_on=may_go_on)
         digests = [item.digest for item in submission.prompt.items]
         while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
             for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
@@ -265,7 +276,7 @@ class RemoteWorker:
         """Drop what still comes for a request, and count its items: what had to travel for them is known now."""
         if self._streams.pop(stream.request_id, None) is not None:
             self._settle(stream.request_id)
-            if stream.contract.cache_bytes:
+            if stream.contract.cache_bytes and not stream.goes_on_elsewhere:
                 for modality, count, hit in stream.lookups():
                     self._lookups.count(stream.contract.model, modality, "worker", count, hit)
 
@@ -314,7 +325,7 @@ class RemoteWorker:
         self._stop_lending()
         self.running = self._submitted = 0
         for stream in list(self._streams.values()):
-            stream.fail(WorkerLost("the worker was lost while it answered; send the request again"))
+            stream.fail(WorkerLost(_LOST))
 
     def _repair(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
         """Send what the worker turned out to lack."""

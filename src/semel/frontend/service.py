@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from semel.core import Contract
-from semel.errors import NotReady
+from semel.core import Contract, Digest, Holding, Item
+from semel.errors import InvalidRequest, NotReady, PromptTooLong
 from semel.frontend.fleet import Fleet
-from semel.render import Pipeline
+from semel.render import HoldingOf, Pipeline
 
 __all__ = ["Service", "Serving"]
 
@@ -24,6 +26,36 @@ class Serving:
     contract: Contract
     pipeline: Pipeline
 
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for a model that is not served."""
+        if name is not None and name != self.model:
+            raise InvalidRequest(f"model: {name!r} is not served here; {self.model!r} is")
+
+    def check_length(self, tokens: int) -> None:
+        """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: send a text that has tokens")
+        if tokens >= (limit := self.contract.max_tokens):
+            raise PromptTooLong(f"the prompt has {tokens:,} tokens; {self.model} takes {limit:,} with the answer")
+
+    def check_items(self, items: Iterable[Item]) -> None:
+        """Refuse more items of a modality than a prompt may have, before one of them is processed."""
+        for modality, count in Counter(item.modality for item in items).items():
+            if count > (limit := self.contract.max_items.get(modality, 0)):
+                raise InvalidRequest(
+                    f"the prompt has {count:,} {modality} items; {self.model} takes {limit:,}: send fewer, or raise it "
+                    "with the worker's --limit-mm-per-prompt"
+                )
+
+    def held_anywhere(self) -> HoldingOf:
+        """What any worker has announced of an item."""
+        workers = self.fleet.serving
+
+        def held(digest: Digest) -> Holding | None:
+            return next((found for worker in workers if (found := worker.holding(digest)) is not None), None)
+
+        return held
+
 
 @dataclass(slots=True)
 class Service:
@@ -31,6 +63,9 @@ class Service:
 
     max_body_bytes: int = 256 * 1024**2
     """The largest request that is read; over it the answer is 413."""
+
+    max_tensor_bytes: int = 1024**3
+    """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
 
     started: int = field(default_factory=lambda: int(time.time()))
     _serving: Serving | None = None

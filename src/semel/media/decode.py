@@ -47,6 +47,12 @@ class DecodeLimits:
     max_audio_s: float = 3_600.0
     """Length of a clip in seconds."""
 
+    max_video_s: float = 3_600.0
+    """Length of a video in seconds: every frame up to the last one that is looked at has to be decoded."""
+
+    max_video_pixels: int = 400_000_000
+    """Pixels of all the frames of a video that are looked at; each takes 3 bytes while it is processed."""
+
 
 def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
     """An image as RGB pixels, upright and opaque."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from semel.cache import Window
 from semel.core import Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
-from semel.processing.hf import HfProcessor
 from semel.processing.pipe import (
     HEADER_BYTES,
     Description,
@@ -37,6 +36,7 @@ from semel.processing.pipe import (
     read_header,
     write,
 )
+from semel.processing.processor import Processor, load_processor
 
 __all__ = ["main", "serve"]
 
@@ -66,8 +66,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
     except Exception as error:  # noqa: BLE001 the edge of the process
         pipe.sendall(encode(failure_of(_ours(error, load))))
         return
-    description = Description(processor.fingerprint, processor.placeholders, processor.family.encoder_decoder)
-    pipe.sendall(encode(Ready(description)))
+    pipe.sendall(encode(Ready(Description.of(processor))))
     while True:
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
         if not isinstance(work, Work):
@@ -75,11 +74,11 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         _answer(pipe, processor, load, work, media, memory)
 
 
-def _load(load: Load) -> HfProcessor:
+def _load(load: Load) -> Processor:
     import torch
 
     torch.set_num_threads(1)
-    processor = HfProcessor.load(Path(load.folder), load.target, load.limits)
+    processor = load_processor(load.processor, Path(load.folder), load.target, load.limits)
     _limit_memory(load.max_memory_bytes)
     return processor
 
@@ -105,7 +104,7 @@ def _data_bytes() -> int:
 
 
 def _answer(
-    pipe: socket.socket, processor: HfProcessor, load: Load, work: Work, media: bytes, memory: Window | None
+    pipe: socket.socket, processor: Processor, load: Load, work: Work, media: bytes, memory: Window | None
 ) -> None:
     try:
         feature = _process(processor, load, work, media)
@@ -125,7 +124,7 @@ def _answer(
         pipe.sendall(piece)
 
 
-def _process(processor: HfProcessor, load: Load, work: Work, media: bytes) -> Feature:
+def _process(processor: Processor, load: Load, work: Work, media: bytes) -> Feature:
     # The pool keeps the deadline. If it has died meanwhile, the signal ends us, in native code as well; nobody would.
     signal.setitimer(signal.ITIMER_REAL, 2 * load.timeout_s)
     try:

@@ -3,13 +3,15 @@
 It covers everything that changes a feature: the processor's class and backend, its whole config and the model's, the
 tokenizer, the versions of the code that touches pixels and samples, the engine's options, dtype and normalisation. It
 holds nothing that differs between machines of one fleet: no path, and of a version only the public part, so that a CPU
-frontend and a GPU worker with the same torch agree.
+frontend and a GPU worker with the same torch agree. Where an engine's own processor runs the HF processor, its version
+and class are covered too, and its name stands before the hash: so a contract says which kind of processor it is for.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -19,19 +21,35 @@ from blake3 import blake3
 from semel.core import Target, frame
 from semel.media import CANON
 
-__all__ = ["fingerprint"]
+__all__ = ["Within", "fingerprint"]
 
 _PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision", "transformers")
+_PARTS: Final = ("image_processor", "video_processor", "feature_extractor")
 _PLACES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
 
-def fingerprint(processor: Any, config: Mapping[str, Any], target: Target, tokenizer: Path) -> str:
-    """The fingerprint of an HF processor, run for a model's engine; its tokenizer decides the tokens of layouts."""
-    parts = {
+@dataclass(frozen=True, slots=True)
+class Within:
+    """An engine's own processor, which calls an HF processor."""
+
+    engine: str
+    version: str
+    processor: str
+    """The name of its class."""
+
+
+def fingerprint(
+    processor: Any, config: Mapping[str, Any], target: Target, tokenizer: Path, *, within: Within | None = None
+) -> str:
+    """The fingerprint of an HF processor, run for a model's engine; its tokenizer decides the tokens of layouts.
+
+    `within` is the engine's own processor, if that is what calls the HF processor.
+    """
+    parts: dict[str, object] = {
         "canon": CANON,
         "classes": _class_names(processor),
         "config": _without_places(config),
-        "processor": _without_places(processor.to_dict()),
+        "processor": _without_places(_settings(processor)),
         "target": {
             "dtype": target.dtype,
             "normalisation": target.normalisation,
@@ -40,16 +58,26 @@ def fingerprint(processor: Any, config: Mapping[str, Any], target: Target, token
         "tokenizer": blake3(tokenizer.read_bytes()).hexdigest() if tokenizer.exists() else None,
         "versions": {package: _public_version(package) for package in _PACKAGES},
     }
+    if within is not None:
+        parts["within"] = [within.engine, within.version.partition("+")[0], within.processor]
     hasher = blake3()
     for piece in frame((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode())):
         hasher.update(piece)
-    return hasher.hexdigest()
+    return hasher.hexdigest() if within is None else f"{within.engine}:{hasher.hexdigest()}"
+
+
+def _settings(processor: Any) -> object:
+    """The whole config of a processor; an engine may have processors that keep none beside their parts'."""
+    if hasattr(processor, "to_dict"):
+        return processor.to_dict()
+    parts: Mapping[str, Any] = {name: getattr(processor, name, None) for name in _PARTS}
+    return {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
 
 
 def _class_names(processor: Any) -> Mapping[str, str]:
     """The classes of the processor and of its parts: the backend is one of them."""
     names = {"processor": type(processor).__qualname__}
-    for attribute in ("image_processor", "video_processor", "feature_extractor"):
+    for attribute in _PARTS:
         if (part := getattr(processor, attribute, None)) is not None:
             names[attribute] = f"{type(part).__module__}.{type(part).__qualname__}"
     return names

@@ -8,14 +8,14 @@ in `families`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from semel.core import Feature, Layout, Media, Modality, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, decode_audio, decode_image
+from semel.media import DecodeLimits, Video, VideoHeader, decode_audio, decode_image, decode_video
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
@@ -31,7 +31,7 @@ _PARTS: Final[Mapping[Modality, str]] = {
     "video": "video_processor",
 }
 _TEXT_OUTPUTS: Final = frozenset(
-    {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids"}
+    {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids", "video_metadata"}
 )
 
 logger = logging.getLogger(__name__)
@@ -77,13 +77,27 @@ class HfProcessor:
             raise InvalidRequest(f"this model takes no {media.modality}; it takes {', '.join(self.modalities)}")
         check_options(options or {}, self.family.options, max_value=self.limits.max_image_pixels)
         output = self._call(media.modality, self._decode(media), options or {})
-        tensors = {name: self._as_target(value) for name, value in output.items() if name not in _TEXT_OUTPUTS}
+        values = {name: value for name, value in output.items() if name not in _TEXT_OUTPUTS}
+        tensors = {name: self._as_target(value) for name, value in self.family.tensors(values).items()}
         layout = self._layout(output)
         if not layout.num_embeds:
             raise MediaDegenerate(
                 f"the {media.modality} is too small or too short for this model to see anything of it"
             )
         return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+        return self.family.encoder_decoder
+
+    def insertion(self, modality: Modality, index: int) -> str:
+        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        return self.family.insertion(modality, index, self.placeholders[modality])
+
+    def written(self, modality: Modality) -> str:
+        """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
+        return self.family.written(modality, self.placeholders[modality])
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -95,7 +109,18 @@ class HfProcessor:
             return decode_image(media.data, self.limits)
         if media.modality == "audio":
             return decode_audio(media.data, self.limits, sampling_rate=self.processor.feature_extractor.sampling_rate)
-        raise InvalidRequest(f"{media.modality} is not supported yet; send images or audio")
+        if self.family.video_fps is None:
+            raise InvalidRequest("this model's videos are not supported yet; send images")
+        return decode_video(media.data, self.limits, choose=self._frames)
+
+    def _frames(self, header: VideoHeader) -> list[int]:
+        """The numbers of the frames that the model looks at, by the rule of its own processor."""
+        try:
+            chosen = self.processor.video_processor.sample_frames(_metadata(header), fps=self.family.video_fps)
+        except (ValueError, ArithmeticError):
+            raise MediaDegenerate(f"the video has {header.num_frames} frames, too few for this model") from None
+        # A step in float32 can end one past the last frame.
+        return [min(index, header.num_frames - 1) for index in chosen.tolist()]
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> Mapping[str, Any]:
         arguments: dict[str, Any] = {
@@ -105,6 +130,9 @@ class HfProcessor:
             _ARGUMENT[modality]: [decoded],
             "return_tensors": "pt",
         }
+        if isinstance(decoded, Video):
+            metadata = _metadata(decoded.header, decoded.indices)
+            arguments |= {"videos": [decoded.frames], "video_metadata": [metadata], "do_sample_frames": False}
         if (placeholder := self.placeholders.get(modality)) is not None:
             arguments |= {"text": [placeholder], "add_special_tokens": False}
         if self.target.normalisation == "engine":
@@ -131,6 +159,17 @@ class HfProcessor:
     def _layout(self, output: Mapping[str, Any]) -> Layout:
         ids = output.get("input_ids")
         return self.family.layout(self.config, [] if ids is None else ids[0].tolist())
+
+
+def _metadata(header: VideoHeader, indices: Sequence[int] | None = None) -> Any:
+    from transformers.video_utils import VideoMetadata
+
+    return VideoMetadata(
+        total_num_frames=header.num_frames,
+        fps=header.fps,
+        duration=header.duration_s,
+        frames_indices=None if indices is None else list(indices),
+    )
 
 
 def _placeholders(processor: Any) -> Mapping[Modality, str]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 import semel.errors
 from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Modality, Target, Tensor
-from semel.errors import ProtocolError, SemelError, ServiceError
+from semel.errors import ConfigError, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits
+from semel.processing.processor import Processor, ProcessorKind
 
 __all__ = [
     "HEADER_BYTES",
@@ -51,6 +52,8 @@ _HEADER: Final = struct.Struct("<IQ")  # the bytes of the message, the bytes of 
 HEADER_BYTES: Final = _HEADER.size
 _MAX_MESSAGE_BYTES: Final = 16 << 20  # an item of a million tokens has 5 MB of them
 _ALIGNMENT: Final = 64  # of every tensor in a payload, so that a tensor over it can be used in place
+_NUMBER: Final = "{index}"  # in an insertion, where the item's number stands
+_PROBE_INDEX: Final = 1_000_003  # a number that no family writes by itself
 _ERRORS: Final[Mapping[str, type[SemelError]]] = {
     name: kind for name, kind in vars(semel.errors).items() if isinstance(kind, type) and issubclass(kind, SemelError)
 }
@@ -67,6 +70,36 @@ class Description:
     encoder_decoder: bool
     """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 
+    insertions: Mapping[Modality, str] = field(default_factory=dict)
+    """What to write into a prompt whose chat template takes no items; `{index}` in it is the item's number."""
+
+    written: Mapping[Modality, str] = field(default_factory=dict)
+    """What a prompt's text has in place of a modality's placeholder token, where that is more than the token."""
+
+    @classmethod
+    def of(cls, processor: Processor) -> Self:
+        """The description of a processor."""
+        return cls(
+            fingerprint=processor.fingerprint,
+            placeholders=processor.placeholders,
+            encoder_decoder=processor.encoder_decoder,
+            insertions={
+                modality: processor.insertion(modality, _PROBE_INDEX).replace(str(_PROBE_INDEX), _NUMBER)
+                for modality in processor.placeholders
+            },
+            written={
+                modality: text
+                for modality, token in processor.placeholders.items()
+                if (text := processor.written(modality)) != token
+            },
+        )
+
+    def insertion(self, modality: Modality, index: int) -> str:
+        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        if (placeholder := self.placeholders.get(modality)) is None:
+            raise ConfigError(f"this model takes no {modality}")
+        return self.insertions.get(modality, placeholder).replace(_NUMBER, str(index))
+
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
     """Load a model folder's processor. The first order, and only the first."""
@@ -76,6 +109,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     limits: DecodeLimits
     timeout_s: float
     max_memory_bytes: int
+    processor: ProcessorKind = "auto"
 
 
 class Work(msgspec.Struct, frozen=True, tag="work"):

@@ -1,17 +1,17 @@
 """A pool of processes that decode and preprocess, so that the process which serves does neither.
 
-Its rules: a process works on one item at a time; items wait in the order in which they came; what goes wrong with a
-process (it dies, hangs, breaks the protocol) costs the item that it works on and no other, and it is replaced while the
-rest goes on. A caller that goes away costs nothing either: the answer to its item is read and dropped, so that frames
-never get out of step. Nothing here imports torch, transformers or numpy.
+Its rules: a process works on one item at a time; requests take turns, so that one with many items does not keep the
+others waiting; what goes wrong with a process (it dies, hangs, breaks the protocol) costs the item that it works on and
+no other. A spare one, loaded, takes its place at once, and another spare is started while the rest goes on. A caller
+that goes away costs nothing either: the answer to its item is read and dropped, so that frames never get out of step.
+Nothing here imports torch, transformers or numpy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,8 @@ from semel.processing.pipe import (
     feature_of,
 )
 from semel.processing.process import PoolProcess
+from semel.processing.processor import ProcessorKind
+from semel.processing.queue import FairQueue
 
 __all__ = ["Pool"]
 
@@ -52,9 +54,12 @@ class _Job:
     """An item on its way; what comes of it is dropped if its caller has gone."""
 
     item: int
+    group: Hashable
     media: Media
     order: bytes
     made: asyncio.Future[Feature]
+    apart: bool = False
+    """Whether its feature stays out of the shared memory."""
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
         """The feature that a process answered with, or the error; `room` is where it was told to write."""
@@ -77,7 +82,7 @@ class _Job:
 class Pool:
     """Processes that make features of media, each with the processor of one model folder. Made by `start`."""
 
-    def __init__(self, load: Load, max_waiting: int, memory: SharedCache | None = None) -> None:
+    def __init__(self, load: Load, processes: int, max_waiting: int, memory: SharedCache | None = None) -> None:
         self.processed = 0
         """Features made, including those whose caller had gone."""
         self.failed = 0
@@ -85,11 +90,13 @@ class Pool:
         self.replaced = 0
         """Processes that took the place of one that had ended."""
         self._load = load
+        self._processes = processes
         self._max_waiting = max_waiting
         self._memory = memory
         self._items = count()
-        self._waiting: OrderedDict[int, _Job] = OrderedDict()
+        self._waiting: FairQueue[_Job] = FairQueue()
         self._children: list[PoolProcess] = []
+        self._spares: list[PoolProcess] = []  # loaded, and given nothing to do until they take a child's place
         self._keepers: list[asyncio.Task[None]] = []
         self._description: Description | None = None
         self._refusal: str | None = None  # why no item is taken, if none is
@@ -101,25 +108,29 @@ class Pool:
         target: Target,
         *,
         processes: int = 1,
+        spares: int = 1,
         limits: DecodeLimits | None = None,
         timeout_s: float = 30.0,
         max_memory_bytes: int = 4 << 30,
         max_waiting: int = 1_024,
         memory: SharedCache | None = None,
+        processor: ProcessorKind = "auto",
     ) -> Self:
-        """Start the processes and wait until each has loaded its processor.
+        """Start the processes and wait until each has loaded its processor; the spare ones follow by themselves.
 
+        `processes` work at once, with one thread each: as many as there are cores use all of them. `spares` more are
+        loaded and wait until one of those ends: without any, its place is empty for the seconds that loading takes.
         `timeout_s` is for one item, from the moment a process takes it on; `max_memory_bytes` is for one process, on
         top of what it has once it is loaded; `max_waiting` bounds the items that no process has taken on. Into
         `memory` processes write their features, while it has room; its `put` then holds them where they lie.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
-        load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes)
-        pool = cls(load, max_waiting, memory)
+        load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes, processor)
+        pool = cls(load, processes, max_waiting, memory)
         try:
             async with asyncio.TaskGroup() as starts:
                 for _ in range(processes):
-                    starts.create_task(pool._add_child())
+                    starts.create_task(pool._add_process())
         except ExceptionGroup as group:
             await pool.close()
             raise group.exceptions[0] from None
@@ -127,6 +138,7 @@ class Pool:
             await pool.close()
             raise
         pool._keepers = [asyncio.create_task(pool._keep(child)) for child in pool._children]
+        pool._keepers += [asyncio.create_task(pool._keep_spare()) for _ in range(spares)]
         return pool
 
     @property
@@ -140,17 +152,36 @@ class Pool:
         """The processes that are ready or at work; fewer than were asked for while one is being replaced."""
         return tuple(child.pid for child in self._children if child.running)
 
-    async def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
-        """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+    @property
+    def spare_pids(self) -> tuple[int, ...]:
+        """The processes that are ready to take the place of one of those."""
+        return tuple(spare.pid for spare in self._spares if spare.running)
+
+    async def process(
+        self,
+        media: Media,
+        options: Mapping[str, object] | None = None,
+        *,
+        group: Hashable | None = None,
+        apart: bool = False,
+    ) -> Feature:
+        """The feature of one item; `options` are the request's `mm_processor_kwargs`.
+
+        Items of one `group`, a request, are begun in the order in which they came; groups take turns, an item each.
+        Without a group the item is one of its own. What is made `apart` takes no room in the pool's memory, so that
+        nothing is evicted for it.
+        """
         self._admit(media)
         item = next(self._items)
-        job = _Job(item, media, _encode_work(item, media, options or {}), asyncio.get_running_loop().create_future())
-        self._waiting[item] = job
+        order = _encode_work(item, media, options or {})
+        made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
+        job = _Job(item, made if group is None else group, media, order, made, apart)
+        self._waiting.add(job.group, job)
         self._dispatch()
         try:
-            return await job.made
+            return await made
         finally:
-            self._waiting.pop(item, None)
+            self._waiting.discard(job.group, job)
 
     async def close(self) -> None:
         """End all processes; items that are not done fail. Closing twice does no harm."""
@@ -158,9 +189,11 @@ class Pool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*(child.end(within_s=_END_TIMEOUT_S) for child in self._children))
-        await asyncio.gather(*(child.release() for child in self._children))
+        processes = (*self._children, *self._spares)
+        await asyncio.gather(*(process.end(within_s=_END_TIMEOUT_S) for process in processes))
+        await asyncio.gather(*(process.release() for process in processes))
         self._children.clear()
+        self._spares.clear()
 
     def _admit(self, media: Media) -> None:
         if self._refusal is not None:
@@ -176,7 +209,7 @@ class Pool:
     def _refuse(self, reason: str) -> None:
         """Take no more items, and give up those that wait."""
         self._refusal = reason
-        for job in self._waiting.values():
+        for job in self._waiting:
             job.fail(NotReady(reason))
         self._waiting.clear()
 
@@ -186,14 +219,12 @@ class Pool:
             if not self._waiting:
                 return
             if child.free:
-                _, job = self._waiting.popitem(last=False)
-                child.work = asyncio.create_task(self._work(child, job))
+                child.work = asyncio.create_task(self._work(child, self._waiting.take()))
                 child.work.add_done_callback(lambda _: self._dispatch())
 
     async def _work(self, child: PoolProcess, job: _Job) -> None:
         if not child.quiet:  # it died while it had nothing to do: that is no item's fault
-            self._waiting[job.item] = job
-            self._waiting.move_to_end(job.item, last=False)
+            self._put_back(job)
             await child.end(within_s=_END_TIMEOUT_S)
             return
         try:
@@ -207,6 +238,13 @@ class Pool:
         finally:
             job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
 
+    def _put_back(self, job: _Job) -> None:
+        if self._refusal is not None:
+            job.fail(NotReady(self._refusal))
+        elif not job.made.done():
+            self._waiting.put_back(job.group, job)
+            self._dispatch()
+
     async def _feature(self, child: PoolProcess, job: _Job) -> Feature:
         """What a process makes of an item; a process that does not do its part is ended."""
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
@@ -214,7 +252,7 @@ class Pool:
             async with asyncio.timeout(self._load.timeout_s):
                 answer, payload = await child.ask(job.order, job.media.data)
                 if isinstance(answer, Offer):
-                    room = None if self._memory is None else self._memory.reserve(answer.nbytes)
+                    room = None if self._memory is None or job.apart else self._memory.reserve(answer.nbytes)
                     order = Send() if room is None else Write(room.offset)
                     answer, payload = await child.ask(encode(order))
             return job.read(answer, payload, room)
@@ -235,44 +273,61 @@ class Pool:
             await child.end(within_s=0)
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
 
-    async def _keep(self, child: PoolProcess) -> None:
-        """Replace a process whenever it ends."""
+    async def _keep(self, process: PoolProcess) -> None:
+        """Let others take the place of a process whenever it ends."""
         while True:
-            status = await child.wait()
-            await child.release()
-            self._children.remove(child)
-            logger.warning("pool process %d ended with status %d; starting another", child.pid, status)
-            child = await self._replacement()
+            status = await process.wait()
+            self._part_with(process)
+            logger.warning("pool process %d ended with status %d; starting another", process.pid, status)
+            await process.release()
+            process = await self._another()
+
+    async def _keep_spare(self) -> None:
+        await self._keep(await self._another())
+
+    def _part_with(self, process: PoolProcess) -> None:
+        """Let a spare take the place of a process that has ended, if there is one."""
+        if process in self._spares:
+            self._spares.remove(process)
+            return
+        self._children.remove(process)
+        if self._spares:
+            self._children.append(self._spares.pop(0))
             self.replaced += 1
-            self._refusal = None
             self._dispatch()
 
-    async def _replacement(self) -> PoolProcess:
+    async def _another(self) -> PoolProcess:
+        """Start a process, however often it takes; it works if one is missing, and is a spare if none is."""
         pause_s = _MIN_RETRY_S
         while True:
             try:
-                return await self._add_child()
-            except SemelError as error:
-                logger.error("a pool process cannot be replaced, next try in %g s: %s", pause_s, error)  # noqa: TRY400
+                process = await self._add_process()
+            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
+                logger.error("a pool process cannot be started, next try in %g s: %s", pause_s, error)  # noqa: TRY400
+            else:
+                self.replaced += process in self._children
+                self._refusal = None
+                self._dispatch()
+                return process
             if not self._children:
                 self._refuse("no preprocessing process can be started; the log of this frontend says why")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
-    async def _add_child(self) -> PoolProcess:
+    async def _add_process(self) -> PoolProcess:
         memory = None if self._memory is None else self._memory.fileno()
-        child, description = await PoolProcess.start(self._load, memory)
-        self._children.append(child)
+        # Once there are others that work, it must not take the processors from them.
+        process, description = await PoolProcess.start(self._load, memory, in_background=bool(self._children))
         self._description = self._description or description
         if description.fingerprint != self._description.fingerprint:
-            self._children.remove(child)
-            await child.end(within_s=0)
-            await child.release()
+            await process.end(within_s=0)
+            await process.release()
             raise ConfigError(
                 f"processes of one pool loaded different processors from {self._load.folder}; "
                 f"restart semel after changing a model folder"
             )
-        return child
+        (self._children if len(self._children) < self._processes else self._spares).append(process)
+        return process
 
 
 def _encode_work(item: int, media: Media, options: Mapping[str, object]) -> bytes:

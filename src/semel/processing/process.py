@@ -26,7 +26,9 @@ from semel.processing.pipe import (
 
 __all__ = ["PoolProcess"]
 
-_COMMAND: Final = (sys.executable, "-P", "-m", "semel.processing.child")
+_COMMAND: Final = (sys.executable, "-P", "-m")
+_MODULE: Final = "semel.processing.child"
+_BACKGROUND_MODULE: Final = "semel.processing.background"
 _ENVIRONMENT: Final = {
     "CUDA_VISIBLE_DEVICES": "",  # a request's options can name a device; there is none but the CPU
     "MKL_NUM_THREADS": "1",
@@ -35,6 +37,7 @@ _ENVIRONMENT: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _START_TIMEOUT_S: Final = 120.0
+_BACKGROUND_START_TIMEOUT_S: Final = 600.0
 
 
 class PoolProcess:
@@ -48,8 +51,13 @@ class PoolProcess:
         self._max_payload_bytes = max_payload_bytes
 
     @classmethod
-    async def start(cls, load: Load, memory: int | None = None) -> tuple[Self, Description]:
-        """Start a process and wait until it has loaded its processor. `memory` is a descriptor of what it shares."""
+    async def start(
+        cls, load: Load, memory: int | None = None, *, in_background: bool = False
+    ) -> tuple[Self, Description]:
+        """Start a process and wait until it has loaded its processor. `memory` is a descriptor of what it shares.
+
+        In the background it leaves the processors to those who work, and takes as long as that takes.
+        """
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -60,6 +68,7 @@ class PoolProcess:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *_COMMAND,
+                    _BACKGROUND_MODULE if in_background else _MODULE,
                     *map(str, descriptors),
                     stdin=DEVNULL,
                     stdout=DEVNULL,
@@ -72,7 +81,8 @@ class PoolProcess:
                 raise ServiceError(f"a preprocessing process cannot be started: {error.strerror}") from error
         child = cls(process, ours, load.max_memory_bytes)
         try:
-            return child, await child._load(load)
+            within_s = _BACKGROUND_START_TIMEOUT_S if in_background else _START_TIMEOUT_S
+            return child, await child._load(load, within_s)
         except BaseException:
             await child.end(within_s=0)
             await child.release()
@@ -136,12 +146,12 @@ class PoolProcess:
             await asyncio.wait({self.work})  # it may still read what the process had sent
         self._pipe.close()
 
-    async def _load(self, load: Load) -> Description:
+    async def _load(self, load: Load, within_s: float) -> Description:
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 answer, _ = await self.ask(encode(load))
         except TimeoutError:
-            raise ServiceError(f"a preprocessing process was not ready after {_START_TIMEOUT_S:g} s") from None
+            raise ServiceError(f"a preprocessing process was not ready after {within_s:g} s") from None
         except (EOFError, OSError):
             raise ServiceError("a preprocessing process ended before it was ready; its log says why") from None
         if isinstance(answer, Failed):

@@ -3,12 +3,17 @@
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
 from semel.render.content_format import ContentFormat
+from semel.render.draft import Draft, HoldingOf, Make, Process, Rendered
+from semel.render.inspection import Inspector
+from semel.render.intent import Intent
+from semel.render.layouts import LayoutCache
 from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
-from semel.render.pipeline import ChatRequest, Draft, Lookups, Make, Pipeline, Process, Rendered
+from semel.render.pipeline import ChatRequest, Lookups, Pipeline
 from semel.render.source import media_from
 from semel.render.template import ChatTemplate
 from semel.render.tokenizer import Tokenizer
 from semel.render.transcript import Insertion
+from semel.render.warmup import warm_up
 
 __all__ = [
     "Attachment",
@@ -18,7 +23,11 @@ __all__ = [
     "ContentFormat",
     "Conversation",
     "Draft",
+    "HoldingOf",
     "Insertion",
+    "Inspector",
+    "Intent",
+    "LayoutCache",
     "Lookups",
     "Make",
     "Message",
@@ -32,4 +41,5 @@ __all__ = [
     "assemble",
     "assemble_encoder",
     "media_from",
+    "warm_up",
 ]

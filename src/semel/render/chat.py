@@ -7,7 +7,7 @@ vLLM does. Only a request that spells a placeholder token takes the longer way o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from semel.core import Modality
@@ -30,6 +30,8 @@ class ChatRenderer:
     placeholders: Mapping[Modality, str]
     """The spelling of each modality's placeholder token."""
     insertion: Insertion
+    written: Mapping[Modality, str] = field(default_factory=dict)
+    """What the text has in place of a modality's placeholder token, where that is more than the token."""
 
     def placeholder_ids(self) -> dict[int, Modality]:
         """The ids of the placeholder tokens, as `assemble` wants them."""
@@ -71,7 +73,10 @@ class ChatRenderer:
         text = self.template.render(
             messages, tools=chat.tools, add_generation_prompt=add_generation_prompt, kwargs=chat.kwargs
         )
-        return text if mark is None else _ended(text, mark)
+        text = text if mark is None else _ended(text, mark)
+        for modality, written in self.written.items():
+            text = text.replace(self.placeholders[modality], written)
+        return text
 
     def _token_id(self, text: str) -> int:
         token = self.tokenizer.token_id(text)

@@ -3,41 +3,37 @@
 From the digest on, an item *is* its digest: equal items of a request are looked up once, and the prompt names them by
 digest only. What is held where the request is going is only named; what is cached is taken; the rest is processed, and
 equal work in flight is one. Between reading and rendering a worker can be chosen: it takes the digests, no more.
+
+That is the way of `execute`, which every caller means who names no intent. A draft that is only inspected takes another
+way (`inspection`), of which nothing here can be seen.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from semel.cache import Cache, Flight, NoCache
 from semel.core import Digest, Feature, Holding, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
-from semel.errors import InvalidRequest, SemelError, ServiceError
+from semel.errors import InvalidRequest
+from semel.render.abreast import abreast
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
+from semel.render.draft import Draft, HoldingOf, Process, Rendered
+from semel.render.inspection import Inspector
+from semel.render.intent import Intent
+from semel.render.layouts import LayoutCache
 from semel.render.messages import Conversation
 from semel.render.tokenizer import Tokenizer
+from semel.render.weight import beside, is_light
 
-__all__ = ["ChatRequest", "Draft", "Lookups", "Make", "Pipeline", "Process", "Rendered"]
-
-_MAX_AT_ONCE: Final = 64
-
-Process = Callable[[Media, Mapping[str, object]], Awaitable[Feature]]
-"""Makes an item's feature of its media and the request's `mm_processor_kwargs`, wherever that happens."""
-
-Make = Callable[[Digest], Awaitable[Feature]]
-"""Gives the feature of one item of a request: from the cache, or processed."""
+__all__ = ["ChatRequest", "Lookups", "Pipeline"]
 
 Lookups = Callable[[Modality, int, bool], None]
 """Told of items that were looked up: their modality, how many, and whether no processing was started for them."""
-
-
-async def _cannot_make(digest: Digest) -> Feature:
-    raise ServiceError(f"nothing is known of {digest!r} but its feature")
 
 
 def _nothing(_: Digest) -> Holding | None:
@@ -60,29 +56,6 @@ class ChatRequest:
     mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Draft:
-    """A request that has been read: its items have digests, and nothing has been made of them yet."""
-
-    items: tuple[Item, ...]
-    media: Mapping[Digest, Media]
-    """Of each item that differs."""
-
-    options: Mapping[str, object]
-    assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
-    """The prompt, once the layout of every item is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt, and the features of its items by digest, but for those that are held where it is going."""
-
-    prompt: Prompt
-    features: Mapping[Digest, Feature]
-    make: Make = _cannot_make
-    """For a feature that turns out not to be held."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Renders the requests of one model for one kind of engine."""
@@ -98,6 +71,17 @@ class Pipeline:
     lookups: Lookups = _uncounted
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
 
+    process_apart: Process | None = field(default=None, repr=False)
+    """How inspections process, if `process` writes into the main cache's memory."""
+
+    layouts: LayoutCache = field(default_factory=LayoutCache)
+    inspections: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
+
+    @property
+    def inspector(self) -> Inspector:
+        """The second path of this pipeline."""
+        return Inspector(self.process_apart or self.process, self.layouts, self.inspections)
+
     async def chat(self, request: ChatRequest, tenant: Tenant | None = None) -> Rendered:
         """Render a chat with all its features."""
         return await self.render(await self.read_chat(request, tenant))
@@ -110,10 +94,25 @@ class Pipeline:
         """Read a chat."""
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
-        conversation = await asyncio.to_thread(Conversation.parse, request.messages)
+        light = is_light(request.messages, request.tools, request.chat_template_kwargs)
+        conversation = await beside(partial(Conversation.parse, request.messages), light=light)
         items, media = self._identify(conversation.media, request.mm_processor_kwargs, tenant)
-        assembling = partial(_assemble_chat, self.chat_renderer, conversation, request, items)
+        assembling = partial(_assemble_chat, self.chat_renderer, conversation, request, items, light)
         return Draft(items, media, request.mm_processor_kwargs, assembling)
+
+    def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> Draft:
+        """Read a prompt of text or of tokens, without items."""
+        if self.chat_renderer is None:
+            raise InvalidRequest("this model does not complete text: it transcribes")
+        renderer = self.chat_renderer
+
+        async def assembling(_: Sequence[Layout]) -> Prompt:
+            if not isinstance(prompt, str):
+                return _assemble_text(renderer, prompt)
+            encode = partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+            return _assemble_text(renderer, await asyncio.to_thread(encode))
+
+        return Draft((), {}, {}, assembling)
 
     def read_transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> Draft:
         """Read a clip and the text that the decoder begins with."""
@@ -125,8 +124,13 @@ class Pipeline:
 
         return Draft((item,), distinct, {}, assembling)
 
-    async def render(self, draft: Draft, holding: Callable[[Digest], Holding | None] = _nothing) -> Rendered:
-        """Make the prompt of a draft, and the features of those of its items that `holding` does not know."""
+    async def render(self, draft: Draft, holding: HoldingOf = _nothing, intent: Intent = "execute") -> Rendered:
+        """Make the prompt of a draft, and the features of those of its items that `holding` does not know.
+
+        With the intent `inspect` there are no features, only what makes them.
+        """
+        if intent == "inspect":
+            return await self.inspector.render(draft, holding)
         shown = Counter(draft.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
@@ -146,8 +150,10 @@ class Pipeline:
                 self.lookups(item.modality, shown[item], False)
                 features[item.digest] = await self._make(draft, item.digest)
 
-        await _for_each([item for item in shown if not find(item)], find_or_make)
+        await abreast([item for item in shown if not find(item)], find_or_make)
         layouts.update((digest, feature.layout) for digest, feature in features.items())
+        for digest, layout in layouts.items():
+            self.layouts.put(digest, layout)
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
         return Rendered(prompt, features, partial(self._make, draft))
 
@@ -157,7 +163,7 @@ class Pipeline:
             return feature
 
         async def work() -> Feature:
-            return self.cache.put(digest, await self.process(draft.media[digest], draft.options))
+            return self.cache.put(digest, await self.process(draft.media[digest], draft.options, group=draft))
 
         return await self.flight.do(digest, work)
 
@@ -190,9 +196,10 @@ async def _assemble_chat(
     conversation: Conversation,
     request: ChatRequest,
     items: Sequence[Item],
+    light: bool,
     layouts: Sequence[Layout],
 ) -> Prompt:
-    token_ids = await asyncio.to_thread(
+    tokenize = partial(
         renderer.tokenize,
         conversation,
         tools=request.tools,
@@ -200,20 +207,19 @@ async def _assemble_chat(
         continue_final_message=request.continue_final_message,
         template_kwargs=request.chat_template_kwargs,
     )
+    token_ids = await beside(tokenize, light=light)
     return assemble(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
 
 
-async def _for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]]) -> None:
-    """Do the work for all of them, some at a time: a request with very many items must not fill the pool's queue."""
-    room = asyncio.Semaphore(_MAX_AT_ONCE)
-
-    async def do(item: Item) -> None:
-        async with room:
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for item in items:
-                group.create_task(do(item))
-    except* SemelError as errors:
-        raise errors.exceptions[0] from None
+def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
+    """A prompt without items: a placeholder token in it would stand for nothing (S14)."""
+    if token_ids and max(token_ids) >= (size := renderer.tokenizer.vocab_size):
+        raise InvalidRequest(f"prompt: there is no token {max(token_ids):,}, the tokenizer has {size:,}")
+    placeholders = renderer.placeholder_ids()
+    for position, token in enumerate(token_ids):
+        if (modality := placeholders.get(token)) is not None:
+            raise InvalidRequest(
+                f"prompt: token {position} is the placeholder of {modality} items, and there are none: leave "
+                f"{renderer.placeholders[modality]} out, or send a chat"
+            )
+    return assemble(token_ids, placeholder_ids={}, items=(), layouts=())

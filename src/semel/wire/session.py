@@ -231,6 +231,8 @@ class Session:
         if isinstance(message, Payload | Chunk):
             return self._accept_bulk(message, envelope)
         self._control.read += envelope.nbytes
+        if self.is_open and self._control.unreported >= self._limits.max_unread_bytes // _CREDITS_PER_WINDOW:
+            self._enqueue(Heartbeat(self._control.report()))  # so that only a peer that does not read is overrun
         return self._accept_control(message) if self.is_open else self._shake_hands(message, now)
 
     def _accept_control(self, message: Message) -> list[Event]:

@@ -109,7 +109,11 @@ class Worker:
 
     async def reset(self) -> None:
         """Forget everything that is cached, here and at the frontends; requests in flight are answered."""
-        await self._engine.reset()
+        try:
+            await self._engine.reset()
+        except EngineDead:
+            self._died.set()
+            raise
         self._announce()
         self._listener.broadcast(Forget())
 

@@ -35,7 +35,8 @@ from semel.errors import (
     RequestError,
     SemelError,
 )
-from semel.processing import HfProcessor, find_folder
+from semel.processing import find_folder
+from semel.processing.processor import ProcessorKind, load_processor
 
 __all__ = ["VllmEngine", "VllmStream"]
 
@@ -55,15 +56,15 @@ class VllmEngine:
         self._prefix_era: str | None = None
 
     @classmethod
-    def start(cls, arguments: Any) -> Self:
+    def start(cls, arguments: Any, *, processor: ProcessorKind = "auto") -> Self:
         """Start vLLM with its own `AsyncEngineArgs` (`parse_engine_flags` makes them of flags). Takes half a minute."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return cls.embed(AsyncLLM.from_engine_args(arguments))
+        return cls.embed(AsyncLLM.from_engine_args(arguments), processor=processor)
 
     @classmethod
-    def embed(cls, llm: Any) -> Self:
-        """Use an `AsyncLLM` that is running."""
+    def embed(cls, llm: Any, *, processor: ProcessorKind = "auto") -> Self:
+        """Use an `AsyncLLM` that is running; its features come from this kind of processor."""
         config = llm.model_config
         model = VllmModel.of(llm)
         item_cache = ItemCache.of(llm)
@@ -73,7 +74,7 @@ class VllmEngine:
             model,
             Contract(
                 model=config.served_model_name or config.model,
-                fingerprint=HfProcessor.load(folder, model.target).fingerprint,
+                fingerprint=load_processor(processor, folder, model.target).fingerprint,
                 target=model.target,
                 fields={modality: model.fields(modality) for modality in model.max_items},
                 max_items=model.max_items,

@@ -20,6 +20,7 @@ __all__ = ["VllmModel"]
 
 _PROBE_SIDES: Final = ((112, 112), (168, 224))
 _PROBE_SECONDS: Final = (1.0, 2.5)
+_PROBE_FRAMES: Final = (4, 8)
 
 logger = logging.getLogger(__name__)
 
@@ -166,8 +167,18 @@ class VllmModel:
             rate = self._processor.info.get_feature_extractor().sampling_rate
             short, long = (np.zeros(int(seconds * rate), np.float32) for seconds in _PROBE_SECONDS)
             return short, long
-        height, width = _PROBE_SIDES[0]
-        return np.zeros((4, height, width, 3), np.uint8), np.zeros((8, height, width, 3), np.uint8)
+        few, many = (self._video_probe(frames) for frames in _PROBE_FRAMES)
+        return few, many
+
+    def _video_probe(self, frames: int) -> Any:
+        """Some frames of black; a model that wants to know about time is told that two of them take a second."""
+        import numpy as np
+
+        pixels = np.zeros((frames, *_PROBE_SIDES[0], 3), np.uint8)
+        if not self._processor.data_parser.video_needs_metadata:
+            return pixels
+        metadata = {"total_num_frames": frames, "fps": 2.0, "duration": frames / 2, "video_backend": "opencv"}
+        return pixels, {**metadata, "frames_indices": list(range(frames)), "do_sample_frames": False}
 
 
 def _field(first: Any, second: Any) -> Field:

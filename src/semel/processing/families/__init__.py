@@ -9,6 +9,9 @@ from types import MappingProxyType
 from typing import Final
 
 from semel.processing.families.family import Family
+from semel.processing.families.gemma3 import Gemma3
+from semel.processing.families.idefics3 import Idefics3
+from semel.processing.families.llava import Llava
 from semel.processing.families.qwen2_audio import Qwen2Audio
 from semel.processing.families.qwen2_vl import Qwen2VL
 from semel.processing.families.whisper import Whisper
@@ -16,7 +19,15 @@ from semel.processing.families.whisper import Whisper
 __all__ = ["FAMILIES", "Family", "family_of"]
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
-    {"qwen2_audio": Qwen2Audio(), "qwen2_vl": Qwen2VL(), "whisper": Whisper()}
+    {
+        "gemma3": Gemma3(),
+        "idefics3": Idefics3(),
+        "llava": Llava(),
+        "qwen2_5_vl": Qwen2VL(),
+        "qwen2_audio": Qwen2Audio(),
+        "qwen2_vl": Qwen2VL(),
+        "whisper": Whisper(),
+    }
 )
 
 

@@ -25,14 +25,26 @@ class Family:
     )
     """The `mm_processor_kwargs` that a request may set."""
 
+    video_fps: float | None = None
+    """How many frames of a second of video are looked at; None for a family whose videos semel does not take yet."""
+
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
         del modality, index
         return placeholder
 
+    def written(self, modality: Modality, placeholder: str) -> str:
+        """What stands in a prompt's text where the chat template has written the placeholder token."""
+        del modality
+        return placeholder
+
     def arguments(self, modality: Modality) -> Mapping[str, object]:
         """Further keyword arguments for the HF processor."""
         return {"truncation": True} if modality == "audio" else {}
+
+    def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An item's tensors as the engine takes them, from the HF processor's, which are torch's."""
+        return output
 
     def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
         """The layout, from the tokens that the HF processor puts in a placeholder's place.

@@ -15,6 +15,8 @@ __all__ = ["Qwen2VL"]
 class Qwen2VL(Family):
     """The placeholder stands between two marks; the grid has to fit the patches, or the encoder fails."""
 
+    video_fps = 2.0
+
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """The placeholder with the marks that the family's own template writes around it."""
         del modality, index
@@ -32,9 +34,14 @@ class Qwen2VL(Family):
             return f"{name} counts {frames * height * width:,} patches, {pixels} has {rows:,}"
         if frames * height * width // merge**2 != feature.layout.num_embeds:
             return f"{name} gives {frames * height * width // merge**2:,} embeddings, {feature.layout!r} has others"
+        if (steps := feature.tensors.get("second_per_grid_ts")) is not None:
+            (seconds,) = to_torch(steps).tolist()
+            if not 0 < seconds * frames <= _MAX_VIDEO_S:  # positions follow it, and their table has an end
+                return f"second_per_grid_ts is {seconds:g}, which makes a video of {seconds * frames:g} s"
         return None
 
 
+_MAX_VIDEO_S = 4 * 3_600
 _NAMES: Mapping[Modality, tuple[str, str]] = {
     "image": ("image_grid_thw", "pixel_values"),
     "video": ("video_grid_thw", "pixel_values_videos"),

@@ -13,14 +13,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 from semel.errors import ConfigError
-from semel.testing.models import qwen2_audio, qwen2_vl, whisper
+from semel.testing.models import gemma3, idefics3, llava, qwen2_5_vl, qwen2_audio, qwen2_vl, whisper
 
 __all__ = ["FAMILIES", "build"]
 
 FAMILIES: Mapping[str, Callable[[Path], None]] = MappingProxyType(
     {
+        "gemma3": gemma3.write,
+        "idefics3": idefics3.write,
+        "llava": llava.write,
         "qwen2-audio": qwen2_audio.write,
         "qwen2-vl": qwen2_vl.write,
+        "qwen2.5-vl": qwen2_5_vl.write,
         "whisper": whisper.write,
     }
 )

@@ -15,16 +15,14 @@ from semel.testing.models.tokenizer import qwen2, train
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer, Qwen2VLConfig
 
-__all__ = ["write"]
+__all__ = ["CHAT_TEMPLATE", "GAINS", "SPECIAL_TOKENS", "image_size", "write"]
 
 _FAMILY = "qwen2-vl"
 _VOCABULARY_TOKENS = 1024
 _HIDDEN_SIZE = 128
 _MAX_POSITIONS = 65_536
-_MIN_PIXELS = 56 * 56
-_MAX_PIXELS = 28 * 28 * 2_700
 
-_SPECIAL_TOKENS = (
+SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -41,7 +39,7 @@ _SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 
-_CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- macro render(content) -%}
   {%- if content is string -%}
     {{- content -}}
@@ -68,7 +66,7 @@ _CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-_GAINS = {
+GAINS = {
     "*.patch_embed.proj.weight": 2.0,
     "*.attn.qkv.weight": 1.5,
     "*.merger.mlp.0.weight": 2.0,
@@ -90,12 +88,17 @@ _NORM_EPSILON = 0.1
 _PUBLISHED_PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model.", "lm_head.": "lm_head."}
 
 
+def image_size() -> dict[str, int]:
+    """The fewest and the most pixels of an image, under the names of its processor."""
+    return {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 2_700}
+
+
 def write(directory: Path) -> None:
     """Write the model folder into `directory`, which exists."""
     from transformers import GenerationConfig
 
-    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
-    tokenizer = qwen2(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS)
+    vocabulary = train(_VOCABULARY_TOKENS - len(SPECIAL_TOKENS))
+    tokenizer = qwen2(vocabulary, SPECIAL_TOKENS, _MAX_POSITIONS)
     config = _config(tokenizer)
     config.save_pretrained(directory)
     ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
@@ -145,11 +148,10 @@ def _config(tokenizer: Qwen2Tokenizer) -> Qwen2VLConfig:
 def _write_processor(tokenizer: Qwen2Tokenizer, directory: Path) -> None:
     from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
 
-    size = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS}
-    images = Qwen2VLImageProcessor(size=size)
-    videos = Qwen2VLVideoProcessor(size=size)
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    Qwen2VLProcessor(images, tokenizer, videos, chat_template=_CHAT_TEMPLATE).save_pretrained(directory)
+    images = Qwen2VLImageProcessor(size=image_size())
+    videos = Qwen2VLVideoProcessor(size=image_size())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    Qwen2VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE).save_pretrained(directory)
     images.save_pretrained(directory)
 
 
@@ -157,6 +159,6 @@ def _write_weights(config: Qwen2VLConfig, spoken: list[int], directory: Path) ->
     from transformers import Qwen2VLForConditionalGeneration
 
     shapes = weights.shapes(lambda: Qwen2VLForConditionalGeneration(config))
-    tensors = weights.draw(_FAMILY, shapes, _GAINS)
+    tensors = weights.draw(_FAMILY, shapes, GAINS)
     weights.quieten(tensors["lm_head.weight"], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
     weights.save(weights.rename(tensors, _PUBLISHED_PREFIXES), directory)

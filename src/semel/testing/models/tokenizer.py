@@ -7,14 +7,14 @@ order of a hash map or the number of threads. Special tokens come after the trai
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import Qwen2Tokenizer
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-__all__ = ["Vocabulary", "qwen2", "train"]
+__all__ = ["Vocabulary", "byte_level", "qwen2", "train"]
 
 _SENTENCES = (
     "You are a helpful assistant. Describe this image in one sentence.",
@@ -104,3 +104,26 @@ def qwen2(vocabulary: Vocabulary, specials: Sequence[str], max_tokens: int) -> Q
         extra_special_tokens=[token for token in specials if token not in named],
         model_max_length=max_tokens,
     )
+
+
+def byte_level(
+    vocabulary: Vocabulary, specials: Sequence[str], max_tokens: int, *, named: Mapping[str, str]
+) -> PreTrainedTokenizerFast:
+    """A tokenizer for families that publish models with several: what a file can say, and no class of its own.
+
+    `named` gives special tokens their roles, as `{"eos_token": "</s>"}`; a role that transformers does not know becomes
+    an attribute of the tokenizer.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary.extended(specials), merges=vocabulary.merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    own = {role: token for role, token in named.items() if role in PreTrainedTokenizerFast.SPECIAL_TOKENS_ATTRIBUTES}
+    further = {role: token for role, token in named.items() if role not in own}
+    loaded = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_tokens, extra_special_tokens=further, **own
+    )
+    loaded.add_special_tokens({"extra_special_tokens": [token for token in specials if token not in named.values()]})
+    return loaded

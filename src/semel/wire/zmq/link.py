@@ -182,22 +182,23 @@ class FrontendLink:
 
     def _open_sockets(self) -> tuple[LoopSocket, LoopSocket]:
         """A socket that is connected, and the one that tells how the connection fares."""
-        socket = self._context.socket(zmq.DEALER)
-        configure(socket, self._limits)
-        # zmq keeps identities that begin with a zero for itself.
-        socket.routing_id = b"f" + secrets.token_bytes(_IDENTITY_BYTES)
-        # pyzmq would name the monitor by a descriptor, which a socket that lingers may still hold.
-        events = f"inproc://semel.link.{secrets.token_hex(_IDENTITY_BYTES)}"
-        socket.monitor(events, _BROKEN)
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.connect(events)
+        opened: list[zmq.Socket[bytes]] = []
         try:
+            opened.append(socket := self._context.socket(zmq.DEALER))
+            configure(socket, self._limits)
+            # zmq keeps identities that begin with a zero for itself.
+            socket.routing_id = b"f" + secrets.token_bytes(_IDENTITY_BYTES)
+            # pyzmq would name the monitor by a descriptor, which a socket that lingers may still hold.
+            events = f"inproc://semel.link.{secrets.token_hex(_IDENTITY_BYTES)}"
+            socket.monitor(events, _BROKEN)
+            opened.append(monitor := self._context.socket(zmq.PAIR))
+            monitor.connect(events)
             secure_client(socket, self.address, self._key)
             socket.connect(self.address)
         except (ConfigError, zmq.ZMQError) as error:
-            socket.disable_monitor()
-            socket.close(0)
-            monitor.close(0)
+            for one in opened:
+                one.disable_monitor()
+                one.close(0)
             raise ConfigError(f"cannot connect to {self.address}: {error}") from error
         return LoopSocket(socket, self._on_message), LoopSocket(monitor, self._on_broken)
 

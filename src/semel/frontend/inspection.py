@@ -1,0 +1,141 @@
+"""The routes that only look: what a request would become, in tokens and items. All of them inspect (E1, E2)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import TypeAdapter
+
+from semel.core import Prompt
+from semel.frontend.exchange import as_json, parse, read, unless_disconnected
+from semel.frontend.renderings import generate_body, tokens_body
+from semel.frontend.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    TokenizeTextRequest,
+)
+from semel.frontend.service import Service, Serving
+from semel.render import Draft
+from semel.wire.safetensors import write
+
+__all__ = ["SAFETENSORS", "inspection_routes"]
+
+SAFETENSORS: Final = "application/x-safetensors"
+"""Who accepts this is answered with the tensors of the items, in the form that injection takes."""
+
+_CHAT: Final = TypeAdapter(ChatCompletionRequest)
+_COMPLETION: Final = TypeAdapter(CompletionRequest)
+_DETOKENIZE: Final = TypeAdapter(DetokenizeRequest)
+_TOKENIZE: Final[TypeAdapter[TokenizeChatRequest | TokenizeTextRequest]] = TypeAdapter(TokenizeRequest)
+
+
+def inspection_routes(service: Service) -> APIRouter:
+    """The routes for rendering and tokenizing."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions/render")
+    async def render_chat(request: Request) -> Response:
+        """The prompt of a chat and where its items sit, or with `Accept` their tensors."""
+        asked = parse(await read(request, service.max_body_bytes), _CHAT)
+        serving = service.serving()
+        serving.check_model(asked.model)
+        if _accepts_tensors(request):
+            return await unless_disconnected(request, _tensors(serving, asked, service.max_tensor_bytes))
+        return await unless_disconnected(request, _render_chat(serving, asked))
+
+    @router.post("/v1/completions/render")
+    async def render_completion(request: Request) -> Response:
+        """The tokens of each prompt."""
+        asked = parse(await read(request, service.max_body_bytes), _COMPLETION)
+        serving = service.serving()
+        serving.check_model(asked.model)
+        return await unless_disconnected(request, _render_completion(serving, asked))
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a text or of a chat; those of a chat with its items in place."""
+        asked = parse(await read(request, service.max_body_bytes), _TOKENIZE)
+        serving = service.serving()
+        serving.check_model(asked.model)
+        return await unless_disconnected(request, _tokenize(serving, asked))
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        asked = parse(await read(request, service.max_body_bytes), _DETOKENIZE)
+        serving = service.serving()
+        serving.check_model(asked.model)
+        return as_json({"prompt": await asyncio.to_thread(serving.pipeline.tokenizer.decode, asked.tokens)})
+
+    return router
+
+
+def _accepts_tensors(request: Request) -> bool:
+    ranges = ",".join(request.headers.getlist("accept")).split(",")
+    return any(one.partition(";")[0].strip().lower() == SAFETENSORS for one in ranges)
+
+
+async def _read_chat(serving: Serving, asked: ChatCompletionRequest | TokenizeChatRequest) -> Draft:
+    draft = await serving.pipeline.read_chat(asked.chat(), asked.tenant())
+    serving.check_items(draft.items)
+    return draft
+
+
+async def _inspect(serving: Serving, draft: Draft) -> Prompt:
+    return (await serving.pipeline.render(draft, serving.held_anywhere(), "inspect")).prompt
+
+
+async def _render_chat(serving: Serving, asked: ChatCompletionRequest) -> Response:
+    prompt = await _inspect(serving, await _read_chat(serving, asked))
+    return as_json(_body(serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}"))
+
+
+async def _tensors(serving: Serving, asked: ChatCompletionRequest, max_bytes: int) -> Response:
+    draft = await _read_chat(serving, asked)
+    pieces = write(await serving.pipeline.inspector.features(draft, max_bytes=max_bytes))
+    headers = {"Content-Length": str(sum(memoryview(piece).nbytes for piece in pieces))}
+    return StreamingResponse(iter(pieces), headers=headers, media_type=SAFETENSORS)
+
+
+async def _render_completion(serving: Serving, asked: CompletionRequest) -> Response:
+    prompts = asked.prompts()
+    request_id = f"cmpl-{uuid.uuid4().hex}"
+    bodies = []
+    for number, text in enumerate(prompts):
+        draft = serving.pipeline.read_completion(text, add_special_tokens=asked.add_special_tokens)
+        its_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+        bodies.append(_body(serving, asked, await _inspect(serving, draft), its_id))
+    return as_json(bodies)
+
+
+def _body(
+    serving: Serving, asked: ChatCompletionRequest | CompletionRequest, prompt: Prompt, request_id: str
+) -> Mapping[str, Any]:
+    serving.check_length(len(prompt.token_ids))
+    return generate_body(
+        prompt,
+        request_id=request_id,
+        model=serving.model,
+        sampling=asked.sampling(),
+        stream=asked.stream,
+        stream_options=None if asked.stream_options is None else asked.stream_options.model_dump(),
+        cache_salt=asked.cache_salt,
+    )
+
+
+async def _tokenize(serving: Serving, asked: TokenizeChatRequest | TokenizeTextRequest) -> Response:
+    max_tokens = serving.contract.max_tokens
+    if isinstance(asked, TokenizeChatRequest):
+        prompt = await _inspect(serving, await _read_chat(serving, asked))
+        return as_json(tokens_body(prompt.token_ids, max_tokens))
+    encode = serving.pipeline.tokenizer.encode
+    token_ids = await asyncio.to_thread(encode, asked.prompt, add_special_tokens=asked.add_special_tokens)
+    return as_json(tokens_body(token_ids, max_tokens))

@@ -1,0 +1,68 @@
+"""What a processor is, the two kinds of it, and which of them a model gets.
+
+`hf` is the model's own HF processor, for the families that semel knows; `vllm` is the one that vLLM registers, for any
+model that vLLM knows. Their features may be equal, but nobody has proved it for every model: so each has a fingerprint
+of its own, and a worker takes the features of the kind that it was started with. The kinds are named here and imported
+when they are loaded: the one that needs vLLM lives with everything else that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from semel.core import Feature, Media, Modality, Target
+from semel.media import DecodeLimits
+from semel.processing.families import FAMILIES
+from semel.processing.folder import read_config
+
+__all__ = ["Processor", "ProcessorKind", "choose_processor", "load_processor"]
+
+ProcessorKind = Literal["auto", "hf", "vllm"]
+"""`auto` stands for `hf` where semel knows the model's family, and for `vllm` elsewhere."""
+
+_HOMES: Final[Mapping[ProcessorKind, tuple[str, str]]] = {
+    "hf": ("semel.processing.hf", "HfProcessor"),
+    "vllm": ("semel.engine.vllm.processor", "VllmProcessor"),
+}
+
+
+class Processor(Protocol):
+    """Makes features of media for one model and one engine's target. Used by one thread at a time."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints mean equal features for equal media."""
+
+    @property
+    def placeholders(self) -> Mapping[Modality, str]:
+        """The token that stands for an item of a modality in the prompt's text."""
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+
+    def insertion(self, modality: Modality, index: int) -> str:
+        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+
+    def written(self, modality: Modality) -> str:
+        """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
+
+    def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
+        """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+
+
+def choose_processor(kind: ProcessorKind, config: Mapping[str, Any]) -> ProcessorKind:
+    """The kind that a model of this `config.json` gets: never `auto`."""
+    if kind != "auto":
+        return kind
+    return "hf" if config.get("model_type") in FAMILIES else "vllm"
+
+
+def load_processor(kind: ProcessorKind, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Processor:
+    """Load a model folder's processor; nothing is fetched."""
+    module, name = _HOMES[choose_processor(kind, read_config(folder))]
+    processor: Processor = getattr(import_module(module), name).load(folder, target, limits)
+    return processor

@@ -1,0 +1,31 @@
+"""The same work for many, some of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
+
+from semel.errors import SemelError
+
+__all__ = ["abreast"]
+
+_MAX_AT_ONCE: Final = 64
+
+_T = TypeVar("_T")
+
+
+async def abreast(values: Iterable[_T], work: Callable[[_T], Awaitable[None]]) -> None:
+    """Do the work for all of them, some at a time: a request with very many items must not fill the pool's queue."""
+    room = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async def do(value: _T) -> None:
+        async with room:
+            await work(value)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for value in values:
+                group.create_task(do(value))
+    except* SemelError as errors:
+        raise errors.exceptions[0] from None

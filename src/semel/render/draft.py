@@ -1,0 +1,55 @@
+"""What a request is before and after rendering, and the calls by which its features are made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from semel.core import Digest, Feature, Holding, Item, Layout, Media, Prompt
+from semel.errors import ServiceError
+
+__all__ = ["Draft", "HoldingOf", "Make", "Process", "Rendered"]
+
+Make = Callable[[Digest], Awaitable[Feature]]
+"""Gives the feature of one item of a request: from the cache, or processed."""
+
+HoldingOf = Callable[[Digest], Holding | None]
+"""Tells what is held of an item where the request is going; asking changes nothing."""
+
+
+class Process(Protocol):
+    """Makes an item's feature of its media and the request's `mm_processor_kwargs`, wherever that happens."""
+
+    def __call__(
+        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
+    ) -> Awaitable[Feature]:
+        """The feature; `group` is whatever stands for the request, so that requests can take turns."""
+        ...
+
+
+async def _cannot_make(digest: Digest) -> Feature:
+    raise ServiceError(f"nothing is known of {digest!r} but its feature")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A request that has been read: its items have digests, and nothing has been made of them yet."""
+
+    items: tuple[Item, ...]
+    media: Mapping[Digest, Media]
+    """Of each item that differs."""
+
+    options: Mapping[str, object]
+    assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
+    """The prompt, once the layout of every item is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, and the features of its items by digest, but for those that are held where it is going."""
+
+    prompt: Prompt
+    features: Mapping[Digest, Feature]
+    make: Make = _cannot_make
+    """For a feature that turns out not to be held."""

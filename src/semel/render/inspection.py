@@ -1,0 +1,80 @@
+"""The second path: what a request would become, for somebody who only looks (requirement E1).
+
+It leaves the main cache, its order, its counters and its flight untouched because it is given none of them. What is
+known of an item is its layout: from what workers announced, or from a cache of layouts that both paths fill. Only an
+item that neither knows is processed, and of its feature only the layout is kept, unless tensors were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from semel.cache import Flight
+from semel.core import Digest, Feature, Layout
+from semel.errors import MediaTooLarge
+from semel.render.abreast import abreast
+from semel.render.draft import Draft, HoldingOf, Process, Rendered
+from semel.render.layouts import LayoutCache
+
+__all__ = ["Inspector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspector:
+    """Renders drafts for inspection."""
+
+    process: Process
+    """Must not write to the main cache either."""
+
+    layouts: LayoutCache
+    flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
+
+    async def render(self, draft: Draft, holding: HoldingOf) -> Rendered:
+        """Make the prompt of a draft, and no features."""
+        layouts: dict[Digest, Layout] = {}
+
+        def find(digest: Digest) -> bool:
+            held = holding(digest)
+            layout = self.layouts.get(digest) if held is None else held.layout
+            if layout is None:
+                return False
+            layouts[digest] = layout
+            return True
+
+        async def find_or_make(digest: Digest) -> None:
+            if not find(digest):  # it may have come while this one waited for its turn
+                layouts[digest] = (await self.make(draft, digest)).layout
+
+        await abreast([digest for digest in draft.media if not find(digest)], find_or_make)
+        prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
+        return Rendered(prompt, {}, partial(self.make, draft))
+
+    async def features(self, draft: Draft, *, max_bytes: int) -> Mapping[Digest, Feature]:
+        """The features of all items of a draft, in order; refused as soon as they are over the limit together."""
+        made: dict[Digest, Feature] = {}
+        nbytes = 0
+
+        async def take(digest: Digest) -> None:
+            nonlocal nbytes
+            feature = await self.make(draft, digest)
+            nbytes += feature.nbytes
+            if nbytes > max_bytes:
+                raise MediaTooLarge(
+                    f"the tensors of these items have more than {max_bytes:,} bytes: ask for fewer items at a time"
+                )
+            made[digest] = feature
+
+        await abreast(draft.media, take)
+        return {digest: made[digest] for digest in draft.media}
+
+    async def make(self, draft: Draft, digest: Digest) -> Feature:
+        """The feature of an item, processed; equal inspections in flight are one."""
+
+        async def work() -> Feature:
+            feature = await self.process(draft.media[digest], draft.options, group=draft)
+            self.layouts.put(digest, feature.layout)
+            return feature
+
+        return await self.flight.do(digest, work)

@@ -1,0 +1,48 @@
+"""Small media for a warm-up: files as a client would send them, made without any codec."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import wave
+import zlib
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from semel.core import Media, Modality
+
+__all__ = ["SAMPLES", "sample_clip", "sample_image"]
+
+_SIDE: Final = 512
+_RATE: Final = 16_000
+_PITCH_HZ: Final = 440.0
+
+
+def sample_image(number: int = 0) -> Media:
+    """A colour gradient of 512×512 pixels as a PNG file; numbers of one byte give different ones."""
+    row = bytes(value for x in range(_SIDE) for value in (x // 2, number, 255 - x // 2))
+    pixels = b"".join(b"\0" + row for _ in range(_SIDE))  # each row behind its filter: none
+    head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
+    chunks = _chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(pixels)), _chunk(b"IEND", b"")
+    return Media("image", b"\x89PNG\r\n\x1a\n" + b"".join(chunks), "image/png")
+
+
+def sample_clip(number: int = 0) -> Media:
+    """One second of a tone as a WAV file; different numbers give different ones."""
+    step = 2 * math.pi * (_PITCH_HZ + number) / _RATE
+    samples = array("h", (int(8_192 * math.sin(step * index)) for index in range(_RATE)))
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, _RATE, _RATE, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return Media("audio", buffer.getvalue(), "audio/wav")
+
+
+SAMPLES: Final[Mapping[Modality, Callable[[int], Media]]] = {"audio": sample_clip, "image": sample_image}
+"""By modality; there is none of a modality that cannot be sent yet."""
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -1,0 +1,106 @@
+"""Warming up: what the first request would have paid for is paid before there is one (requirements E3, E4).
+
+Both paths are walked with one small item of every modality that requests may have: its chat, and the item through the
+real processor, in every preprocessing process. Nothing of it stays: what was cached is given up, and what is counted
+is counted elsewhere. It never fails a start: whatever goes wrong is a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import pybase64
+
+from semel.cache import Flight
+from semel.core import Media, Modality
+from semel.render.draft import Draft
+from semel.render.intent import Intent
+from semel.render.layouts import LayoutCache
+from semel.render.pipeline import ChatRequest, Pipeline
+from semel.render.samples import SAMPLES
+
+__all__ = ["warm_up"]
+
+_INTENTS: Final[tuple[Intent, ...]] = ("execute", "inspect")
+
+logger = logging.getLogger(__name__)
+
+
+async def warm_up(
+    pipeline: Pipeline, limits: Mapping[Modality, int], *, processes: int = 1, timeout_s: float = 120.0
+) -> None:
+    """Walk both paths of a pipeline that serves nobody yet.
+
+    `limits` says how many items of a modality a request may have: those that it may not have are skipped. `processes`
+    is among how many processes the pipeline's `process` shares its work; `timeout_s` is for one path.
+    """
+    modalities = [modality for modality in SAMPLES if limits.get(modality, 0) > 0]
+    for intent in _INTENTS:
+        walked: list[str] = []
+        begin = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                walked = [
+                    modality or "text"
+                    for modality in (None, *modalities)
+                    if await _try(_unseen(pipeline), modality, intent, processes)
+                ]
+        except TimeoutError:
+            logger.warning("warming up %s was given up after %g s", intent, timeout_s)
+        shown = ", ".join(walked) or "nothing"
+        logger.info("warmed up %s (%s) in %.3f s", intent, shown, time.monotonic() - begin)
+
+
+def _unseen(pipeline: Pipeline) -> Pipeline:
+    """The pipeline over the same cache, counting where nobody reads and keeping no layouts."""
+    return replace(
+        pipeline, lookups=lambda *_: None, flight=Flight(), layouts=LayoutCache(max_entries=0), inspections=Flight()
+    )
+
+
+async def _try(pipeline: Pipeline, modality: Modality | None, intent: Intent, processes: int) -> bool:
+    """Render one request, with an item or without; what goes wrong is told."""
+    if modality is None and pipeline.chat_renderer is None:
+        return False
+    try:
+        media = None if modality is None else await asyncio.to_thread(SAMPLES[modality], 0)
+        if media is not None:
+            await _process_everywhere(pipeline, media, intent, processes)
+        await _render(pipeline, await _draft(pipeline, media), intent)
+    except Exception as error:  # noqa: BLE001 - foreign code; the first request will tell its client
+        logger.warning("warming up %s with %s failed: %s", intent, modality or "text", str(error) or repr(error))
+        return False
+    return True
+
+
+async def _render(pipeline: Pipeline, draft: Draft, intent: Intent) -> None:
+    try:
+        await pipeline.render(draft, intent=intent)
+    finally:
+        for digest in draft.media:
+            pipeline.cache.discard(digest)
+
+
+async def _process_everywhere(pipeline: Pipeline, media: Media, intent: Intent, processes: int) -> None:
+    """As many items at once as there are processes: each process takes one on, since none of them is at work."""
+    process = pipeline.inspector.process if intent == "inspect" else pipeline.process
+    results = await asyncio.gather(*(process(media, {}) for _ in range(processes)), return_exceptions=True)
+    for error in results:
+        if isinstance(error, BaseException):
+            raise error
+
+
+async def _draft(pipeline: Pipeline, media: Media | None) -> Draft:
+    if media is None:
+        return await pipeline.read_chat(ChatRequest([{"role": "user", "content": "hello"}]))
+    if pipeline.chat_renderer is None:
+        return pipeline.read_transcription(media, "")
+    url = f"data:{media.mime};base64,{pybase64.b64encode(media.data).decode()}"
+    kind = f"{media.modality}_url"
+    parts = [{"type": kind, kind: {"url": url}}, {"type": "text", "text": "hello"}]
+    return await pipeline.read_chat(ChatRequest([{"role": "user", "content": parts}]))

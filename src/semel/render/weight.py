@@ -1,0 +1,41 @@
+"""Whether a request is so small that it is read at once: handing it to a thread and back costs 0.2 ms of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+__all__ = ["beside", "is_light"]
+
+_T = TypeVar("_T")
+
+_MAX_TEXT_CHARS: Final = 8_192
+_MAX_MEDIA_CHARS: Final = 1 << 20
+_MAX_NODES: Final = 128
+
+
+def is_light(*values: object) -> bool:
+    """Whether all the JSON in these values has few nodes, little text, and data URLs that are decoded in no time."""
+    text = media = nodes = 0
+    pending: list[object] = list(values)
+    while pending:
+        value = pending.pop()
+        nodes += 1
+        if isinstance(value, str):
+            if value.startswith("data:"):
+                media += len(value)
+            else:
+                text += len(value)
+        elif isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, Iterable):
+            pending += value
+        if nodes + len(pending) > _MAX_NODES or text > _MAX_TEXT_CHARS or media > _MAX_MEDIA_CHARS:
+            return False
+    return True
+
+
+async def beside(work: Callable[[], _T], *, light: bool) -> _T:
+    """Do the work here if it is light, else in a thread, beside what others wait for."""
+    return work() if light else await asyncio.to_thread(work)

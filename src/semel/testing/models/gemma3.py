@@ -1,0 +1,181 @@
+"""A tiny Gemma 3: images of one size through a SigLIP tower, each a fixed number of `<image_soft_token>` between marks.
+
+An image takes a start mark, its embeddings and an end mark, so its placeholder has a mask over it, and blank lines set
+it off: runs of newlines are tokens of the vocabulary, as in the published tokenizers. The tensors carry the names of
+the published checkpoints (`vision_tower.vision_model.`, `language_model.model.`); the head is the embedding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semel.testing.models import weights
+from semel.testing.models.tokenizer import Vocabulary, byte_level, train
+
+if TYPE_CHECKING:
+    from transformers import Gemma3Config, PreTrainedTokenizerFast
+
+__all__ = ["write"]
+
+_FAMILY = "gemma3"
+_VOCABULARY_TOKENS = 1024
+_HIDDEN_SIZE = 128
+_MAX_POSITIONS = 32_768
+_IMAGE_SIDE = 112
+_PATCH_SIDE = 14
+_IMAGE_TOKENS = 16
+_NAMED = {
+    "pad_token": "<pad>",
+    "eos_token": "<eos>",
+    "bos_token": "<bos>",
+    "unk_token": "<unk>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+_SPECIAL_TOKENS = (*_NAMED.values(), "<start_of_turn>", "<end_of_turn>")
+_NEWLINES = tuple("\n" * count for count in range(1, 32))
+
+_CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- set turns = messages -%}
+{%- set opening = '' -%}
+{%- if messages[0].role == 'system' -%}
+  {%- set content = messages[0].content -%}
+  {%- set opening = (content if content is string else content[0].text) + '\\n\\n' -%}
+  {%- set turns = messages[1:] -%}
+{%- endif -%}
+{%- for message in turns -%}
+  {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' -}}
+  {{- opening if loop.first else '' -}}
+  {%- if message.content is string -%}
+    {{- message.content | trim -}}
+  {%- else -%}
+    {%- for part in message.content -%}
+      {%- if part.type in ('image', 'image_url') -%}
+        {{- '<start_of_image>' -}}
+      {%- else -%}
+        {{- part.text | trim -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<start_of_turn>model\\n' -}}
+{%- endif -%}
+"""
+
+_GAINS = {
+    "*.vision_tower.*norm*.weight": 1.0,
+    "*.post_*_layernorm.weight": 4.0,
+    "*.language_model.norm.weight": 30.0,
+    "*norm.weight": 0.0,  # Gemma adds 1 to the scale of a norm
+    "*.patch_embedding.weight": 2.0,
+    "*.position_embedding.weight": 3.0,
+    "*.vision_tower.*.q_proj.weight": 1.5,
+    "*.vision_tower.*.k_proj.weight": 1.5,
+    "*.mm_input_projection_weight": 2.0,
+    "*.embed_tokens.weight": 0.01,
+    "*.v_proj.weight": 2.0,
+    "*.o_proj.weight": 2.0,
+    "*.gate_proj.weight": 2.0,
+    "*.up_proj.weight": 2.0,
+    "*.down_proj.weight": 2.0,
+}
+_END_GAIN = 0.7
+
+_PUBLISHED_PREFIXES = {
+    "model.vision_tower.": "vision_tower.vision_model.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.language_model.": "language_model.model.",
+}
+_HEAD = "language_model.model.embed_tokens.weight"
+
+
+def write(directory: Path) -> None:
+    """Write the model folder into `directory`, which exists."""
+    from transformers import GenerationConfig
+
+    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS) - len(_NEWLINES))
+    tokenizer = _tokenizer(vocabulary)
+    config = _config(tokenizer)
+    config.save_pretrained(directory)
+    ends = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
+    GenerationConfig(eos_token_id=ends, pad_token_id=config.text_config.pad_token_id).save_pretrained(directory)
+    _write_processor(tokenizer, directory)
+    _write_weights(config, vocabulary.spoken(), directory)
+
+
+def _tokenizer(vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
+    from tokenizers import AddedToken
+
+    tokenizer = byte_level(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS, named=_NAMED)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _NEWLINES])
+    return tokenizer
+
+
+def _config(tokenizer: PreTrainedTokenizerFast) -> Gemma3Config:
+    from transformers import Gemma3Config
+
+    id_of = tokenizer.convert_tokens_to_ids
+    return Gemma3Config(
+        architectures=["Gemma3ForConditionalGeneration"],
+        dtype="float32",
+        boi_token_index=id_of("<start_of_image>"),
+        eoi_token_index=id_of("<end_of_image>"),
+        image_token_index=id_of("<image_soft_token>"),
+        mm_tokens_per_image=_IMAGE_TOKENS,
+        eos_token_id=[id_of("<eos>"), id_of("<end_of_turn>")],
+        text_config={
+            "vocab_size": _VOCABULARY_TOKENS,
+            "hidden_size": _HIDDEN_SIZE,
+            "intermediate_size": 2 * _HIDDEN_SIZE,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "query_pre_attn_scalar": 16,
+            "max_position_embeddings": _MAX_POSITIONS,
+            "sliding_window": 512,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "bos_token_id": id_of("<bos>"),
+            "eos_token_id": id_of("<eos>"),
+            "pad_token_id": id_of("<pad>"),
+            "dtype": "float32",
+        },
+        vision_config={
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": _IMAGE_SIDE,
+            "patch_size": _PATCH_SIDE,
+            "vision_use_head": False,
+            "dtype": "float32",
+        },
+    )
+
+
+def _write_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    from transformers import Gemma3ImageProcessor, Gemma3Processor
+
+    images = Gemma3ImageProcessor(
+        size={"height": _IMAGE_SIDE, "width": _IMAGE_SIDE}, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
+    )
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    Gemma3Processor(images, tokenizer, chat_template=_CHAT_TEMPLATE, image_seq_length=_IMAGE_TOKENS).save_pretrained(
+        directory
+    )
+    images.save_pretrained(directory)
+
+
+def _write_weights(config: Gemma3Config, spoken: list[int], directory: Path) -> None:
+    from transformers import Gemma3ForConditionalGeneration
+
+    shapes = weights.shapes(lambda: Gemma3ForConditionalGeneration(config))
+    shapes.pop("lm_head.weight")
+    tensors = weights.rename(weights.draw(_FAMILY, shapes, _GAINS), _PUBLISHED_PREFIXES)
+    weights.quieten(tensors[_HEAD], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
+    weights.save(tensors, directory)

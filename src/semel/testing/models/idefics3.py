@@ -1,0 +1,150 @@
+"""A tiny Idefics3: an image in tiles, each under a mark of its row and column, and the whole image after them.
+
+The marks and line ends between the tiles take no embedding, so a placeholder has a mask over it. The tensors carry the
+names of the published checkpoints (`model.vision_model.`, `model.connector.`, `model.text_model.`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semel.testing.models import weights
+from semel.testing.models.tokenizer import byte_level, train
+
+if TYPE_CHECKING:
+    from transformers import Idefics3Config, PreTrainedTokenizerFast
+
+__all__ = ["write"]
+
+_FAMILY = "idefics3"
+_VOCABULARY_TOKENS = 1024
+_HIDDEN_SIZE = 128
+_MAX_POSITIONS = 32_768
+_TILE_SIDE = 56
+_MAX_TILES_ACROSS = 4
+_PATCH_SIDE = 14
+_SCALE = 2
+_NAMED = {"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>", "pad_token": "<|pad|>"}
+_SPECIAL_TOKENS = (
+    *_NAMED.values(),
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
+
+_CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+  {{- message.role | capitalize -}}
+  {%- if message.content is string -%}
+    {{- ': ' + message.content -}}
+  {%- else -%}
+    {{- ':' if message.content[0].type in ('image', 'image_url') else ': ' -}}
+    {%- for part in message.content -%}
+      {%- if part.type in ('image', 'image_url') -%}
+        {{- '<image>' -}}
+      {%- else -%}
+        {{- part.text -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- '<end_of_utterance>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- 'Assistant:' -}}
+{%- endif -%}
+"""
+
+_GAINS = {
+    "*.patch_embedding.weight": 2.0,
+    "*.position_embedding.weight": 3.0,
+    "*.vision_model.*.q_proj.weight": 1.5,
+    "*.vision_model.*.k_proj.weight": 1.5,
+    "*.modality_projection.proj.weight": 2.0,
+    "*.embed_tokens.weight": 0.3,
+    "*.q_proj.weight": 2.2,
+    "*.k_proj.weight": 2.2,
+    "*.v_proj.weight": 2.0,
+    "*.o_proj.weight": 2.0,
+    "*.gate_proj.weight": 2.0,
+    "*.up_proj.weight": 2.0,
+    "*.down_proj.weight": 2.0,
+    "lm_head.weight": 3.0,
+}
+_END_GAIN = 0.9
+# Not negligible next to the variance of a token embedding: the first norm dampens text, so the louder items stand out.
+_NORM_EPSILON = 0.1
+
+
+def write(directory: Path) -> None:
+    """Write the model folder into `directory`, which exists."""
+    from transformers import GenerationConfig
+
+    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
+    tokenizer = byte_level(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS, named=_NAMED)
+    config = _config(tokenizer)
+    config.save_pretrained(directory)
+    end, pad = tokenizer.convert_tokens_to_ids(["<end_of_utterance>", "<|pad|>"])
+    GenerationConfig(eos_token_id=end, pad_token_id=pad).save_pretrained(directory)
+    _write_processor(tokenizer, directory)
+    _write_weights(config, vocabulary.spoken(), directory)
+
+
+def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
+    from transformers import Idefics3Config
+
+    id_of = tokenizer.convert_tokens_to_ids
+    return Idefics3Config(
+        architectures=["Idefics3ForConditionalGeneration"],
+        dtype="float32",
+        image_token_id=id_of("<image>"),
+        pad_token_id=id_of("<|pad|>"),
+        scale_factor=_SCALE,
+        text_config={
+            "model_type": "llama",
+            "vocab_size": _VOCABULARY_TOKENS,
+            "hidden_size": _HIDDEN_SIZE,
+            "intermediate_size": 2 * _HIDDEN_SIZE,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": _MAX_POSITIONS,
+            "rms_norm_eps": _NORM_EPSILON,
+            "bos_token_id": id_of("<|begin_of_text|>"),
+            "eos_token_id": id_of("<end_of_utterance>"),
+            "pad_token_id": id_of("<|pad|>"),
+            "dtype": "float32",
+        },
+        vision_config={
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": _TILE_SIDE,
+            "patch_size": _PATCH_SIDE,
+            "dtype": "float32",
+        },
+    )
+
+
+def _write_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    from transformers import Idefics3ImageProcessor, Idefics3Processor
+
+    images = Idefics3ImageProcessor(
+        size={"longest_edge": _MAX_TILES_ACROSS * _TILE_SIDE}, max_image_size={"longest_edge": _TILE_SIDE}
+    )
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    embeds = (_TILE_SIDE // _PATCH_SIDE // _SCALE) ** 2
+    Idefics3Processor(images, tokenizer, image_seq_len=embeds, chat_template=_CHAT_TEMPLATE).save_pretrained(directory)
+    images.save_pretrained(directory)
+
+
+def _write_weights(config: Idefics3Config, spoken: list[int], directory: Path) -> None:
+    from transformers import Idefics3ForConditionalGeneration
+
+    shapes = weights.shapes(lambda: Idefics3ForConditionalGeneration(config))
+    tensors = weights.draw(_FAMILY, shapes, _GAINS)
+    weights.quieten(tensors["lm_head.weight"], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
+    weights.save(tensors, directory)

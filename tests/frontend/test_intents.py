@@ -1,0 +1,85 @@
+"""Every route and its intent: what executes moves the main cache and its counters, what inspects moves nothing (E2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.render import Intent
+from tests.frontend.rig import Rig
+from tests.render.drawn import Drawing, chat, image_part
+
+INTENTS: dict[str, Intent | None] = {
+    "/v1/chat/completions": "execute",
+    "/v1/completions": "execute",
+    "/v1/chat/completions/render": "inspect",
+    "/v1/completions/render": "inspect",
+    "/tokenize": "inspect",
+    "/detokenize": None,
+}
+"""None: it renders nothing."""
+
+TAKES_ITEMS = {path for path in INTENTS if "chat" in path} | {"/tokenize"}
+
+
+def body_of(path: str, *numbers: int) -> dict[str, Any]:
+    if path in TAKES_ITEMS:
+        return {"messages": list(chat(*numbers).messages)}
+    return {"tokens": [1, 2]} if path == "/detokenize" else {"prompt": "hello"}
+
+
+def test_every_route_that_takes_a_body_has_its_intent_in_the_table_E2(app: Rig) -> None:
+    posting = {path for path, operations in app.app.openapi()["paths"].items() if "post" in operations}
+    assert posting == INTENTS.keys()
+
+
+@pytest.mark.parametrize("path", INTENTS)
+async def test_a_route_moves_the_main_cache_and_its_counters_if_it_executes_and_only_then_E2(
+    app: Rig, drawing: Drawing, path: str
+) -> None:
+    before = len(drawing.cache), app.metrics("semel_mm_cache"), app.metrics("vllm:mm_cache")
+    for _ in range(2):
+        await app.ok(path, body_of(path, 1, 2))
+    after = len(drawing.cache), app.metrics("semel_mm_cache"), app.metrics("vllm:mm_cache")
+    if INTENTS[path] == "execute" and path in TAKES_ITEMS:
+        assert after[0] == 2
+        labels = 'modality="image",model="tiny",tier="processor"'
+        assert after[1][f"semel_mm_cache_queries_total{{{labels}}}"] == "4.0"
+        assert after[1][f"semel_mm_cache_hits_total{{{labels}}}"] == "2.0"
+    else:
+        assert after == before
+    assert app.engine.submissions == (2 if INTENTS[path] == "execute" else 0)
+    assert sorted(drawing.processed) == ([1, 2] if path in TAKES_ITEMS else [])
+
+
+async def test_a_thousand_requests_that_inspect_leave_no_trace_in_cache_order_or_counters_E1(
+    app: Rig, drawing: Drawing
+) -> None:
+    for number in (0, 1, 2, 3, 4, 5, 6, 7, 3, 0):
+        await app.ok("/v1/chat/completions", body_of("/v1/chat/completions", number))
+    digests = [(await app.pipeline.read_chat(chat(number))).items[0].digest for number in range(8)]
+    assert all(digest in drawing.cache for digest in digests)
+    before = drawing.seen(), app.metrics("semel_mm_cache"), app.metrics("vllm:"), app.metrics("semel_flights")
+    inspecting = [path for path, intent in INTENTS.items() if intent == "inspect"]
+    for number in range(1_000):
+        path = inspecting[number % len(inspecting)]
+        await app.ok(path, body_of(path, number % 13, number % 29))
+    assert before == (drawing.seen(), app.metrics("semel_mm_cache"), app.metrics("vllm:"), app.metrics("semel_flights"))
+    order = []
+    for number in range(100, 108):
+        held = {digest for digest in digests if digest in drawing.cache}
+        await app.ok("/v1/chat/completions", body_of("/v1/chat/completions", number))
+        (gone,) = held - {digest for digest in digests if digest in drawing.cache}
+        order.append(digests.index(gone))
+    assert order == [1, 2, 4, 5, 6, 7, 3, 0]
+
+
+async def test_what_a_chat_has_processed_is_not_processed_to_be_shown_and_the_other_way_round_it_is_E1(
+    app: Rig, drawing: Drawing
+) -> None:
+    await app.ok("/v1/chat/completions", {"messages": [{"role": "user", "content": [image_part(1)]}]})
+    await app.ok("/tokenize", {"messages": [{"role": "user", "content": [image_part(1), image_part(2)]}]})
+    assert drawing.processed == [1, 2]
+    await app.ok("/v1/chat/completions", {"messages": [{"role": "user", "content": [image_part(2)]}]})
+    assert drawing.processed == [1, 2, 2]

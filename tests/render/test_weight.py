@@ -1,0 +1,29 @@
+"""What is read at once, and what in a thread."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.render.weight import is_light
+
+
+def chat(text: str = "what is this ?", *urls: str) -> object:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "light"),
+    [
+        (chat(), True),
+        (chat("x" * 8_000), True),
+        (chat("x" * 9_000), False),
+        (chat("x", "data:image/png;base64," + "A" * 350_000), True),
+        (chat("x", *["data:image/png;base64," + "A" * 350_000] * 3), False),
+        (chat("x", *["data:,"] * 60), False),
+        (None, True),
+        ([{"role": "user", "content": 7}], True),
+    ],
+)
+def test_a_chat_with_an_ordinary_image_is_light_and_a_large_one_is_not(messages: object, light: bool) -> None:
+    assert is_light(messages) is light
