@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from semel.cache import Borrowers, Cache, LruCache, NoCache, SharedCache
 from semel.core import Contract, Feature, Key, Media, Modality, Target
 from semel.processing import Description, Pool, find_folder
+from semel.processing.pool import MAX_MEMORY_BYTES
+from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.render import ChatRenderer, ChatTemplate, LayoutCache, Lookups, Pipeline, Process, Tokenizer, warm_up
 from semel.telemetry.lookups import CacheLookups
@@ -305,20 +307,26 @@ async def _follow(
 
     folder = find_folder(options.model)
     pool: Pool | None = None
+    memory = cache if isinstance(cache, SharedCache) else None
+    # They import their libraries while the engine loads; what to load they are told by the worker's contract.
+    descriptor = None if memory is None else memory.fileno()
+    spawning = (PoolProcess.spawn(MAX_MEMORY_BYTES, descriptor, in_background=True) for _ in range(options.processes))
+    prepared = [await process for process in spawning]
     try:
         while True:
             await fleet.changed()
             contract = fleet.contract
             if pool is None and contract is not None:
                 service.suspend("the model's processor is being loaded")
-                memory = cache if isinstance(cache, SharedCache) else None
                 pool = await Pool.start(
                     folder,
                     contract.target,
                     processes=options.processes,
                     memory=memory,
                     processor=options.processor,
+                    prepared=prepared,
                 )
+                prepared = []
                 meter.watch(partial(_pool_samples, pool))
                 gc.freeze()  # what is loaded by now stays: a collection during a large request need not walk it
                 pipeline = _pipeline(
@@ -343,6 +351,9 @@ async def _follow(
             service.begin(Serving(contract.model, fleet, contract, pipeline))
             logger.info("serving %s with %d of %d workers", contract.model, len(fleet.serving), len(fleet.workers))
     finally:
+        for process in prepared:
+            await process.end(within_s=0)
+            await process.release()
         if pool is not None:
             await pool.close()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -40,7 +40,10 @@ from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind
 from semel.processing.queue import FairQueue
 
-__all__ = ["Pool"]
+__all__ = ["MAX_MEMORY_BYTES", "Pool"]
+
+MAX_MEMORY_BYTES: Final = 4 << 30
+"""What a process may use, on top of what it has once it is loaded."""
 
 _END_TIMEOUT_S: Final = 5.0
 _MIN_RETRY_S: Final = 1.0
@@ -97,6 +100,7 @@ class Pool:
         self._waiting: FairQueue[_Job] = FairQueue()
         self._children: list[PoolProcess] = []
         self._spares: list[PoolProcess] = []  # loaded, and given nothing to do until they take a child's place
+        self._prepared: list[PoolProcess] = []  # spawned before it was known what to load
         self._keepers: list[asyncio.Task[None]] = []
         self._description: Description | None = None
         self._refusal: str | None = None  # why no item is taken, if none is
@@ -111,10 +115,11 @@ class Pool:
         spares: int = 1,
         limits: DecodeLimits | None = None,
         timeout_s: float = 30.0,
-        max_memory_bytes: int = 4 << 30,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_waiting: int = 1_024,
         memory: SharedCache | None = None,
         processor: ProcessorKind = "auto",
+        prepared: Sequence[PoolProcess] = (),
     ) -> Self:
         """Start the processes and wait until each has loaded its processor; the spare ones follow by themselves.
 
@@ -123,10 +128,12 @@ class Pool:
         `timeout_s` is for one item, from the moment a process takes it on; `max_memory_bytes` is for one process, on
         top of what it has once it is loaded; `max_waiting` bounds the items that no process has taken on. Into
         `memory` processes write their features, while it has room; its `put` then holds them where they lie.
+        `prepared` are processes of the same memory that were spawned ahead: they have imported their libraries by now.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
         load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes, processor)
         pool = cls(load, processes, max_waiting, memory)
+        pool._prepared = list(prepared)
         try:
             async with asyncio.TaskGroup() as starts:
                 for _ in range(processes):
@@ -189,11 +196,12 @@ class Pool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        processes = (*self._children, *self._spares)
+        processes = (*self._children, *self._spares, *self._prepared)
         await asyncio.gather(*(process.end(within_s=_END_TIMEOUT_S) for process in processes))
         await asyncio.gather(*(process.release() for process in processes))
         self._children.clear()
         self._spares.clear()
+        self._prepared.clear()
 
     def _admit(self, media: Media) -> None:
         if self._refusal is not None:
@@ -314,10 +322,20 @@ class Pool:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
+    def _take_prepared(self) -> PoolProcess | None:
+        while self._prepared:
+            if (process := self._prepared.pop()).running:
+                return process
+        return None
+
     async def _add_process(self) -> PoolProcess:
         memory = None if self._memory is None else self._memory.fileno()
         # Once there are others that work, it must not take the processors from them.
-        process, description = await PoolProcess.start(self._load, memory, in_background=bool(self._children))
+        process = self._take_prepared()
+        if process is None:
+            limit = self._load.max_memory_bytes
+            process = await PoolProcess.spawn(limit, memory, in_background=bool(self._children))
+        description = await process.load(self._load)
         self._description = self._description or description
         if description.fingerprint != self._description.fingerprint:
             await process.end(within_s=0)

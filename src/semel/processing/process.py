@@ -41,7 +41,7 @@ _BACKGROUND_START_TIMEOUT_S: Final = 600.0
 
 
 class PoolProcess:
-    """A child that has loaded its processor. Made by `start`, given back by `end` and then `release`."""
+    """A child that has loaded its processor. Made by `spawn`, given back by `end` and then `release`."""
 
     def __init__(self, process: Process, pipe: socket.socket, max_payload_bytes: int) -> None:
         self.work: asyncio.Task[None] | None = None
@@ -49,14 +49,13 @@ class PoolProcess:
         self._process = process
         self._pipe = pipe
         self._max_payload_bytes = max_payload_bytes
+        self._start_timeout_s = _START_TIMEOUT_S
 
     @classmethod
-    async def start(
-        cls, load: Load, memory: int | None = None, *, in_background: bool = False
-    ) -> tuple[Self, Description]:
-        """Start a process and wait until it has loaded its processor. `memory` is a descriptor of what it shares.
+    async def spawn(cls, max_payload_bytes: int, memory: int | None = None, *, in_background: bool = False) -> Self:
+        """Start a process, which does nothing until it is told what to load. `memory` is of what it shares.
 
-        In the background it leaves the processors to those who work, and takes as long as that takes.
+        In the background it imports its libraries meanwhile, and leaves the processors to those who work.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -79,13 +78,17 @@ class PoolProcess:
             except OSError as error:
                 ours.close()
                 raise ServiceError(f"a preprocessing process cannot be started: {error.strerror}") from error
-        child = cls(process, ours, load.max_memory_bytes)
+        child = cls(process, ours, max_payload_bytes)
+        child._start_timeout_s = _BACKGROUND_START_TIMEOUT_S if in_background else _START_TIMEOUT_S
+        return child
+
+    async def load(self, load: Load) -> Description:
+        """Let it load its processor; one that cannot is ended."""
         try:
-            within_s = _BACKGROUND_START_TIMEOUT_S if in_background else _START_TIMEOUT_S
-            return child, await child._load(load, within_s)
+            return await self._load(load, self._start_timeout_s)
         except BaseException:
-            await child.end(within_s=0)
-            await child.release()
+            await self.end(within_s=0)
+            await self.release()
             raise
 
     @property
