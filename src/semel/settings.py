@@ -5,12 +5,27 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from semel.core import Key
 from semel.errors import ConfigError
 
-__all__ = ["create_key", "read_admin_key", "read_key"]
+__all__ = ["create_key", "default_variable", "read_admin_key", "read_key"]
+
+
+@contextmanager
+def default_variable(name: str, value: str) -> Iterator[None]:
+    """Give a variable of the environment a value for a while, unless it has one: children are started with it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def create_key(path: Path) -> Key:

@@ -95,7 +95,7 @@ async def rig(folder: Path, pipeline: Pipeline, *, engine_bytes: int = 0) -> Asy
             async with asyncio.timeout(10):
                 while not remote.is_connected:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
-            service.begin(Serving("tiny", Fleet([remote]), engine.contract, pipeline))
+            service.begin(Serving(Fleet([remote]), engine.contract, pipeline))
             app = create_app(service, meter)
             transport = httpx.ASGITransport(app)
             client = httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60)

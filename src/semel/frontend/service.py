@@ -19,12 +19,14 @@ __all__ = ["Service", "Serving"]
 class Serving:
     """The workers, and the pipeline that renders for them."""
 
-    model: str
-    """The name that clients know the model by."""
-
     fleet: Fleet
     contract: Contract
     pipeline: Pipeline
+
+    @property
+    def model(self) -> str:
+        """The name that clients know the model by."""
+        return self.contract.model
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""

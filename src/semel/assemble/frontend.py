@@ -1,0 +1,271 @@
+"""The process of a frontend: HTTP, the links to its workers, its cache and its pool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from semel.assemble.pipeline import pipeline_of
+from semel.assemble.stopping import until_stopped
+from semel.cache import Cache, LruCache, NoCache, SharedCache
+from semel.core import Contract, Key, Modality, Target
+from semel.processing import Pool, find_folder
+from semel.processing.pool import MAX_MEMORY_BYTES
+from semel.processing.process import PoolProcess
+from semel.processing.processor import ProcessorKind
+from semel.render import LayoutCache, Pipeline, warm_up
+from semel.telemetry.lookups import CacheLookups
+from semel.telemetry.meter import Meter, Sample
+from semel.telemetry.metrics import (
+    FLIGHTS_JOINED,
+    LEASES,
+    MM_CACHE_BYTES,
+    MM_CACHE_CAPACITY,
+    MM_CACHE_EVICTIONS,
+    MM_CACHE_ITEMS,
+    POOL_FAILED,
+    POOL_PROCESSED,
+    POOL_REPLACED,
+    WORKER_CONNECTED,
+    WORKER_RUNNING,
+)
+from semel.wire.zmq import FrontendLink
+
+if TYPE_CHECKING:
+    from semel.frontend.fleet import Fleet
+    from semel.frontend.service import Service
+
+__all__ = ["CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
+
+CacheKind = Literal["shared", "lru"]
+
+_HITS_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+def create_cache(kind: CacheKind, capacity_bytes: int) -> Cache:
+    """A frontend's feature cache; without any bytes there is none, and everything works without reuse."""
+    if capacity_bytes <= 0:
+        return NoCache()
+    return SharedCache.create(capacity_bytes) if kind == "shared" else LruCache(capacity_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendOptions:
+    """What a frontend process was asked for."""
+
+    model: str
+    workers: Sequence[str]
+    key: Key
+    host: str
+    port: int
+    chat_template: str | None
+    processes: int
+    max_body_bytes: int
+    cache_kind: CacheKind
+    cache_bytes: int
+    processor: ProcessorKind = "auto"
+
+
+async def run_frontend(options: FrontendOptions) -> None:
+    """Serve OpenAI's API over HTTP until SIGTERM."""
+    from semel.frontend.app import create_app
+    from semel.frontend.service import Service
+    from semel.http import HttpServer
+
+    service = Service(max_body_bytes=options.max_body_bytes)
+    parts = _Parts(options, create_cache(options.cache_kind, options.cache_bytes))
+    server = HttpServer(create_app(service, parts.meter), options.host, options.port)
+    parts.meter.watch(parts.lookups.samples)
+    parts.meter.watch(partial(_cache_samples, parts.cache))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(parts.cache.close)
+        fleet = await parts.link(stack)
+        serving = asyncio.create_task(server.serve())
+        linking = asyncio.create_task(fleet.run())
+        following = asyncio.create_task(parts.follow(fleet, service))
+        telling = asyncio.create_task(_tell_hits(parts.lookups))
+        await until_stopped(serving, linking, following)
+        service.suspend("the frontend is shutting down")
+        server.stop()
+        following.cancel()
+        telling.cancel()
+        ended = await asyncio.gather(serving, following, return_exceptions=True)
+        linking.cancel()
+        for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
+            if isinstance(result, Exception):
+                raise result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """What the links, the pool and the pipeline of one frontend share."""
+
+    options: FrontendOptions
+    cache: Cache
+    layouts: LayoutCache = field(default_factory=LayoutCache)
+    lookups: CacheLookups = field(default_factory=CacheLookups)
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def memory(self) -> SharedCache | None:
+        """The cache, if other processes can share it."""
+        return self.cache if isinstance(self.cache, SharedCache) else None
+
+    async def link(self, stack: contextlib.AsyncExitStack) -> Fleet:
+        """Connect to every worker, until the stack is left."""
+        from semel.frontend.fleet import Fleet
+        from semel.frontend.remote import RemoteWorker
+
+        frontend_id = f"{socket.gethostname()}-{os.getpid()}"
+        workers = []
+        for address in self.options.workers:
+            link = FrontendLink(address, key=self.options.key, frontend_id=frontend_id)
+            await stack.enter_async_context(link)
+            workers.append(
+                RemoteWorker(link, memory=self.memory, lookups=self.lookups, meter=self.meter, on_forget=self._forget)
+            )
+        fleet = Fleet(workers)
+        self.meter.watch(partial(_fleet_samples, fleet))
+        return fleet
+
+    async def follow(self, fleet: Fleet, service: Service) -> None:
+        """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
+        from semel.frontend.service import Serving
+
+        folder = find_folder(self.options.model)
+        async with contextlib.AsyncExitStack() as stack:
+            prepared = await self._prepare(stack)
+            contract = await _first_contract(fleet, service)
+            service.suspend("the model's processor is being loaded")
+            pool = await self._start_pool(stack, folder, contract.target, prepared)
+            pipeline = self._pipeline(folder, pool, fleet)
+            service.suspend("the model's processor is being warmed up")
+            await warm_up(pipeline, contract.max_items, processes=len(pool.pids))
+            pool.processed = pool.failed = 0
+            while True:
+                fleet.admit(partial(_mismatch, pool))
+                if (current := fleet.contract) is None:
+                    service.suspend(fleet.reason)
+                else:
+                    service.begin(Serving(fleet, current, pipeline))
+                    counts = len(fleet.serving), len(fleet.workers)
+                    logger.info("serving %s with %d of %d workers", current.model, *counts)
+                await fleet.changed()
+
+    async def _prepare(self, stack: contextlib.AsyncExitStack) -> list[PoolProcess]:
+        """Processes that import their libraries while the engine loads: what to load, a worker's contract tells."""
+        memory = None if self.memory is None else self.memory.fileno()
+        prepared: list[PoolProcess] = []
+        stack.push_async_callback(_end_all, prepared)
+        for _ in range(self.options.processes):  # one by one: what was started is ended, also if the next cannot start
+            prepared += [await PoolProcess.spawn(MAX_MEMORY_BYTES, memory, in_background=True)]
+        return prepared
+
+    async def _start_pool(
+        self, stack: contextlib.AsyncExitStack, folder: Path, target: Target, prepared: list[PoolProcess]
+    ) -> Pool:
+        ready, prepared[:] = tuple(prepared), ()  # they are the pool's from now on, also if it cannot start
+        pool = await Pool.start(
+            folder,
+            target,
+            processes=self.options.processes,
+            memory=self.memory,
+            processor=self.options.processor,
+            prepared=ready,
+        )
+        stack.push_async_callback(pool.close)
+        self.meter.watch(partial(_pool_samples, pool))
+        gc.freeze()  # what is loaded by now stays: a collection during a large request need not walk it
+        return pool
+
+    def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet) -> Pipeline:
+        options = self.options
+        pipeline = replace(
+            pipeline_of(folder, pool.process, pool.description, options.key, options.chat_template),
+            cache=self.cache,
+            lookups=partial(self._count, fleet),
+            layouts=self.layouts,
+            process_apart=partial(pool.process, apart=True),
+        )
+        self.meter.watch(partial(_flight_samples, pipeline))
+        return pipeline
+
+    def _forget(self) -> None:
+        self.cache.clear()
+        self.layouts.clear()
+
+    def _count(self, fleet: Fleet, modality: Modality, count: int, hit: bool) -> None:
+        """Count a lookup in the processor's tier; nothing moves while nothing is cached anywhere (D8)."""
+        contract = fleet.contract
+        if contract is not None and (self.cache.capacity or contract.cache_bytes):
+            self.lookups.count(contract.model, modality, "processor", count, hit)
+
+
+async def _first_contract(fleet: Fleet, service: Service) -> Contract:
+    """Wait for the first worker."""
+    while True:
+        await fleet.changed()
+        if (contract := fleet.contract) is not None:
+            return contract
+        service.suspend(fleet.reason)
+
+
+async def _end_all(processes: list[PoolProcess]) -> None:
+    for process in processes:
+        await process.end(within_s=0)
+        await process.release()
+
+
+async def _tell_hits(lookups: CacheLookups) -> None:
+    while True:
+        await asyncio.sleep(_HITS_S)
+        if (line := lookups.line()) is not None:
+            logger.info("%s", line)
+
+
+def _fleet_samples(fleet: Fleet) -> Iterator[Sample]:
+    for worker in fleet.workers:
+        yield WORKER_CONNECTED, worker.is_connected, (worker.name,)
+        yield WORKER_RUNNING, worker.running, (worker.name,)
+
+
+def _cache_samples(cache: Cache) -> Iterator[Sample]:
+    tier = ("processor",)
+    yield MM_CACHE_ITEMS, len(cache), tier
+    yield MM_CACHE_BYTES, cache.nbytes, tier
+    yield MM_CACHE_CAPACITY, cache.capacity, tier
+    yield MM_CACHE_EVICTIONS, cache.evictions, tier
+    if isinstance(cache, SharedCache):
+        yield LEASES, cache.leases, ()
+
+
+def _flight_samples(pipeline: Pipeline) -> Iterator[Sample]:
+    yield FLIGHTS_JOINED, pipeline.flight.joined, ()
+
+
+def _pool_samples(pool: Pool) -> Iterator[Sample]:
+    yield POOL_PROCESSED, pool.processed, ()
+    yield POOL_FAILED, pool.failed, ()
+    yield POOL_REPLACED, pool.replaced, ()
+
+
+def _mismatch(pool: Pool, contract: Contract) -> str | None:
+    ours = pool.description.fingerprint
+    if contract.fingerprint == ours:
+        return None
+    return (
+        f"the worker's processor ({contract.fingerprint[:12]}) is not ours ({ours[:12]}): start both with the same "
+        "model folder, the same --processor and the same versions of transformers, torch and pillow (and vllm, where "
+        "the fingerprint names it)"
+    )
