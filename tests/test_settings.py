@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigError
-from semel.settings import create_key, read_key
+from semel.settings import create_key, read_api_keys, read_key
 
 
 def test_a_key_is_read_as_it_was_made(tmp_path: Path) -> None:
@@ -35,3 +35,30 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: bytes) -> Non
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="key file"):
         read_key(path)
+
+
+def keys_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
+def test_api_keys_are_read_with_their_tenants(tmp_path: Path) -> None:
+    ring = read_api_keys(keys_file(tmp_path, f"# ours\nacme {'a' * 16}  # until May\n\numbra {'b' * 16}\n"))
+    assert [ring.tenant("a" * 16), ring.tenant("b" * 16), ring.tenant("c" * 16)] == ["acme", "umbra", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "has no keys"),
+        ("acme\n", "line 1: must be a tenant"),
+        (f"acme {'a' * 16}\nac/me {'b' * 16}\n", "line 2: must be a tenant"),
+        ("acme short\n", "at least 16"),
+        (f"acme {'a' * 16}\numbra {'a' * 16}\n", "same key"),
+    ],
+)
+def test_a_file_of_api_keys_with_a_fault_says_which(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_api_keys(keys_file(tmp_path, text))

@@ -5,18 +5,24 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     SemelError
     ├── RequestError            the client's request is at fault: 4xx
     │   ├── InvalidRequest      400  a field is missing, malformed or out of bounds
+    │   ├── InvalidKey          401  no API key, or one that this server does not know
     │   ├── MediaError          400  the media cannot be used
     │   │   ├── MediaUndecodable     400  not a file of an accepted format, or a damaged one
     │   │   ├── MediaDegenerate      400  decodes, but is too small or empty to mean anything
-    │   │   └── MediaTooLarge        413  over a limit, which the message names
+    │   │   ├── MediaTooLarge        413  over a limit, which the message names
+    │   │   ├── MediaNotAllowed      400  its URL is not one that the operator lets us fetch
+    │   │   └── MediaUnavailable     400  its URL could not be fetched
     │   ├── PromptTooLong       400  more tokens than the model takes
+    │   ├── RequestTooSlow      408  its body did not come in time
     │   └── TemplateError       400  the chat template refused the messages
     ├── ServiceError            semel or the engine is at fault: 5xx
     │   ├── FeatureRejected     500  a feature breaks the model's contract; the engine never saw it
     │   ├── EngineFailed        500  the engine gave up on this request
     │   ├── EngineDead          503  the engine is gone
     │   ├── WorkerLost          503  the connection to the worker broke while it answered
-    │   └── NotReady            503  nothing can be served yet, or not any more
+    │   ├── NotReady            503  nothing can be served yet, or not any more
+    │   └── Busy                429  too many requests wait already
+    │       └── TooManyBytes         429  the requests in flight hold too many bytes already
     ├── FeatureMissing          an item was referred to that is not held; repaired between processes, never shown
     ├── ProtocolError           a peer process broke the protocol between frontend and worker
     └── ConfigError             the operator has to change a setting or a file
@@ -31,23 +37,29 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
+    "Busy",
     "ConfigError",
     "EngineDead",
     "EngineFailed",
     "FeatureMissing",
     "FeatureRejected",
+    "InvalidKey",
     "InvalidRequest",
     "MediaDegenerate",
     "MediaError",
+    "MediaNotAllowed",
     "MediaTooLarge",
+    "MediaUnavailable",
     "MediaUndecodable",
     "NotReady",
     "PromptTooLong",
     "ProtocolError",
     "RequestError",
+    "RequestTooSlow",
     "SemelError",
     "ServiceError",
     "TemplateError",
+    "TooManyBytes",
     "WorkerLost",
     "error_for",
 ]
@@ -66,6 +78,13 @@ class RequestError(SemelError):
 
 class InvalidRequest(RequestError):
     """A field is missing, malformed or out of bounds."""
+
+
+class InvalidKey(RequestError):
+    """No API key came with the request, or one that this server does not know."""
+
+    status = 401
+    code = "invalid_api_key"
 
 
 class MediaError(RequestError):
@@ -89,10 +108,29 @@ class MediaTooLarge(MediaError):
     code = "media_too_large"
 
 
+class MediaNotAllowed(MediaError):
+    """The URL of the media is not one that may be fetched; the message names the flag (threats S1)."""
+
+    code = "media_url_not_allowed"
+
+
+class MediaUnavailable(MediaError):
+    """The URL of the media could not be fetched: whoever named it has to look after it, so it is no fault of ours."""
+
+    code = "media_unavailable"
+
+
 class PromptTooLong(RequestError):
     """The prompt has more tokens than the model takes."""
 
     code = "context_length_exceeded"
+
+
+class RequestTooSlow(RequestError):
+    """The body of the request did not come in time; what had come of it is let go."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class TemplateError(RequestError):
@@ -139,6 +177,19 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
+
+
+class Busy(ServiceError):
+    """Too many requests wait already: nothing is wrong with this one, and it may be sent again (threats S18)."""
+
+    status = 429
+    code = "too_many_requests"
+
+
+class TooManyBytes(Busy):
+    """The requests in flight hold too many bytes already."""
+
+    code = "too_many_bytes"
 
 
 class FeatureMissing(SemelError):

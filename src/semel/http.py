@@ -1,18 +1,24 @@
-"""The HTTP server around the application: uvicorn, whose signals and socket are ours."""
+"""The HTTP server around an application: uvicorn, whose signals and socket are ours; and the routes of operators."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from semel.errors import ConfigError
+from semel.telemetry import Meter
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "operator_routes"]
 
 _BACKLOG: Final = 2_048
 _GRACE_S: Final = 3
@@ -38,9 +44,31 @@ class HttpServer:
         """Serve until `stop`."""
         await self._server.serve(sockets=[self._socket])
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve while the context is entered."""
+        serving = asyncio.create_task(self.serve())
+        try:
+            yield
+        finally:
+            self.stop()
+            await asyncio.gather(serving, return_exceptions=True)
+
     def stop(self) -> None:
         """Take no more connections, give the open ones a moment, and end `serve`."""
         self._server.should_exit = True
+
+
+def operator_routes(meter: Meter) -> list[Route]:
+    """Whether the process is alive, and its metrics."""
+
+    async def health(_: Request) -> Response:
+        return Response(status_code=200)
+
+    async def metrics(_: Request) -> Response:
+        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
+
+    return [Route("/health", health), Route("/metrics", metrics)]
 
 
 class _Server(uvicorn.Server):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-from semel.core import Key
+from semel.core import Key, Keyring
 from semel.errors import ConfigError
 
-__all__ = ["create_key", "default_variable", "read_admin_key", "read_key"]
+__all__ = ["create_key", "default_variable", "read_admin_key", "read_api_keys", "read_key"]
+
+_DEFAULT_TENANT: Final = "default"
+_TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @contextmanager
@@ -54,6 +59,33 @@ def read_key(path: Path) -> Key:
 def read_admin_key(path: Path) -> str:
     """The key of a worker's admin address: any printable text, readable by its owner alone."""
     return _read_secret(path, remedy="write at least 16 random characters into it")
+
+
+def read_api_keys(path: Path | None, given: Sequence[str] = ()) -> Keyring:
+    """The keys of clients: those given, of one tenant, and those of a file that only its owner can read."""
+    keys = [(_DEFAULT_TENANT, key) for key in given]
+    if path is not None:
+        keys += _tenant_keys(path)
+    try:
+        return Keyring(keys)
+    except ValueError as error:
+        raise ConfigError(f"API keys: {error}") from None
+
+
+def _tenant_keys(path: Path) -> list[tuple[str, str]]:
+    remedy = "write a line `TENANT KEY` into it for each of them"
+    keys = []
+    for number, line in enumerate(_read_secret(path, remedy=remedy).splitlines(), 1):
+        if not (fields := line.partition("#")[0].split()):
+            continue
+        if len(fields) != 2 or not _TENANT.fullmatch(fields[0]):
+            raise ConfigError(
+                f"{path}, line {number}: must be a tenant of letters, digits, '.', '_' and '-', and its key"
+            )
+        keys.append((fields[0], fields[1]))
+    if not keys:
+        raise ConfigError(f"{path} has no keys; {remedy}")
+    return keys
 
 
 def _read_secret(path: Path, *, remedy: str) -> str:

@@ -75,3 +75,16 @@ def test_the_digest_is_public_and_stable() -> None:
     """Outside frameworks store digests: a change of this value is a change of the protocol."""
     assert semel.digest is digest
     assert one().hex() == "e1c4afb319ba8dfbe63c9b9158f3648ad3b871233d84cc51cbad826f304f9500"
+
+
+@given(
+    st.lists(st.builds(Tenant, st.text("a\n\0\1", max_size=3), st.none() | st.text("a\n\0\1", max_size=3)), max_size=8)
+)
+def test_no_two_tenants_share_the_prefixes_of_an_engine(tenants: list[Tenant]) -> None:
+    """S12. Names come from the operator, without line breaks; salts are whatever a client likes."""
+    tenants = [tenant for tenant in tenants if "\n" not in tenant.name]
+    assert len({tenant.prefix_salt for tenant in tenants}) == len(set(tenants))
+
+
+def test_without_a_name_the_engine_gets_the_salt_as_it_came() -> None:
+    assert [Tenant("", salt).prefix_salt for salt in (None, "", "pepper")] == [None, "", "pepper"]

@@ -13,7 +13,7 @@ import httpx
 from fastapi import FastAPI
 
 from semel.cache import Borrowers
-from semel.core import Contract, Key, Modality, Target
+from semel.core import Contract, Key, Keyring, Modality, Target
 from semel.frontend.app import create_app
 from semel.frontend.fleet import Fleet
 from semel.frontend.remote import RemoteWorker
@@ -72,7 +72,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path, pipeline: Pipeline, *, engine_bytes: int = 0) -> AsyncIterator[Rig]:
+async def rig(
+    folder: Path, pipeline: Pipeline, *, engine_bytes: int = 0, keys: Keyring | None = None
+) -> AsyncIterator[Rig]:
     """The application of a frontend whose worker's engine holds so many bytes of items; counters as in production."""
     address = f"ipc://{folder}/w.sock"
     engine = EchoEngine(replace(CONTRACT, cache_bytes=engine_bytes))
@@ -96,7 +98,7 @@ async def rig(folder: Path, pipeline: Pipeline, *, engine_bytes: int = 0) -> Asy
                 while not remote.is_connected:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             service.begin(Serving(Fleet([remote]), engine.contract, pipeline))
-            app = create_app(service, meter)
+            app = create_app(service, meter, keys)
             transport = httpx.ASGITransport(app)
             client = httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60)
             async with client:

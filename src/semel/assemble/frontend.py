@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from semel.assemble.pipeline import pipeline_of
 from semel.assemble.stopping import until_stopped
 from semel.cache import Cache, LruCache, NoCache, SharedCache
-from semel.core import Contract, Key, Modality, Target
+from semel.core import Contract, Key, Keyring, Modality, Target
 from semel.processing import Pool, find_folder
 from semel.processing.pool import MAX_MEMORY_BYTES
 from semel.processing.process import PoolProcess
@@ -75,21 +75,28 @@ class FrontendOptions:
     cache_kind: CacheKind
     cache_bytes: int
     processor: ProcessorKind = "auto"
+    api_keys: Keyring = field(default_factory=Keyring)
+    metrics_port: int | None = None
 
 
 async def run_frontend(options: FrontendOptions) -> None:
     """Serve OpenAI's API over HTTP until SIGTERM."""
+    from starlette.applications import Starlette
+
     from semel.frontend.app import create_app
     from semel.frontend.service import Service
-    from semel.http import HttpServer
+    from semel.http import HttpServer, operator_routes
 
     service = Service(max_body_bytes=options.max_body_bytes)
     parts = _Parts(options, create_cache(options.cache_kind, options.cache_bytes))
-    server = HttpServer(create_app(service, parts.meter), options.host, options.port)
+    server = HttpServer(create_app(service, parts.meter, options.api_keys), options.host, options.port)
     parts.meter.watch(parts.lookups.samples)
     parts.meter.watch(partial(_cache_samples, parts.cache))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(parts.cache.close)
+        if options.metrics_port is not None:
+            metrics = HttpServer(Starlette(routes=operator_routes(parts.meter)), "127.0.0.1", options.metrics_port)
+            await stack.enter_async_context(metrics.running())
         fleet = await parts.link(stack)
         serving = asyncio.create_task(server.serve())
         linking = asyncio.create_task(fleet.run())

@@ -106,13 +106,8 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, worker: Worker, pag
         lookups.count(engine.contract.model, modality, "worker", 1, hit)
 
     app = create_admin_app(engine, meter, key=options.admin_key, count=count, reset=worker.reset)
-    server = HttpServer(app, "127.0.0.1", options.admin_port)
-    serving = asyncio.create_task(server.serve())
-    try:
+    async with HttpServer(app, "127.0.0.1", options.admin_port).running():
         yield
-    finally:
-        server.stop()
-        await asyncio.gather(serving, return_exceptions=True)
 
 
 def _eviction_samples(engine: VllmEngine) -> Iterator[Sample]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 import typer
 from rich.console import Console
 
+from semel.cli.flags import as_arguments, takes_flags_of
+
 if TYPE_CHECKING:
     from semel.bench.report import Report
 
@@ -69,10 +71,63 @@ _Processor = Annotated[
         "auto takes the former for families that semel knows."
     ),
 ]
+_ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(help="A key that clients must send; may be given several times. Others see it in `ps`."),
+]
+_ApiKeysFile = Annotated[
+    Path | None, typer.Option(help="A file of keys, a line `TENANT KEY` for each: tenants share nothing.")
+]
+_MetricsPort = Annotated[
+    int | None, typer.Option(help="Serve /metrics at this port of 127.0.0.1 too; with API keys, only there.")
+]
 _Planning = Annotated[bool, typer.Option("--encoder-planning", help="Let semel plan vLLM's encoder as well.")]
 
 
+def frontend(
+    model: _Model,
+    worker: Annotated[list[str], typer.Option(help="Where a worker listens; once for each of them.")],
+    key_file: _KeyFile,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    chat_template: _ChatTemplate = None,
+    processes: _Processes = None,
+    max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
+    feature_cache: _CacheKind = "shared",
+    feature_cache_gb: _CacheGb = 1.0,
+    processor: _Processor = "auto",
+    api_key: _ApiKey = None,
+    api_keys_file: _ApiKeysFile = None,
+    metrics_port: _MetricsPort = None,
+) -> None:
+    """Start a frontend: OpenAI's API over HTTP, without a GPU."""
+    import uvloop
+
+    from semel.assemble import FrontendOptions, run_frontend
+    from semel.processing.cores import usable_cores
+    from semel.settings import read_api_keys, read_key
+
+    _log_to_stderr()
+    options = FrontendOptions(
+        model=model,
+        workers=worker,
+        key=read_key(key_file),
+        host=host,
+        port=port,
+        chat_template=chat_template,
+        processes=processes or usable_cores(),
+        max_body_bytes=max_body_bytes,
+        cache_kind=feature_cache,
+        cache_bytes=int(feature_cache_gb * 1024**3),
+        processor=processor,
+        api_keys=read_api_keys(api_keys_file, api_key or ()),
+        metrics_port=metrics_port,
+    )
+    uvloop.run(run_frontend(options))
+
+
 @app.command(context_settings=_FLAGS)
+@takes_flags_of(frontend, but=("model", "worker", "key_file", "host", "port"))
 def serve(
     context: typer.Context,
     model: _Model,
@@ -81,23 +136,13 @@ def serve(
     key_file: Annotated[
         Path | None, typer.Option(help="The fleet key; without one, a key is made for this run.")
     ] = None,
-    chat_template: _ChatTemplate = None,
-    processes: _Processes = None,
-    max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
-    feature_cache: _CacheKind = "shared",
-    feature_cache_gb: _CacheGb = 1.0,
-    processor: _Processor = "auto",
+    **flags: object,
 ) -> None:
     """Serve a model on this machine: a worker and a frontend, kept alive. Takes every engine flag of vLLM."""
     from semel.cli.serve import ServeOptions, serve
 
-    frontend_flags = ["--max-body-bytes", str(max_body_bytes)]
-    frontend_flags += [] if processes is None else ["--processes", str(processes)]
-    frontend_flags += ["--feature-cache", feature_cache, "--feature-cache-gb", str(feature_cache_gb)]
-    frontend_flags += [] if chat_template is None else ["--chat-template", chat_template]
-    frontend_flags += ["--processor", processor]
-    worker_flags = ["--processor", processor, *context.args]
-    raise typer.Exit(serve(ServeOptions(model, host, port, key_file, worker_flags, frontend_flags)))
+    engine_flags = ["--processor", str(flags["processor"]), *context.args]
+    raise typer.Exit(serve(ServeOptions(model, host, port, key_file, engine_flags, as_arguments(flags))))
 
 
 @app.command(context_settings=_FLAGS)
@@ -131,42 +176,7 @@ def worker(
     asyncio.run(run_worker(options))
 
 
-@app.command()
-def frontend(
-    model: _Model,
-    worker: Annotated[list[str], typer.Option(help="Where a worker listens; once for each of them.")],
-    key_file: _KeyFile,
-    host: _Host = "127.0.0.1",
-    port: _Port = 8000,
-    chat_template: _ChatTemplate = None,
-    processes: _Processes = None,
-    max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
-    feature_cache: _CacheKind = "shared",
-    feature_cache_gb: _CacheGb = 1.0,
-    processor: _Processor = "auto",
-) -> None:
-    """Start a frontend: OpenAI's API over HTTP, without a GPU."""
-    import uvloop
-
-    from semel.assemble import FrontendOptions, run_frontend
-    from semel.processing.cores import usable_cores
-    from semel.settings import read_key
-
-    _log_to_stderr()
-    options = FrontendOptions(
-        model=model,
-        workers=worker,
-        key=read_key(key_file),
-        host=host,
-        port=port,
-        chat_template=chat_template,
-        processes=processes or usable_cores(),
-        max_body_bytes=max_body_bytes,
-        cache_kind=feature_cache,
-        cache_bytes=int(feature_cache_gb * 1024**3),
-        processor=processor,
-    )
-    uvloop.run(run_frontend(options))
+app.command()(frontend)
 
 
 @app.command()

@@ -3,11 +3,13 @@
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
 from semel.core.feature import DTYPE_BYTES, Feature, Holding, Layout, Tensor
+from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 
 __all__ = [
     "DTYPE_BYTES",
+    "MIN_KEY_CHARS",
     "Contract",
     "Digest",
     "Feature",
@@ -16,6 +18,7 @@ __all__ = [
     "Identity",
     "Item",
     "Key",
+    "Keyring",
     "Layout",
     "Mask",
     "Media",
@@ -29,4 +32,5 @@ __all__ = [
     "Timeline",
     "digest",
     "frame",
+    "is_key",
 ]

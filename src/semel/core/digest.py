@@ -62,6 +62,16 @@ class Tenant:
     name: str = ""
     salt: str | None = None
 
+    @property
+    def prefix_salt(self) -> str | None:
+        """What keeps the tenant's prefixes apart in an engine's cache: no two tenants have the same (threats S12).
+
+        Of the unnamed tenant it is the request's own salt, as with a bare engine, unless that looks like one of ours.
+        """
+        if not self.name and (self.salt is None or not self.salt.startswith("\0")):
+            return self.salt
+        return f"\0{self.name}\n" if self.salt is None else f"\0{self.name}\n\1{self.salt}"
+
 
 class Identity:
     """Gives the digests of items that share everything but their media.

@@ -14,7 +14,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from semel.core import Keyring
 from semel.errors import SemelError, ServiceError
+from semel.frontend.access import Guard
 from semel.frontend.answers import error_body, model_list
 from semel.frontend.completions import completion_routes
 from semel.frontend.exchange import as_error, as_json
@@ -28,8 +30,8 @@ __all__ = ["create_app"]
 logger = logging.getLogger(__name__)
 
 
-def create_app(service: Service, meter: Meter) -> FastAPI:
-    """The HTTP application of one frontend."""
+def create_app(service: Service, meter: Meter, keys: Keyring | None = None) -> FastAPI:
+    """The HTTP application of one frontend; without keys it is open to everybody who reaches it."""
     app = FastAPI(title="semel", docs_url=None, redoc_url=None)
 
     @app.exception_handler(SemelError)
@@ -46,7 +48,8 @@ def create_app(service: Service, meter: Meter) -> FastAPI:
         logger.error("a request failed in a way that we do not expect", exc_info=error)
         return as_error(ServiceError("internal error; the frontend's log says more"))
 
-    app.add_middleware(_Counted, meter=meter)
+    app.add_middleware(Guard, keys=keys or Keyring())
+    app.add_middleware(_Counted, meter=meter)  # outermost: what is refused counts as well
 
     @app.get("/health")
     async def health() -> Response:

@@ -9,8 +9,10 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, TypeAdapter
 
+from semel.core import Tenant
 from semel.engine import Stream
 from semel.errors import RequestError, ServiceError
+from semel.frontend.access import tenant_name
 from semel.frontend.answers import Answer, error_body
 from semel.frontend.continuations import Continuation
 from semel.frontend.events import DONE, EventStream, event, merged
@@ -35,7 +37,7 @@ def completion_routes(service: Service) -> APIRouter:
         asked = parse(await read(request, service.max_body_bytes), _CHAT)
         serving = service.serving()
         serving.check_model(asked.model)
-        return await unless_disconnected(request, _chat(serving, asked))
+        return await unless_disconnected(request, _chat(serving, asked, asked.tenant(tenant_name(request))))
 
     @router.post("/v1/completions", openapi_extra=_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
@@ -43,7 +45,7 @@ def completion_routes(service: Service) -> APIRouter:
         asked = parse(await read(request, service.max_body_bytes), _COMPLETION)
         serving = service.serving()
         serving.check_model(asked.model)
-        return await unless_disconnected(request, _complete(serving, asked))
+        return await unless_disconnected(request, _complete(serving, asked, asked.tenant(tenant_name(request))))
 
     return router
 
@@ -52,14 +54,14 @@ def _schema(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}}
 
 
-async def _chat(serving: Serving, asked: ChatCompletionRequest) -> Response:
+async def _chat(serving: Serving, asked: ChatCompletionRequest, tenant: Tenant) -> Response:
     request_id = uuid.uuid4().hex
     stream, prompt_ids = await execute(
         serving,
-        await serving.pipeline.read_chat(asked.chat(), asked.tenant()),
+        await serving.pipeline.read_chat(asked.chat(), tenant),
         request_id=request_id,
         sampling=asked.sampling(),
-        cache_salt=asked.cache_salt,
+        tenant=tenant,
     )
     answer = Answer(request_id, serving.model, prompt_ids, serving.pipeline.tokenizer.decode, count=asked.n)
     if asked.stream:
@@ -81,7 +83,7 @@ async def _chat_events(stream: Stream, answer: Answer, asked: ChatCompletionRequ
         yield event(answer.usage_chunk())
 
 
-async def _complete(serving: Serving, asked: CompletionRequest) -> Response:
+async def _complete(serving: Serving, asked: CompletionRequest, tenant: Tenant) -> Response:
     request_id = uuid.uuid4().hex
     streams: list[Stream] = []
     prompts: list[Sequence[int]] = []
@@ -93,7 +95,7 @@ async def _complete(serving: Serving, asked: CompletionRequest) -> Response:
                 serving.pipeline.read_completion(prompt, add_special_tokens=asked.add_special_tokens),
                 request_id=f"{request_id}-{number}",
                 sampling=asked.sampling(),
-                cache_salt=asked.cache_salt,
+                tenant=tenant,
             )
             streams.append(stream)
             prompts.append(prompt_ids)

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from semel.core import Prompt
+from semel.frontend.access import tenant_name
 from semel.frontend.exchange import as_json, parse, read, unless_disconnected
 from semel.frontend.renderings import generate_body, tokens_body
 from semel.frontend.requests import (
@@ -47,9 +48,10 @@ def inspection_routes(service: Service) -> APIRouter:
         asked = parse(await read(request, service.max_body_bytes), _CHAT)
         serving = service.serving()
         serving.check_model(asked.model)
+        tenant = tenant_name(request)
         if _accepts_tensors(request):
-            return await unless_disconnected(request, _tensors(serving, asked, service.max_tensor_bytes))
-        return await unless_disconnected(request, _render_chat(serving, asked))
+            return await unless_disconnected(request, _tensors(serving, asked, tenant, service.max_tensor_bytes))
+        return await unless_disconnected(request, _render_chat(serving, asked, tenant))
 
     @router.post("/v1/completions/render")
     async def render_completion(request: Request) -> Response:
@@ -65,7 +67,7 @@ def inspection_routes(service: Service) -> APIRouter:
         asked = parse(await read(request, service.max_body_bytes), _TOKENIZE)
         serving = service.serving()
         serving.check_model(asked.model)
-        return await unless_disconnected(request, _tokenize(serving, asked))
+        return await unless_disconnected(request, _tokenize(serving, asked, tenant_name(request)))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
@@ -83,8 +85,8 @@ def _accepts_tensors(request: Request) -> bool:
     return any(one.partition(";")[0].strip().lower() == SAFETENSORS for one in ranges)
 
 
-async def _read_chat(serving: Serving, asked: ChatCompletionRequest | TokenizeChatRequest) -> Draft:
-    draft = await serving.pipeline.read_chat(asked.chat(), asked.tenant())
+async def _read_chat(serving: Serving, asked: ChatCompletionRequest | TokenizeChatRequest, tenant: str) -> Draft:
+    draft = await serving.pipeline.read_chat(asked.chat(), asked.tenant(tenant))
     serving.check_items(draft.items)
     return draft
 
@@ -93,13 +95,13 @@ async def _inspect(serving: Serving, draft: Draft) -> Prompt:
     return (await serving.pipeline.render(draft, serving.held_anywhere(), "inspect")).prompt
 
 
-async def _render_chat(serving: Serving, asked: ChatCompletionRequest) -> Response:
-    prompt = await _inspect(serving, await _read_chat(serving, asked))
+async def _render_chat(serving: Serving, asked: ChatCompletionRequest, tenant: str) -> Response:
+    prompt = await _inspect(serving, await _read_chat(serving, asked, tenant))
     return as_json(_body(serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}"))
 
 
-async def _tensors(serving: Serving, asked: ChatCompletionRequest, max_bytes: int) -> Response:
-    draft = await _read_chat(serving, asked)
+async def _tensors(serving: Serving, asked: ChatCompletionRequest, tenant: str, max_bytes: int) -> Response:
+    draft = await _read_chat(serving, asked, tenant)
     pieces = write(await serving.pipeline.inspector.features(draft, max_bytes=max_bytes))
     headers = {"Content-Length": str(sum(memoryview(piece).nbytes for piece in pieces))}
     return StreamingResponse(iter(pieces), headers=headers, media_type=SAFETENSORS)
@@ -131,10 +133,10 @@ def _body(
     )
 
 
-async def _tokenize(serving: Serving, asked: TokenizeChatRequest | TokenizeTextRequest) -> Response:
+async def _tokenize(serving: Serving, asked: TokenizeChatRequest | TokenizeTextRequest, tenant: str) -> Response:
     max_tokens = serving.contract.max_tokens
     if isinstance(asked, TokenizeChatRequest):
-        prompt = await _inspect(serving, await _read_chat(serving, asked))
+        prompt = await _inspect(serving, await _read_chat(serving, asked, tenant))
         return as_json(tokens_body(prompt.token_ids, max_tokens))
     encode = serving.pipeline.tokenizer.encode
     token_ids = await asyncio.to_thread(encode, asked.prompt, add_special_tokens=asked.add_special_tokens)

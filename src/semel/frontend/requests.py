@@ -65,13 +65,23 @@ class _Body(_Strict):
     model: str | None = None
 
 
+class _Owned(_Body):
+    """A request whose items and prefixes belong to somebody."""
+
+    cache_salt: _Salt | None = None
+
+    def tenant(self, name: str = "") -> Tenant:
+        """Whose they are; the name is that of the API key."""
+        return Tenant(name, self.cache_salt)
+
+
 class StreamOptions(_Strict):
     """What a stream carries besides text."""
 
     include_usage: bool = False
 
 
-class _Chat(_Body):
+class _Chat(_Owned):
     """What decides the prompt of a chat."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -80,7 +90,6 @@ class _Chat(_Body):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
-    cache_salt: _Salt | None = None
 
     def chat(self) -> ChatRequest:
         """What decides the prompt."""
@@ -93,12 +102,8 @@ class _Chat(_Body):
             mm_processor_kwargs=self.mm_processor_kwargs,
         )
 
-    def tenant(self, name: str = "") -> Tenant:
-        """Whose items these are."""
-        return Tenant(name, self.cache_salt)
 
-
-class _Sampled(_Body):
+class _Sampled(_Owned):
     """How to answer, whatever the prompt."""
 
     stream: bool = False
@@ -123,8 +128,6 @@ class _Sampled(_Body):
     stop_token_ids: Annotated[list[_Int64], Field(max_length=128)] | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool = False
-
-    cache_salt: _Salt | None = None
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""

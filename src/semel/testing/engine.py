@@ -59,6 +59,9 @@ class EchoEngine:
         self.contract = contract
         self.pause_s = pause_s
         self.submissions = 0
+        self.salts: set[str | None] = set()
+        """Under which salts prefixes would be kept."""
+
         self.lost: set[Digest] = set()
         """What the engine core has lost although this process believes that it is held."""
 
@@ -97,6 +100,7 @@ class EchoEngine:
         if missing := [d for d in digests if d not in submission.features and d not in self._items]:
             raise FeatureMissing(missing)
         self.submissions += 1
+        self.salts.add(submission.cache_salt)
         found = {digest: submission.features.get(digest) or self._items[digest] for digest in digests}
         lost = [digest for digest in digests if digest in self.lost and digest not in submission.features]
         for digest in lost:

@@ -15,14 +15,15 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from semel.core import MIN_KEY_CHARS, is_key
 from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, RequestError, SemelError, ServiceError
+from semel.http import operator_routes
 from semel.telemetry import Meter
 from semel.wire import outcomes, safetensors
 from semel.worker.injection import Count, Injectable, inject
@@ -31,7 +32,6 @@ __all__ = ["MAX_BODY_BYTES", "create_admin_app"]
 
 MAX_BODY_BYTES: Final = 1 << 30
 
-_MIN_KEY_CHARS: Final = 16
 _CONTENT_TYPES: Final = ("application/octet-stream", "application/x-safetensors")
 _CODES: Final[Mapping[int, str]] = {401: "invalid_admin_key", 403: "no_admin_key", 415: "unsupported_content_type"}
 _CLIENT_CLOSED: Final = 499
@@ -58,12 +58,6 @@ def create_admin_app(
         _check_key(key)
     intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)
 
-    async def health(_: Request) -> Response:
-        return Response(status_code=200)
-
-    async def metrics(_: Request) -> Response:
-        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
-
     async def inject_features(request: Request) -> Response:
         _authorise(request, key)
         return await intake.inject(request)
@@ -76,8 +70,7 @@ def create_admin_app(
 
     return Starlette(
         routes=[
-            Route("/health", health),
-            Route("/metrics", metrics),
+            *operator_routes(meter),
             Route("/v1/mm_cache/inject", inject_features, methods=["POST"]),
             Route("/v1/mm_cache/reset", reset_caches, methods=["POST"]),
         ],
@@ -142,8 +135,8 @@ async def _read(request: Request, max_bytes: int, idle_s: float) -> bytearray:
 
 
 def _check_key(key: str) -> None:
-    if len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"an admin key has at least {_MIN_KEY_CHARS} printable ASCII characters and no blank")
+    if not is_key(key):
+        raise ConfigError(f"an admin key has at least {MIN_KEY_CHARS} printable ASCII characters and no blank")
 
 
 def _authorise(request: Request, key: str | None) -> None:

@@ -1,0 +1,152 @@
+"""S17: one guard over every route but the probes, and what a key's tenant can see of another's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.cache import LruCache
+from semel.core import Keyring
+from semel.frontend.access import Guard
+from semel.render import ChatRenderer
+from tests.frontend.rig import Rig, rig
+from tests.frontend.test_intents import INTENTS, TAKES_ITEMS, body_of
+from tests.render.conftest import folder, parts_renderer
+from tests.render.drawn import FEATURE_BYTES, Drawing
+
+__all__ = ["folder", "parts_renderer"]
+
+ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
+OPEN = {"/health", "/ready"}
+
+
+@pytest.fixture
+def drawing(parts_renderer: ChatRenderer) -> Drawing:
+    return Drawing(parts_renderer, LruCache(64 * FEATURE_BYTES))
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
+    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
+    async with rig(tmp_path, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=keys) as made:
+        yield made
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def routes_of(app: ASGIApp) -> list[tuple[str, str]]:
+    """Every route of the application, also those that FastAPI adds by itself."""
+    found = []
+    for route in app.routes:  # type: ignore[attr-defined]
+        methods = route.methods if isinstance(route, APIRoute) else {"GET"}
+        found += [(method, route.path) for method in methods]
+    return found
+
+
+class _GuardOfV1:
+    """The naive guard, as systems have shipped it: what is not under /v1 is taken to be harmless."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._key = app, key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        if scope["path"].startswith("/v1") and headers.get(b"authorization") != f"Bearer {self._key}".encode():
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app(scope, receive, send)
+
+
+async def statuses(app: ASGIApp, headers: dict[str, str], routes: list[tuple[str, str]]) -> dict[str, int]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://frontend") as client:
+        return {
+            path: (await client.request(method, path, headers=headers, json={})).status_code for method, path in routes
+        }
+
+
+async def test_a_naive_guard_leaves_routes_open(tmp_path: Path, drawing: Drawing) -> None:
+    async with rig(tmp_path, drawing.pipeline) as bare:
+        answers = await statuses(_GuardOfV1(bare.app, ACME), {}, routes_of(bare.app))
+    assert {path for path, status in answers.items() if status != 401} >= {"/tokenize", "/detokenize", "/metrics"}
+
+
+@pytest.mark.parametrize("headers", [{}, bearer(""), bearer(ACME[:-1]), {"authorization": ACME}, {"x-api-key": ACME}])
+async def test_without_a_key_no_route_but_the_probes_answers(guarded: Rig, headers: dict[str, str]) -> None:
+    answers = await statuses(guarded.app, headers, routes_of(guarded.app))
+    assert {path for path, status in answers.items() if status != 401} == OPEN
+    assert guarded.engine.submissions == 0
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/health/", "//health", "/HEALTH", "/v1/%2e%2e/health", "/ready%2f"])
+async def test_a_path_that_only_looks_like_a_probe_needs_a_key(guarded: Rig, path: str) -> None:
+    reply = await guarded.client.get(path)
+    assert reply.status_code == 401
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> None:
+    async def unreachable(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("the application was called")
+
+    async def unread() -> dict[str, Any]:
+        raise AssertionError("the body was read")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    await Guard(unreachable, Keyring([("acme", ACME)]))(scope, unread, send)
+    assert sent[0]["status"] == 401
+
+
+async def test_metrics_tell_of_all_tenants_so_no_tenant_gets_them(guarded: Rig) -> None:
+    assert (await guarded.client.get("/metrics", headers=bearer(ACME))).status_code == 401
+
+
+@pytest.mark.parametrize("path", INTENTS)
+async def test_with_a_key_every_route_answers(guarded: Rig, path: str) -> None:
+    reply = await guarded.client.post(path, json=body_of(path, 1), headers=bearer(ACME))
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("path", sorted(TAKES_ITEMS))
+async def test_nothing_that_one_tenant_sent_is_a_hit_for_another_on_any_route_S12(
+    guarded: Rig, drawing: Drawing, path: str
+) -> None:
+    """Whether somebody else showed an image can be told neither from a counter nor from the time of an answer."""
+    for _ in range(2):
+        await guarded.client.post("/v1/chat/completions", json=body_of(path, 1), headers=bearer(ACME))
+    assert drawing.processed == [1]  # the second was a hit
+    await guarded.client.post(path, json=body_of(path, 1), headers=bearer(UMBRA))
+    assert drawing.processed == [1, 1]
+
+
+async def test_a_tenant_cannot_reach_anothers_items_through_its_salt_S12(guarded: Rig, drawing: Drawing) -> None:
+    for key, salt in ((ACME, None), (UMBRA, "acme"), (UMBRA, ACME), (UMBRA, "\0acme\n"), (UMBRA, "")):
+        body = body_of("/v1/chat/completions", 1) | ({} if salt is None else {"cache_salt": salt})
+        reply = await guarded.client.post("/v1/chat/completions", json=body, headers=bearer(key))
+        assert reply.status_code == 200
+    assert drawing.processed == [1] * 5
+    assert len(guarded.engine.salts) == 5  # nor the prefixes that the engine keeps
+
+
+async def test_two_tenants_digests_differ_wherever_they_are_shown_S12(guarded: Rig) -> None:
+    shown = []
+    for key in (ACME, UMBRA):
+        reply = await guarded.client.post(
+            "/v1/chat/completions/render", json=body_of("/v1/chat/completions/render", 1), headers=bearer(key)
+        )
+        shown.append(reply.json()["features"]["mm_hashes"]["image"])
+    assert shown[0] != shown[1]
