@@ -12,9 +12,11 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   │   ├── MediaTooLarge        413  over a limit, which the message names
     │   │   ├── MediaNotAllowed      400  its URL is not one that the operator lets us fetch
     │   │   └── MediaUnavailable     400  its URL could not be fetched
+    │   ├── ModelNotFound       404  another model is served here
     │   ├── PromptTooLong       400  more tokens than the model takes
     │   ├── RequestTooSlow      408  its body did not come in time
-    │   └── TemplateError       400  the chat template refused the messages
+    │   ├── TemplateError       400  the chat template refused the messages
+    │   └── UnknownFeatures     404  items were named by digests that are not held for this tenant
     ├── ServiceError            semel or the engine is at fault: 5xx
     │   ├── FeatureRejected     500  a feature breaks the model's contract; the engine never saw it
     │   ├── EngineFailed        500  the engine gave up on this request
@@ -51,6 +53,7 @@ __all__ = [
     "MediaTooLarge",
     "MediaUnavailable",
     "MediaUndecodable",
+    "ModelNotFound",
     "NotReady",
     "PromptTooLong",
     "ProtocolError",
@@ -60,6 +63,7 @@ __all__ = [
     "ServiceError",
     "TemplateError",
     "TooManyBytes",
+    "UnknownFeatures",
     "WorkerLost",
     "error_for",
 ]
@@ -120,6 +124,13 @@ class MediaUnavailable(MediaError):
     code = "media_unavailable"
 
 
+class ModelNotFound(RequestError):
+    """The request is for a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
 class PromptTooLong(RequestError):
     """The prompt has more tokens than the model takes."""
 
@@ -137,6 +148,13 @@ class TemplateError(RequestError):
     """The chat template refused the messages."""
 
     code = "invalid_messages"
+
+
+class UnknownFeatures(RequestError):
+    """Items were named by digests that are not held for this tenant; their media or features have to be sent."""
+
+    status = 404
+    code = "unknown_features"
 
 
 class ServiceError(SemelError):

@@ -1,12 +1,12 @@
-"""The HTTP server around an application: uvicorn, whose signals and socket are ours; and the routes of operators."""
+"""The HTTP server around an application: uvicorn with signals and a socket of ours; the routes of operators; errors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from semel.errors import ConfigError
 from semel.telemetry import Meter
 
-__all__ = ["HttpServer", "operator_routes"]
+__all__ = ["HttpServer", "error_body", "operator_routes"]
 
 _BACKLOG: Final = 2_048
 _GRACE_S: Final = 3
@@ -69,6 +69,12 @@ def operator_routes(meter: Meter) -> list[Route]:
         return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/health", health), Route("/metrics", metrics)]
+
+
+def error_body(message: str, *, code: str, status: int) -> Mapping[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 class _Server(uvicorn.Server):

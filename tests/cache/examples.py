@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import shake_128
 
 from semel.core import Digest, Feature, Layout, Mask, Tensor
@@ -36,10 +35,3 @@ def described(feature: Feature) -> object:
 def assert_equal(feature: Feature | None, number: int, sizes: Sequence[int]) -> None:
     assert feature is not None
     assert described(feature) == described(feature_of(number, *sizes))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something has happened in another process or in the event loop."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

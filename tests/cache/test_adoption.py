@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from semel.cache import SharedCache
-from semel.core import Digest, Feature, Layout, Tensor
-
-
-def digest_of(number: int) -> Digest:
-    return Digest(number.to_bytes(32, "big"))
-
-
-def feature_of(content: bytes) -> Feature:
-    return Feature("image", {"pixels": Tensor("uint8", (len(content),), memoryview(content))}, Layout((1,)))
+from semel.core import Feature, Layout, Tensor
+from tests.cache.examples import assert_equal, digest_of, feature_of
 
 
 def test_what_a_child_has_written_is_held_without_a_copy_D4() -> None:
@@ -28,28 +21,28 @@ def test_what_a_child_has_written_is_held_without_a_copy_D4() -> None:
 
 def test_what_was_evicted_and_is_still_in_use_is_held_again_D4() -> None:
     cache = SharedCache.create(256)
-    first = cache.put(digest_of(1), feature_of(b"1" * 128))
-    cache.put(digest_of(2), feature_of(b"2" * 128))
-    cache.put(digest_of(3), feature_of(b"3" * 100))
+    first = cache.put(digest_of(1), feature_of(1, 128))
+    cache.put(digest_of(2), feature_of(2, 128))
+    cache.put(digest_of(3), feature_of(3, 100))
     assert digest_of(1) not in cache
     assert cache.put(digest_of(1), first) is first
     assert cache.lease(digest_of(1)) is not None
-    assert bytes(first.tensors["pixels"].data) == b"1" * 128
+    assert_equal(first, 1, [128])
     assert cache.nbytes <= cache.capacity
 
 
 def test_a_feature_of_another_segment_is_copied_D4() -> None:
     ours, theirs = SharedCache.create(1024), SharedCache.create(1024)
-    foreign = theirs.put(digest_of(1), feature_of(b"1" * 100))
+    foreign = theirs.put(digest_of(1), feature_of(1, 100))
     copied = ours.put(digest_of(1), foreign)
     assert copied is not foreign
-    assert bytes(copied.tensors["pixels"].data) == b"1" * 100
+    assert_equal(copied, 1, [100])
 
 
 def test_a_range_that_is_used_again_is_not_taken_for_the_one_before_D4() -> None:
     cache = SharedCache.create(128)
-    cache.put(digest_of(1), feature_of(b"1" * 128))
-    second = cache.put(digest_of(2), feature_of(b"2" * 128))
+    cache.put(digest_of(1), feature_of(1, 128))
+    second = cache.put(digest_of(2), feature_of(2, 128))
     cache.discard(digest_of(2))
-    assert cache.put(digest_of(1), feature_of(b"1" * 128)).tensors["pixels"].data == b"1" * 128
-    assert bytes(second.tensors["pixels"].data) == b"2" * 128
+    assert_equal(cache.put(digest_of(1), feature_of(1, 128)), 1, [128])
+    assert_equal(second, 2, [128])

@@ -17,7 +17,8 @@ import uvloop
 from semel.cache import Borrowers, Lease, Lender, SharedCache, borrowed_feature, heads_of
 from semel.cache.shared.channel import encode_hello
 from semel.errors import ConfigError, ProtocolError
-from tests.cache.examples import assert_equal, digest_of, feature_of, until
+from tests.cache.examples import assert_equal, digest_of, feature_of
+from tests.waiting import until
 
 ITEM = 640
 
@@ -156,18 +157,29 @@ def test_views_that_outlive_the_event_loop_do_no_harm_D4(cache: SharedCache, pat
     assert open_files() == before
 
 
-async def test_a_recall_returns_what_was_never_borrowed_and_only_that_D3(cache: SharedCache, path: Path) -> None:
+async def test_a_lease_whose_message_got_lost_is_back_after_the_connection_is_closed_D3(
+    cache: SharedCache, path: Path
+) -> None:
     async with Borrowers(path) as borrowers:
         lender = await Lender.connect(path, cache)
-        lost, borrowed = lend(lender, cache, 1, ITEM), lend(lender, cache, 2, ITEM)
-        view: memoryview | None = borrowers.borrow(borrowed)
-        lender.recall()
-        await until(lambda: lender.leases == 1)
+        lost = lend(lender, cache, 1, ITEM)
+        lender.close()
+        async with asyncio.timeout(10):
+            await lender.wait_closed()
+        assert (lender.leases, cache.leases) == (0, 0)
         with pytest.raises(ProtocolError):
             borrowers.borrow(lost)
-        assert view == feature_of(2, ITEM).tensors["field0"].data
-        assert borrowers.borrow(lend(lender, cache, 3, ITEM)) is not None
-        view = None
+
+
+async def test_ids_that_a_frontend_tells_return_nothing_and_forbid_nothing_D4(cache: SharedCache, path: Path) -> None:
+    async with Borrowers(path) as borrowers:
+        lender = await Lender.connect(path, cache)
+        lease = lend(lender, cache, 1, ITEM)
+        lender._channel.send([lease.id, 12_345])
+        (connection,) = borrowers._lenders.values()
+        connection.catch_up()
+        assert lender.leases == 1
+        assert borrowers.borrow(lease)[:ITEM] == feature_of(1, ITEM).tensors["field0"].data
         await until(lambda: lender.leases == 0)
         lender.close()
 

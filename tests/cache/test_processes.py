@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from semel.cache import Borrowers, Lender, SharedCache
-from tests.cache.examples import content, digest_of, feature_of, until
+from tests.cache.examples import content, digest_of, feature_of
 from tests.cache.lending_process import NBYTES, from_line, to_line
+from tests.waiting import until
 
 SLOTS = 8
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def semel(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = Path(sys.executable).parent / "semel"
@@ -29,6 +31,7 @@ def test_key_makes_a_key_that_only_its_owner_reads_and_never_replaces_one(tmp_pa
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_testing_model_writes_a_model_folder(tmp_path: Path) -> None:
     done = semel("testing", "model", "qwen2-vl", str(tmp_path / "tiny"))
     assert done.returncode == 0, done.stderr

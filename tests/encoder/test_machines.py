@@ -2,8 +2,8 @@
 
 `ResidencyMachine` calls residency in any order (B1-B9). `EngineMachine` plays a scheduler and a worker around planner
 and residency (B and C together): requests come, are chunked, preempted in the very pass that planned for them, aborted;
-the worker drops and encodes what it is told, and must then find every embedding that its step needs. Together they run
-more than 10,000 steps, and the last test counts them.
+the worker drops and encodes what it is told, and must then find every embedding that its step needs. Together the slow
+ones run more than 10,000 steps, and the last test counts them.
 """
 
 from __future__ import annotations
@@ -283,14 +283,17 @@ def drive(machine: type[RuleBasedStateMachine], runs: int) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_b_residency_does_what_the_slow_model_does() -> None:
-    drive(ResidencyMachine, 150)
+@pytest.mark.parametrize("runs", [30, pytest.param(150, marks=pytest.mark.slow)])
+def test_b_residency_does_what_the_slow_model_does(runs: int) -> None:
+    drive(ResidencyMachine, runs)
 
 
 @pytest.mark.timeout(120)
-def test_b_and_c_a_worker_finds_every_embedding_that_its_step_needs() -> None:
-    drive(EngineMachine, 200)
+@pytest.mark.parametrize("runs", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_b_and_c_a_worker_finds_every_embedding_that_its_step_needs(runs: int) -> None:
+    drive(EngineMachine, runs)
 
 
+@pytest.mark.slow
 def test_the_machines_have_run_ten_thousand_steps() -> None:
     assert sum(steps.values()) >= 10_000, steps

@@ -7,7 +7,7 @@ import io
 import wave
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from semel.assemble import assemble_pipeline
 from semel.core import Key
 from semel.engine import Output, Submission
 from semel.engine.vllm.engine import VllmEngine
+from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Pipeline, Rendered
 
 GREEDY: Mapping[str, object] = {"temperature": 0.0, "max_tokens": 12, "logprobs": 3, "ignore_eos": True}
@@ -38,6 +39,12 @@ class Rig:
 
     engine: VllmEngine
     pipeline: Pipeline
+    folder: Path
+
+    def through(self, processor: ProcessorKind) -> Rig:
+        """The same engine, and features of a processor that is named."""
+        target = self.engine.contract.target
+        return replace(self, pipeline=assemble_pipeline(self.folder, target, Key(bytes(32)), processor=processor))
 
     @property
     def llm(self) -> Any:
@@ -86,7 +93,7 @@ async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
     arguments = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True, **engine_args}
     engine = VllmEngine.start(AsyncEngineArgs(model=str(folder), **arguments))
     try:
-        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32))))
+        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32))), folder)
     finally:
         await engine.close()
 
@@ -126,6 +133,26 @@ def clip(rng: np.random.Generator) -> bytes:
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, 16_000, samples.size, "NONE", ""))
         file.writeframes(samples.tobytes())
+    return buffer.getvalue()
+
+
+def video(
+    rng: np.random.Generator, codec: str = "libx264", container: str = "mp4", *, seconds: float | None = None
+) -> bytes:
+    """Blocks that change from frame to frame, 1 to 5 s of them."""
+    import av
+
+    length_s = float(rng.uniform(1.0, 5.0)) if seconds is None else seconds
+    width, height = (28 * int(n) for n in rng.integers(2, 7, 2))
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=int(rng.integers(5, 31)))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for _ in range(int(length_s * float(stream.average_rate or 1))):
+            blocks = rng.integers(0, 256, (height // 14, width // 14, 3), dtype=np.uint8)
+            frame = av.VideoFrame.from_ndarray(blocks.repeat(14, axis=0).repeat(14, axis=1), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
     return buffer.getvalue()
 
 

@@ -50,23 +50,23 @@ def embeddings(place: Place) -> list[int]:
     return [offset + index for index in range(length) if mask is None or mask[index]]
 
 
-async def test_random_chats_are_rendered_as_by_vllm_itself(rig: Rig, chats: list[Chat]) -> None:
+async def test_random_chats_are_rendered_as_by_vllm_itself(either: Rig, chats: list[Chat]) -> None:
     """vLLM's places begin and end with a token of newlines, which two images may share; ours are within these."""
     compared = 0
     for chat in chats:
-        await rig.engine.reset()
-        bare, ours = await bare_rendering(rig, chat), await our_rendering(rig, chat)
+        await either.engine.reset()
+        bare, ours = await bare_rendering(either, chat), await our_rendering(either, chat)
         assert ours.token_ids == bare.token_ids
         for mine, its in zip(ours.places.get("image", ()), bare.places.get("image", ()), strict=True):
             assert embeddings(mine) == embeddings(its)
             assert (mine[0], mine[1]) == (its[0] + 1, its[1] - 2)
         compared += same_items(ours, bare)
-    await rig.engine.reset()
+    await either.engine.reset()
     assert compared == 54
 
 
-async def test_random_chats_are_answered_as_by_vllm_itself(rig: Rig, chats: list[Chat]) -> None:
-    assert distinct(await compare(rig, chats)) >= 0.95
+async def test_random_chats_are_answered_as_by_vllm_itself(either: Rig, chats: list[Chat]) -> None:
+    assert distinct(await compare(either, chats)) >= 0.95
 
 
 async def test_the_spelling_of_the_placeholder_stays_text_S14(rig: Rig) -> None:

@@ -123,7 +123,7 @@ async def started(tiny: Callable[[str], Path]) -> AsyncIterator[Asker]:
     page = EncoderPage.create()
     plugged = encoder_arguments({"metrics": page.path})
     async with running(tiny("qwen2-vl"), **arguments, **plugged) as rig:
-        asker = Asker(rig.engine, rig.pipeline, page)
+        asker = Asker(rig.engine, rig.pipeline, rig.folder, page)
         rig.engine.watch(asker.replay)
         yield asker
     page.close()

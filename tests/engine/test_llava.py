@@ -33,15 +33,15 @@ def chats() -> list[list[dict[str, Any]]]:
 
 
 async def test_twenty_four_random_chats_are_rendered_as_by_vllm_itself(
-    rig: Rig, chats: list[list[dict[str, Any]]]
+    either: Rig, chats: list[list[dict[str, Any]]]
 ) -> None:
-    assert await compare_renderings(rig, chats) == 36
+    assert await compare_renderings(either, chats) == 36
 
 
 async def test_twenty_four_random_chats_are_answered_as_by_vllm_itself(
-    rig: Rig, chats: list[list[dict[str, Any]]]
+    either: Rig, chats: list[list[dict[str, Any]]]
 ) -> None:
-    assert distinct(await compare(rig, chats)) >= 0.95
+    assert distinct(await compare(either, chats)) >= 0.95
 
 
 def with_more_embeddings(feature: Feature) -> Feature:

@@ -24,10 +24,10 @@ async def rig(tiny: Callable[[str], Path]) -> AsyncIterator[Rig]:
         yield started
 
 
-async def test_twenty_random_chats_are_answered_as_by_vllm_itself(rig: Rig) -> None:
+async def test_twenty_random_chats_are_answered_as_by_vllm_itself(either: Rig) -> None:
     rng = np.random.default_rng(0)
     chats = [random_chat(rng, [audio_part(clip(rng)) for _ in range(index % 4)]) for index in range(20)]
-    answers = await compare(rig, chats)
+    answers = await compare(either, chats)
     assert distinct(answers) >= 0.95
 
 

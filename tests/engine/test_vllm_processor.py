@@ -19,10 +19,10 @@ from semel.engine.vllm.engine import VllmEngine
 from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits
-from semel.processing import HfProcessor, Pool
+from semel.processing import Family, HfProcessor, Pool
 from semel.processing.pipe import Description
 from semel.processing.processor import load_processor
-from tests.engine.parity import Rig, clip, compare, distinct, image_part, picture, random_chat
+from tests.engine.parity import Rig, clip, compare, distinct, image_part, picture, random_chat, video
 
 Folder = Callable[[str], Path]
 
@@ -83,6 +83,8 @@ def image(width: int, height: int) -> Media:
         ("qwen2-vl", LARGER),
         ("qwen2.5-vl", BYTES),
         ("llava", HALVES),
+        ("gemma3", FLOATS),
+        ("gemma3", HALVES),
         ("idefics3", FLOATS),
         ("qwen2-audio", FLOATS),
         ("qwen2-audio", HALVES),
@@ -102,7 +104,25 @@ def test_features_placeholders_and_masks_are_those_of_the_hf_processor_bit_for_b
     described, expected = Description.of(ours), Description.of(hf)
     assert described.placeholders == expected.placeholders
     assert described.insertions == expected.insertions
+    assert described.written == expected.written
     assert described.encoder_decoder == expected.encoder_decoder
+
+
+@pytest.mark.parametrize(("family", "target"), [("qwen2-vl", HALVES), ("qwen2.5-vl", BYTES), ("qwen2.5-vl", HALVES)])
+def test_features_of_videos_are_those_of_the_hf_processor_bit_for_bit(
+    tiny: Folder, family: str, target: Target
+) -> None:
+    rng = np.random.default_rng(7)
+    ours, hf = VllmProcessor.load(tiny(family), target), HfProcessor.load(tiny(family), target)
+    for codec, container in [("libx264", "mp4"), ("mpeg4", "mp4"), ("libvpx", "webm")]:
+        media = Media("video", video(rng, codec, container))
+        assert content(ours.process(media)) == content(hf.process(media))
+
+
+def test_videos_of_a_family_that_semel_does_not_know_are_refused(tiny: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.engine.vllm.processor.family_of", lambda _: Family())
+    with pytest.raises(InvalidRequest, match="videos are not supported yet"):
+        VllmProcessor.load(tiny("qwen2.5-vl"), BYTES).process(Media("video", b"any"))
 
 
 def test_options_of_the_request_act_as_on_the_hf_processor(tiny: Folder, qwen: VllmProcessor) -> None:
@@ -131,6 +151,8 @@ def test_what_cannot_be_used_is_refused_in_the_words_of_the_hf_processor_S7_S8(
         (Media("image", b"not an image"), MediaUndecodable),
         (image(2, 2_000), MediaUndecodable),
         (image(1, 1), MediaDegenerate),
+        (Media("video", b"not a video"), MediaUndecodable),
+        (Media("video", video(np.random.default_rng(0), seconds=0.1)), MediaDegenerate),
     ]
     for media, error in refused:
         with pytest.raises(error) as ours:
@@ -138,8 +160,6 @@ def test_what_cannot_be_used_is_refused_in_the_words_of_the_hf_processor_S7_S8(
         with pytest.raises(error) as theirs:
             hf.process(media)
         assert str(ours.value) == str(theirs.value)
-    with pytest.raises(InvalidRequest, match="video"):
-        qwen.process(Media("video", b"not through vLLM's processor yet"))
 
 
 def test_a_clip_too_short_to_be_heard_is_refused_S8(tiny: Folder) -> None:
@@ -195,6 +215,7 @@ def test_a_model_that_vllm_does_not_know_is_told_with_the_way_out(tiny: Folder, 
         load_processor("auto", tmp_path, FLOATS)
 
 
+@pytest.mark.slow
 async def test_auto_gives_an_unknown_family_to_vllm_in_every_process_of_the_pool(stranger: Path) -> None:
     here = load_processor("auto", stranger, FLOATS)
     assert isinstance(here, VllmProcessor)
@@ -227,7 +248,7 @@ async def rig(tiny: Folder) -> AsyncIterator[Rig]:
     )
     engine = VllmEngine.start(arguments, processor="vllm")
     try:
-        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32)), processor="vllm"))
+        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32)), processor="vllm"), folder)
     finally:
         await engine.close()
 

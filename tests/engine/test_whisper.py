@@ -39,13 +39,15 @@ async def bare(rig: Rig, data: bytes, start: str) -> Answer:
     )
 
 
-async def test_ten_random_clips_are_transcribed_as_by_vllm_itself(rig: Rig) -> None:
+async def test_ten_random_clips_are_transcribed_as_by_vllm_itself(either: Rig) -> None:
     rng = np.random.default_rng(0)
     clips = [(clip(rng), STARTS[index % 2]) for index in range(10)]
-    await rig.engine.reset()
-    expected = [await bare(rig, data, start) for data, start in clips]
-    await rig.engine.reset()
-    answers = [await rig.answer(await rig.pipeline.transcription(Media("audio", data), start)) for data, start in clips]
+    await either.engine.reset()
+    expected = [await bare(either, data, start) for data, start in clips]
+    await either.engine.reset()
+    answers = [
+        await either.answer(await either.pipeline.transcription(Media("audio", data), start)) for data, start in clips
+    ]
     assert answers == expected
     assert distinct(answers) >= 0.95
 

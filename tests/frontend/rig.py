@@ -23,6 +23,7 @@ from semel.telemetry import CacheLookups, Meter
 from semel.testing.engine import EchoEngine
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
+from tests.waiting import until
 
 KEY = Key(bytes(range(32)))
 MAX_IMAGES = 8
@@ -94,9 +95,7 @@ async def rig(
         remote = RemoteWorker(await stack.enter_async_context(link), lookups=lookups, meter=meter)
         tasks = [asyncio.create_task(Worker(engine, listener, borrowers).run()), asyncio.create_task(remote.run())]
         try:
-            async with asyncio.timeout(10):
-                while not remote.is_connected:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await until(lambda: remote.is_connected)
             service.begin(Serving(Fleet([remote]), engine.contract, pipeline))
             app = create_app(service, meter, keys)
             transport = httpx.ASGITransport(app)

@@ -1,14 +1,21 @@
-"""Which worker gets a request: held against what the rules say, over random fleets."""
+"""Which worker gets a request: held against what the rules say, over random fleets and under a virtual clock."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from random import Random
+from zlib import crc32
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest
 from semel.frontend.balance import Candidate, choose
+from tests.frontend.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
+
+TRACES = 1_000
 
 fleets = st.lists(
     st.builds(
@@ -19,49 +26,153 @@ fleets = st.lists(
     unique_by=lambda candidate: candidate.name,
 )
 digests = st.lists(st.binary(min_size=32, max_size=32).map(Digest), max_size=4)
+prefixes = st.one_of(st.just(b""), st.binary(min_size=16, max_size=16))
 
 
-@given(fleets, digests)
-def test_nobody_is_chosen_who_is_busier_than_a_quarter_over_the_mean_and_four_more(
-    fleet: list[Candidate], items: list[Digest]
+def key_of(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def digest_of(number: int) -> Digest:
+    return Digest(number.to_bytes(32, "big"))
+
+
+def fit(fleet: list[Candidate]) -> list[Candidate]:
+    loads = [candidate.load for candidate in fleet]
+    return [one for one in fleet if one.load <= min(loads) + 3 + 0.1 * sum(loads) / len(loads)]
+
+
+@given(fleets, digests, prefixes)
+def test_nobody_is_chosen_who_is_three_and_a_tenth_of_the_mean_busier_than_the_least_busy(
+    fleet: list[Candidate], items: list[Digest], prefix: bytes
 ) -> None:
-    mean = sum(candidate.load for candidate in fleet) / len(fleet)
-    assert fleet[choose(fleet, items)].load <= 1.25 * mean + 4
+    assert fleet[choose(fleet, items, prefix)] in fit(fleet)
 
 
-@given(fleets, digests)
-def test_of_those_who_are_not_too_busy_the_one_that_holds_most_is_chosen(
-    fleet: list[Candidate], items: list[Digest]
+@given(fleets, digests, prefixes)
+def test_of_those_who_are_not_too_busy_one_that_holds_most_is_chosen(
+    fleet: list[Candidate], items: list[Digest], prefix: bytes
 ) -> None:
-    mean = sum(candidate.load for candidate in fleet) / len(fleet)
-    fit = [candidate for candidate in fleet if candidate.load <= 1.25 * mean + 4]
-    chosen = fleet[choose(fleet, items)]
-    if items:
-        assert chosen.held == max(candidate.held for candidate in fit)
-    else:
-        assert chosen.load == min(candidate.load for candidate in fit)
+    chosen = fleet[choose(fleet, items, prefix)]
+    assert chosen.held == max(candidate.held for candidate in fit(fleet))
 
 
-@given(fleets, digests, st.randoms(use_true_random=False))
+@given(fleets)
+def test_without_items_and_without_an_opening_it_is_one_of_the_least_busy(fleet: list[Candidate]) -> None:
+    fleet = [replace(candidate, held=0) for candidate in fleet]
+    assert fleet[choose(fleet, [])].load == min(candidate.load for candidate in fleet)
+
+
+@given(fleets, digests, prefixes, st.randoms(use_true_random=False))
 def test_every_frontend_decides_alike_whatever_the_order_it_knows_workers_and_items_in(
-    fleet: list[Candidate], items: list[Digest], random: Random
+    fleet: list[Candidate], items: list[Digest], prefix: bytes, random: Random
 ) -> None:
     other_fleet, other_items = list(fleet), list(items)
     random.shuffle(other_fleet)
     random.shuffle(other_items)
-    assert fleet[choose(fleet, items)] == other_fleet[choose(other_fleet, other_items)]
+    assert fleet[choose(fleet, items, prefix)] == other_fleet[choose(other_fleet, other_items, prefix)]
 
 
-def test_items_that_nobody_holds_are_spread_over_all() -> None:
+@pytest.mark.parametrize("kind", ["items", "conversations"])
+def test_what_nobody_holds_is_spread_over_all(kind: str) -> None:
     fleet = [Candidate(name, 0, 0) for name in "abcd"]
-    chosen = [choose(fleet, [Digest(number.to_bytes(32, "big"))]) for number in range(1_000)]
-    assert min(chosen.count(index) for index in range(4)) > 150
+    chosen = [_chosen(fleet, kind, number) for number in range(1_000)]
+    assert min(chosen.count(name) for name in "abcd") > 180
 
 
-def test_a_worker_that_is_lost_moves_only_its_own_items() -> None:
+@pytest.mark.parametrize("kind", ["items", "conversations"])
+def test_a_worker_that_is_lost_moves_only_its_own(kind: str) -> None:
     fleet = [Candidate(name, 0, 0) for name in "abcd"]
-    for number in range(200):
-        items = [Digest(number.to_bytes(32, "big"))]
-        before = fleet[choose(fleet, items)].name
-        if before != "d":
-            assert fleet[:3][choose(fleet[:3], items)].name == before
+    for number in range(400):
+        before = _chosen(fleet, kind, number)
+        assert before == "d" or _chosen(fleet[:3], kind, number) == before
+
+
+@pytest.mark.parametrize("kind", ["items", "conversations"])
+def test_a_worker_that_joins_moves_only_what_it_gets_and_that_is_its_share(kind: str) -> None:
+    """Control: a hash modulo the number of workers moves most of them."""
+    fleet = [Candidate(name, 0, 0) for name in "abcde"]
+    moved = modulo_moved = 0
+    for number in range(2_000):
+        before, after = _chosen(fleet[:4], kind, number), _chosen(fleet, kind, number)
+        assert after in (before, "e")
+        moved += after != before
+        modulo_moved += crc32(key_of(number)) % 4 != crc32(key_of(number)) % 5
+    assert moved / 2_000 == pytest.approx(1 / 5, abs=0.04)
+    assert modulo_moved / 2_000 > 0.7
+
+
+def test_the_next_turn_goes_where_the_conversation_began_unless_that_is_too_busy() -> None:
+    fleet = [Candidate(name, 5, 0) for name in "abcdef"]
+    home = choose(fleet, [], key_of(1))
+    assert choose(fleet, [], key_of(1)) == home
+    crowded = [replace(one, load=9) if index == home else one for index, one in enumerate(fleet)]
+    assert choose(crowded, [], key_of(1)) != home
+
+
+def test_among_equal_holders_the_conversation_decides_and_not_the_item() -> None:
+    fleet = [Candidate(name, 0, 1) for name in "abcd"]
+    chosen = {choose(fleet, [digest_of(1)], key_of(number)) for number in range(100)}
+    assert chosen == {0, 1, 2, 3}
+
+
+def test_a_trace_can_be_followed_by_hand() -> None:
+    item, other = digest_of(1), digest_of(2)
+    paces = (Pace(1.0, until=3.0, then=0.5), Pace(1.0))
+    requests = (
+        Request(0.0, 0, (item,), b"t", 1.0),  # worker 0: encode 2, prefill 0.5, answer 1: 3 s, then 0.5 at half speed
+        Request(0.0, 0, (item,), b"t", 1.0),  # worker 1: the same, 3.5 s
+        Request(5.0, 0, (item, other), b"t", 1.0),  # worker 0 at 5 s: one encode of 2, answer 1, at half speed: 6 s
+    )
+    outcome = simulate(Trace(paces, 1, encode_s=2.0, prefill_s=0.5, requests=requests), round_robin)
+    assert (outcome.makespan_s, outcome.encodes, outcome.prefills) == (11.0, 3, 2)
+
+
+def test_a_frontend_knows_its_own_requests_at_once_and_those_of_others_after_the_lag() -> None:
+    item = digest_of(1)
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def watch(number: int, view: View, request: Request) -> int:
+        seen.append((list(view.loads), [len(held) for held in view.held]))
+        return 0
+
+    asked = [(0.0, 0), (0.0, 0), (0.01, 1), (0.5, 1), (9.0, 1)]
+    requests = tuple(Request(at, frontend, (item,), b"t", 1.0) for at, frontend in asked)
+    simulate(Trace((Pace(), Pace()), 2, encode_s=0.0, prefill_s=0.0, requests=requests), watch)
+    assert seen == [([0, 0], [0, 0]), ([1, 0], [1, 0]), ([0, 0], [0, 0]), ([3, 0], [1, 0]), ([0, 0], [1, 0])]
+
+
+@pytest.mark.timeout(240)
+def test_no_trace_of_a_thousand_takes_over_a_twentieth_longer_than_round_robin(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Control: affinity with the wide bound of 1.25 times the mean and 4, which hot items and slow workers beat."""
+    worst = naive_worst = 0.0
+    encodes = rivals = items = 0
+    for seed in range(TRACES):
+        trace = draw(seed)
+        ours, rival = simulate(trace, balanced), simulate(trace, round_robin)
+        worst = max(worst, ours.makespan_s / rival.makespan_s)
+        encodes, rivals, items = encodes + ours.encodes, rivals + rival.encodes, items + trace.distinct_items
+        if seed < 60:
+            naive_worst = max(naive_worst, simulate(trace, _wide).makespan_s / rival.makespan_s)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{TRACES:,} traces: makespan at most {worst:.3f} of round robin's; encodes per distinct item "
+            f"{encodes / items:.2f}, round robin {rivals / items:.2f}\n"
+        )
+    assert worst <= 1.05
+    assert encodes < 0.65 * rivals
+    assert naive_worst > 1.05
+
+
+def _wide(number: int, view: View, request: Request) -> int:
+    bound = 1.25 * sum(view.loads) / len(view.loads) + 4
+    fit = [worker for worker, load in enumerate(view.loads) if load <= bound]
+    held = [sum(item in held for item in request.items) for held in view.held]
+    return max(fit, key=lambda worker: (held[worker], crc32(b"%d" % worker + request.talk)))
+
+
+def _chosen(fleet: list[Candidate], kind: str, number: int) -> str:
+    items, prefix = ([digest_of(number)], b"") if kind == "items" else ([], key_of(number))
+    return fleet[choose(fleet, items, prefix)].name

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from semel.core import Prompt, Timeline
 from semel.engine import Output
-from semel.frontend.continuations import Continuation
+from semel.frontend.answers import Head
+from semel.frontend.continuations import Continuation, Echo
+from semel.frontend.showing import Showing
 from semel.testing.engine import echo
 from tests.frontend.rig import Rig
 
 COMPLETIONS = "/v1/completions"
+LOGPROBS = Showing(logprobs=True, top_logprobs=1)
+
+
+def totals(answer: Mapping[str, Any]) -> tuple[int, int, int]:
+    usage = answer["usage"]
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
 async def expected(app: Rig, text: str) -> list[int]:
@@ -30,7 +41,7 @@ async def test_each_prompt_goes_on_by_itself_E2(app: Rig) -> None:
     ]
     assert all(choice["finish_reason"] == "stop" for choice in answer["choices"])
     prompts = sum(len(choice["prompt_token_ids"]) for choice in answer["choices"])
-    assert answer["usage"] == {"prompt_tokens": prompts, "completion_tokens": 8, "total_tokens": prompts + 8}
+    assert totals(answer) == (prompts, 8, prompts + 8)
 
 
 async def test_a_stream_brings_the_same_tokens_as_the_whole_answer(app: Rig) -> None:
@@ -64,29 +75,55 @@ async def test_a_prompt_that_cannot_be_executed_refuses_all_and_leaves_nothing_r
     assert (await app.ok(COMPLETIONS, {"prompt": "hello"}))["choices"][0]["finish_reason"] == "stop"
 
 
+WORDS = {1: "ab", 2: "c", 3: "def"}
+HEAD = Head("cmpl-r", "tiny", "semel-0", created=0)
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(WORDS[token] for token in token_ids)
+
+
+def output(index: int, token: int, finish: str | None = None) -> Output:
+    return Output(index, WORDS[token], (token,), ({token: -0.5, 2: float("-inf")},), finish)
+
+
+def continuing(*prompts: list[int], showing: Showing = LOGPROBS, echo: Echo | None = None) -> Continuation:
+    given = [Prompt(prompt, Timeline.decoder([]), ()) for prompt in prompts]
+    return Continuation(HEAD, given, decode, count=2, showing=showing, echo=echo)
+
+
 def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
-    words = {1: "ab", 2: "c", 3: "def"}
-
-    def decode(token_ids: Any) -> str:
-        return "".join(words[token] for token in token_ids)
-
-    def output(index: int, token: int, finish: str | None = None) -> Output:
-        return Output(index, words[token], (token,), ({token: -0.5, 2: float("-inf")},), finish)
-
-    whole = Continuation("r", "tiny", [[7, 7], [8]], decode, count=2)
-    streamed = Continuation("r", "tiny", [[7, 7], [8]], decode, count=2)
+    whole, streamed = continuing([7, 7], [8]), continuing([7, 7], [8])
     offsets = []
     for prompt, index, token in ((1, 0, 1), (0, 1, 3), (1, 0, 3), (1, 0, 1)):
         whole.add(prompt, output(index, token, "length"))
-        chunk = streamed.chunk(prompt, output(index, token), logprobs=True, token_ids=False)
-        offsets.append((chunk["choices"][0]["index"], chunk["choices"][0]["logprobs"].text_offset))
+        (chunk,) = streamed.chunks(prompt, output(index, token))
+        offsets.append((chunk["choices"][0]["index"], chunk["choices"][0]["logprobs"]["text_offset"]))
     assert offsets == [(2, [0]), (1, [0]), (2, [2]), (2, [5])]
-    answer = whole.whole(logprobs=True, token_ids=False)
+    answer = whole.whole()
     third = answer["choices"][2]
     assert third["text"] == "abdefab"
-    assert third["logprobs"].tokens == ["ab", "def", "ab"]
-    assert third["logprobs"].text_offset == [0, 2, 5]
-    assert third["logprobs"].token_logprobs == [-0.5] * 3
-    assert third["logprobs"].top_logprobs[0] == {"ab": -0.5, "c": -9999.0}
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    assert whole.whole(logprobs=False, token_ids=False)["choices"][2]["logprobs"] is None
+    assert third["logprobs"]["tokens"] == ["ab", "def", "ab"]
+    assert third["logprobs"]["text_offset"] == [0, 2, 5]
+    assert third["logprobs"]["token_logprobs"] == [-0.5] * 3
+    assert third["logprobs"]["top_logprobs"][0] == {"ab": -0.5, "c": -9999.0}
+    assert totals(answer) == (3, 4, 7)
+    assert continuing([7], showing=Showing()).whole()["choices"][1]["logprobs"] is None
+
+
+def test_an_echo_begins_with_the_prompt_and_what_is_known_of_its_tokens() -> None:
+    told = (None, {2: (-1.0, 3, "C"), 1: (float("-inf"), 1, "ab")})
+    first = replace(output(0, 3, "stop"), prompt_logprobs=told)
+    echoing = continuing([1, 2], echo=Echo(["abC"], alone=False))
+    echoing.add(0, first)
+    echoing.add(0, output(1, 1, "stop"))
+    one, other = echoing.whole()["choices"]
+    assert (one["text"], other["text"]) == ("abCdef", "abCab")
+    assert one["logprobs"]["tokens"] == ["ab", "C", "def"]
+    assert one["logprobs"]["token_logprobs"] == [None, -1.0, -0.5]
+    assert one["logprobs"]["top_logprobs"][:2] == [None, {"C": -1.0, "ab": -9999.0}]
+    assert one["prompt_logprobs"][1]["1"] == {"logprob": -9999.0, "rank": 1, "decoded_token": "ab"}
+    alone = continuing([1, 2], echo=Echo(["abC"], alone=True))
+    alone.add(0, first)
+    assert alone.whole()["choices"][0]["text"] == "abC"
+    assert alone.whole()["choices"][0]["logprobs"]["tokens"] == ["ab", "C"]

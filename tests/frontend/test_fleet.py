@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from semel.core import Digest, Feature
+from semel.core import Contract, Digest, Feature
 from semel.engine import Submission
 from semel.errors import NotReady, WorkerLost
-from semel.frontend.fleet import Fleet, FleetStream
-from tests.wire.examples import digest_of
+from semel.frontend.fleet import Fleet, FleetStream, WholeStream
+from semel.frontend.remote import RemoteWorker
+from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
+from tests.waiting import until
+from tests.wire.examples import CONTRACT, KEY, digest_of
 from tests.worker.pairing import Frontend, Rig, expected, feature, prompt, rig
 
 
@@ -29,12 +32,22 @@ class Two:
     def sides(self) -> list[Frontend]:
         return [one.frontends[0] for one in self.rigs]
 
-    async def submit(self, request_id: str, number: int) -> FleetStream:
+    @property
+    def busy(self) -> Rig:
+        """The one that has got a request."""
+        (busy,) = [one for one in self.rigs if one.engine.submissions]
+        return busy
+
+    @property
+    def queries(self) -> float:
+        return sum(side.metric("semel_mm_cache_queries_total") for side in self.sides)
+
+    async def submit(self, request_id: str, number: int, kind: type[FleetStream] = FleetStream) -> FleetStream:
         async def make(_: Digest) -> Feature:
             return feature(number)
 
         worker = self.fleet.choose([digest_of(number)])
-        return await self.fleet.submit(worker, Submission(request_id, prompt([number]), {}), make)
+        return await self.fleet.submit(worker, Submission(request_id, prompt([number]), {}), make, kind)
 
 
 @pytest.fixture
@@ -95,8 +108,203 @@ async def test_an_answer_that_has_begun_ends_with_the_truth(two: Two) -> None:
 async def test_without_any_worker_the_reason_is_told(two: Two) -> None:
     for one in two.rigs:
         await lose(one)
-    async with asyncio.timeout(5):
-        while two.fleet.serving:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: not two.fleet.serving)
     with pytest.raises(NotReady, match="lost"):
         two.fleet.choose([])
+
+
+async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two: Two) -> None:
+    """Issue 8.4: nothing has reached the client. Control: the same loss ends a stream, in the test above."""
+    for one in two.rigs:
+        one.engine.pause_s = 0.05
+    stream = await two.submit("r", 1, WholeStream)
+    answering = asyncio.create_task(tokens(stream))
+    lost = two.busy
+    (side,) = [one.frontends[0] for one in two.rigs if one is lost]
+    heard = side.worker._streams["r"]
+    await until(lambda: heard._make is None)  # the first output has come
+    await lose(lost)
+    assert await answering == expected([1]), "nothing of the first attempt is in it"
+    await stream.close()
+    assert two.queries == 1, "one query per item and request (D8)"
+
+
+async def test_a_whole_answer_whose_second_worker_is_lost_too_ends_with_the_truth(two: Two) -> None:
+    for one in two.rigs:
+        one.engine.pause_s = 0.1
+    stream = await two.submit("r", 1, WholeStream)
+    answering = asyncio.create_task(tokens(stream))
+    first = two.busy
+    await lose(first)
+    (second,) = [one for one in two.rigs if one is not first]
+    await until(lambda: second.engine.submissions == 1)
+    await lose(second)
+    with pytest.raises(WorkerLost, match="send the request again"):
+        await answering
+    await stream.close()
+    assert two.queries == 1
+
+
+async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_same_D8(two: Two) -> None:
+    """Control: what was promised when the request was submitted, that another would count them."""
+    for one in two.rigs:
+        one.engine.pause_s = 0.1
+    stream = await two.submit("r", 1)
+    (other,) = [one for one in two.rigs if one is not two.busy]
+    two.fleet.retire(other.frontends[0].worker)
+    await lose(two.busy)
+    with pytest.raises(WorkerLost):
+        await tokens(stream)
+    await stream.close()
+    assert two.queries == 1
+
+
+async def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has(two: Two) -> None:
+    for one in two.rigs:
+        one.engine.pause_s = 0.05
+    stream = await two.submit("r", 1)
+    draining = two.busy
+    ended = asyncio.create_task(draining.worker.drain(within_s=10))
+    await until(lambda: len(two.fleet.serving) == 1)
+    other = two.fleet.serving[0]
+    assert other is not draining.frontends[0].worker
+    assert all(two.fleet.choose([digest_of(number)]) is other for number in range(20))
+    assert await tokens(stream) == expected([1])
+    await ended
+    assert [one.engine.submissions for one in two.rigs if one is draining] == [1]
+
+
+async def test_load_is_what_we_know_of_our_own_and_what_the_worker_tells_of_others(two: Two) -> None:
+    for one in two.rigs:
+        one.engine.pause_s = 0.05
+    streams = [await two.submit(f"r{number}", 1) for number in range(3)]
+    loads = [side.worker.load for side in two.sides]
+    assert sum(loads) == 3, "at once, without a word of the worker's"
+    await until(lambda: sum(side.worker.running for side in two.sides) == 3)
+    assert [side.worker.load for side in two.sides] == loads, "what it tells are ours"
+    for stream in streams:
+        await tokens(stream)
+    assert sum(side.worker.load for side in two.sides) == 0, "answered, although not closed"
+    for stream in streams:
+        await stream.close()
+
+
+@dataclass
+class Linking:
+    """Links to workers of any contract, which never get a request."""
+
+    folder: Path
+    stack: AsyncExitStack
+    listeners: dict[RemoteWorker, WorkerListener]
+
+    async def link(self, contract: Contract) -> RemoteWorker:
+        """A worker that has not connected yet."""
+        name = f"{len(self.listeners)}"
+        (self.folder / name).mkdir(mode=0o700)
+        listener = WorkerListener(f"ipc://{self.folder}/{name}/w.sock", key=KEY, contract=contract)
+        await self.stack.enter_async_context(listener)
+        backoff = Backoff(first_s=0.01, max_s=0.05)
+        link = FrontendLink(listener.address, key=KEY, frontend_id="f", backoff=backoff)
+        worker = RemoteWorker(await self.stack.enter_async_context(link))
+        running = asyncio.create_task(worker.run())
+        self.stack.callback(running.cancel)
+        self.listeners[worker] = listener
+        return worker
+
+    async def fleet(self, *contracts: Contract) -> Fleet:
+        """A fleet in which workers come one after another."""
+        fleet = Fleet()
+        for contract in contracts:
+            fleet.add(worker := await self.link(contract))
+            await until(lambda worker=worker: worker.is_connected)  # type: ignore[misc]
+        return fleet
+
+    async def lose(self, worker: RemoteWorker) -> None:
+        """End its session; it comes again by itself."""
+        for peer in self.listeners[worker].peers:
+            self.listeners[worker].close(peer, "lost")
+        await until(lambda: not worker.is_connected)
+
+
+@pytest.fixture
+async def linking(tmp_path: Path) -> AsyncIterator[Linking]:
+    async with AsyncExitStack() as stack:
+        yield Linking(tmp_path, stack, {})
+
+
+@pytest.mark.parametrize(
+    ("contract", "reason"),
+    [
+        (replace(CONTRACT, model="another"), "--served-model-name"),
+        (replace(CONTRACT, fingerprint="f" * 8), "--processor"),
+        (replace(CONTRACT, target=replace(CONTRACT.target, dtype="float16")), "--dtype"),
+        (replace(CONTRACT, target=replace(CONTRACT.target, options={"max_pixels": 4})), "--mm-processor-kwargs"),
+        (replace(CONTRACT, max_tokens=CONTRACT.max_tokens - 1), "--max-model-len"),
+        (replace(CONTRACT, max_items={"image": 1}), "--limit-mm-per-prompt"),
+        (replace(CONTRACT, max_embeds=CONTRACT.max_embeds - 1), "--max-num-batched-tokens"),
+        (replace(CONTRACT, fields={}), "serve the same model"),
+    ],
+)
+async def test_a_worker_that_would_answer_otherwise_is_refused_with_the_flag_to_change(
+    linking: Linking, contract: Contract, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Control: the processor's fingerprint alone tells only one of them apart."""
+    fleet = await linking.fleet(CONTRACT, contract)
+    first, second = fleet.workers
+    assert fleet.serving == [first]
+    (told,) = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
+    assert second.name in told
+    assert reason in told
+    assert (contract.fingerprint == CONTRACT.fingerprint) == (reason != "--processor")
+
+
+async def test_workers_whose_caches_differ_in_size_serve_together(linking: Linking) -> None:
+    fleet = await linking.fleet(CONTRACT, replace(CONTRACT, cache_bytes=CONTRACT.cache_bytes + 1))
+    assert len(fleet.serving) == 2
+
+
+async def test_nobody_serves_for_a_moment_who_is_not_admitted(linking: Linking) -> None:
+    """Control: `is_connected`, which was all that counted until somebody looked at the contract."""
+    fleet = await linking.fleet(CONTRACT)
+    stranger = await linking.link(replace(CONTRACT, model="another"))
+    seen: list[tuple[bool, bool]] = []
+    fleet.add(stranger)
+    judge = stranger._watcher
+    assert judge is not None
+
+    def judged() -> None:
+        judge()
+        seen.append((stranger.is_connected, stranger in fleet.serving))
+
+    stranger.watch(judged)
+    await until(lambda: stranger.is_connected)
+    assert seen == [(True, False)], "decided in the very step in which it connected"
+
+
+async def test_a_processor_that_is_not_ours_keeps_a_worker_out_also_after_it_reconnects(linking: Linking) -> None:
+    fleet = await linking.fleet(CONTRACT)
+    (worker,) = fleet.workers
+    fleet.admit(lambda _: "it is not ours")
+    assert (fleet.serving, fleet.contract, fleet.reason) == ([], None, "it is not ours")
+    await linking.lose(worker)
+    await until(lambda: worker.is_connected)
+    assert fleet.serving == []
+    with pytest.raises(NotReady, match="it is not ours"):
+        fleet.choose([])
+
+
+async def test_when_nobody_serves_any_more_another_contract_may_come_but_no_other_model(linking: Linking) -> None:
+    longer, other = replace(CONTRACT, max_tokens=CONTRACT.max_tokens + 1), replace(CONTRACT, model="another")
+    fleet = await linking.fleet(CONTRACT, other, longer)
+    fleet.admit(lambda _: None)
+    first, stranger, successor = fleet.workers
+    assert fleet.serving == [first]
+    fleet.retire(first)
+    assert (fleet.serving, fleet.contract) == ([successor], longer)
+    fleet.restore(first)
+    assert fleet.serving == [successor], "who serves stays"
+    fleet.remove(successor)
+    assert fleet.serving == [first]
+    fleet.remove(first)
+    assert (fleet.serving, fleet.workers) == ([], (stranger,))
+    assert "--served-model-name" in fleet.reason

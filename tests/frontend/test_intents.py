@@ -13,6 +13,7 @@ from tests.render.drawn import Drawing, chat, image_part
 INTENTS: dict[str, Intent | None] = {
     "/v1/chat/completions": "execute",
     "/v1/completions": "execute",
+    "/inference/v1/generate": "inspect",
     "/v1/chat/completions/render": "inspect",
     "/v1/completions/render": "inspect",
     "/tokenize": "inspect",
@@ -20,18 +21,26 @@ INTENTS: dict[str, Intent | None] = {
 }
 """None: it renders nothing."""
 
+FORMS: dict[str, Intent] = {"/v1/audio/transcriptions": "execute"}
+"""Those that take no JSON; `test_transcriptions.py` sends them."""
+
+SUBMITS = {path for path, intent in INTENTS.items() if intent == "execute"} | {"/inference/v1/generate"}
+"""What is answered by an engine: also what was rendered elsewhere, for which nothing is rendered here."""
+
 TAKES_ITEMS = {path for path in INTENTS if "chat" in path} | {"/tokenize"}
 
 
 def body_of(path: str, *numbers: int) -> dict[str, Any]:
     if path in TAKES_ITEMS:
         return {"messages": list(chat(*numbers).messages)}
+    if path == "/inference/v1/generate":
+        return {"token_ids": [1, 2], "sampling_params": {}}
     return {"tokens": [1, 2]} if path == "/detokenize" else {"prompt": "hello"}
 
 
 def test_every_route_that_takes_a_body_has_its_intent_in_the_table_E2(app: Rig) -> None:
     posting = {path for path, operations in app.app.openapi()["paths"].items() if "post" in operations}
-    assert posting == INTENTS.keys()
+    assert posting == INTENTS.keys() | FORMS.keys()
 
 
 @pytest.mark.parametrize("path", INTENTS)
@@ -49,7 +58,7 @@ async def test_a_route_moves_the_main_cache_and_its_counters_if_it_executes_and_
         assert after[1][f"semel_mm_cache_hits_total{{{labels}}}"] == "2.0"
     else:
         assert after == before
-    assert app.engine.submissions == (2 if INTENTS[path] == "execute" else 0)
+    assert app.engine.submissions == (2 if path in SUBMITS else 0)
     assert sorted(drawing.processed) == ([1, 2] if path in TAKES_ITEMS else [])
 
 

@@ -1,13 +1,35 @@
-"""What a request may have is checked before anything is made of it."""
+"""What a request may have is checked before anything is made of it, and let go as soon as it is not needed (S18)."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
+import gc
+import inspect
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.frontend.rig import MAX_IMAGES, Rig
-from tests.render.drawn import Drawing, chat
+from semel.cli.app import frontend
+from semel.core import Feature, Media
+from semel.engine import Output, Stream, Submission
+from semel.frontend.exchange import BodyLimits
+from semel.frontend.pace import PaceLimits
+from semel.frontend.requests import ChatCompletionRequest
+from semel.media.budget import Budget, BudgetLimits
+from tests.frontend.asgi import Exchange, stream_of
+from tests.frontend.rig import MAX_IMAGES, Rig, rig
+from tests.render.drawn import Drawing, chat, drawn
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
+MIB = 1024**2
 
 
 @pytest.mark.parametrize("path", [CHAT, f"{CHAT}/render"])
@@ -26,3 +48,201 @@ async def test_what_travels_between_the_processes_has_bounds_S18(app: Rig, field
     assert response.status_code == 400
     (name,) = field
     assert response.json()["error"]["message"].startswith(name)
+
+
+def ask(image_bytes: int = 0, **fields: object) -> bytes:
+    url = f"data:image/png;base64,{base64.b64encode(bytes(image_bytes)).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}] if image_bytes else []
+    return json.dumps(
+        {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}], **fields}
+    ).encode()
+
+
+async def sent(app: Rig, *chunks: bytes, **headers: str) -> Exchange:
+    exchange = Exchange()
+    exchange.leave.clear()
+    await exchange.run(app.app, CHAT, stream_of(chunks), headers)
+    return exchange
+
+
+async def test_an_announced_length_over_the_limit_is_refused_before_a_byte_is_read(app: Rig) -> None:
+    app.service.body = BodyLimits(max_bytes=1_000)
+
+    def unread() -> Iterator[bytes]:
+        yield pytest.fail("the body was read")
+
+    exchange = Exchange()
+    await exchange.run(app.app, CHAT, stream_of(unread()), {"content-length": "1001"})
+    assert (exchange.status, exchange.code) == (413, "media_too_large")
+    assert "--max-body-bytes" in exchange.message
+
+
+async def test_a_length_that_lies_or_is_no_number_is_not_trusted(app: Rig) -> None:
+    app.service.body = BodyLimits(max_bytes=1_000)
+    for announced in ("10", "-1", "1e3", ""):
+        exchange = await sent(app, b"x" * 600, b"x" * 600, **{"content-length": announced})
+        assert (exchange.status, exchange.code) == (413, "media_too_large")
+    assert app.service.budget.in_flight == 0
+
+
+async def test_what_a_request_brings_counts_decoded_as_well(app: Rig) -> None:
+    app.service.budget = Budget(BudgetLimits(max_request_bytes=100_000, max_bytes=1_000_000))
+    exchange = await sent(app, ask(60_000))
+    assert (exchange.status, exchange.code) == (413, "media_too_large")
+    assert "--max-request-media-bytes" in exchange.message
+    assert app.service.budget.in_flight == 0
+
+
+async def test_bytes_that_others_hold_are_answered_with_429_and_when_to_come_again(app: Rig) -> None:
+    app.service.budget = Budget(BudgetLimits(max_request_bytes=1_000, max_bytes=1_000))
+    other = app.service.budget.open()
+    other.take(900)
+    exchange = await sent(app, ask())
+    assert (exchange.status, exchange.code) == (429, "too_many_bytes")
+    assert exchange.headers["retry-after"] == "1"
+    assert "--max-media-bytes-in-flight" in exchange.message
+    refused = app.metrics("semel_refusals_total")
+    assert refused == {'semel_refusals_total{code="too_many_bytes"}': "1.0"}
+    assert app.metrics("semel_media_in_flight_bytes") == {"semel_media_in_flight_bytes": "900.0"}
+    other.close()
+
+
+async def test_requests_that_wait_are_bounded(app: Rig) -> None:
+    app.service.budget = Budget(BudgetLimits(max_requests=1))
+    with app.service.budget.open():
+        exchange = await sent(app, ask())
+        assert (exchange.status, exchange.code) == (429, "too_many_requests")
+        assert "--max-waiting-requests" in exchange.message
+    assert (await app.post(CHAT, json.loads(ask()))).status_code == 200
+
+
+async def test_a_body_that_takes_too_long_is_given_up_and_what_came_of_it_let_go(app: Rig) -> None:
+    app.service.body = BodyLimits(max_s=0.05)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'{"messages": '
+        await asyncio.Event().wait()
+
+    exchange = Exchange()
+    await exchange.run(app.app, CHAT, slow())
+    assert (exchange.status, exchange.code) == (408, "request_timeout")
+    assert "--max-body-s" in exchange.message
+    assert (app.service.budget.in_flight, app.service.budget.requests) == (0, 0)
+
+
+@pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "}")])
+async def test_json_that_nests_deeply_is_refused_as_the_clients_fault(app: Rig, brackets: tuple[str, str]) -> None:
+    for depth in (129, 10_000, 1_000_000):
+        opening, closing = brackets
+        content = f'"tools": [{{"type": {opening * depth}1{closing * depth}}}]'
+        exchange = await sent(app, ask()[:-1] + f", {content}}}".encode())
+        assert exchange.status in (400, 413), exchange.body
+        assert "internal" not in exchange.message
+
+
+async def test_json_of_very_many_values_is_refused_before_it_is_parsed(app: Rig) -> None:
+    app.service.body = BodyLimits(max_values=1_000)
+    for value in ("{}", "[]", "1", '""', "[[[[[[[[[["):
+        exchange = await sent(app, b'{"messages": [' + f"{value},".encode() * 1_000)
+        assert (exchange.status, exchange.code) == (413, "media_too_large")
+        assert "--max-body-values" in exchange.message
+
+
+def test_the_flags_have_the_defaults_of_the_limits() -> None:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(frontend).parameters.items()}
+    body, budget = BodyLimits(), BudgetLimits()
+    assert [getattr(body, field.name) for field in fields(body)] == [
+        defaults[name] for name in ("max_body_bytes", "max_body_values", "max_body_s")
+    ]
+    assert [getattr(budget, field.name) for field in fields(budget)] == [
+        defaults[name] for name in ("max_request_media_bytes", "max_media_bytes_in_flight", "max_waiting_requests")
+    ]
+    assert PaceLimits().per_s == defaults["max_refusals_per_s"]
+
+
+def test_the_page_on_limits_has_every_limit_that_is_a_flag_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    for name, parameter in inspect.signature(frontend).parameters.items():
+        if name.startswith(("max_", "min_")):
+            flag = f"--{name.replace('_', '-')}"
+            (row,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{flag}` |" in line]
+            assert f"| {parameter.default:.15g} |" in row, (flag, parameter.default)
+
+
+class _Gated:
+    """An answer that goes on when it is told to."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.first, self.rest = asyncio.Event(), asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        gates = iter([self.first, self.rest])
+        async for output in self._stream:
+            if (gate := next(gates, None)) is not None:
+                await gate.wait()
+            yield output
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+
+@pytest.mark.parametrize(("naive", "stream"), [(True, False), (False, False), (False, True)])
+async def test_an_answer_that_is_generated_holds_nothing_of_what_its_request_brought(
+    tmp_path: Path, drawing: Drawing, monkeypatch: pytest.MonkeyPatch, naive: bool, stream: bool
+) -> None:
+    """The naive route keeps what was asked until it has answered, base64 and all."""
+    if naive:
+        monkeypatch.setattr(ChatCompletionRequest, "model_copy", lambda self, **_: self)
+
+    async def process(media: Media, _: Mapping[str, object], **__: object) -> Feature:
+        return drawn(Media(media.modality, b"1"))
+
+    async with rig(tmp_path, replace(drawing.pipeline, process=process)) as app:
+        gated: list[_Gated] = []
+        submit = app.engine.submit
+
+        async def submit_gated(submission: Submission) -> Any:
+            gated.append(_Gated(await submit(submission)))
+            return gated[-1]
+
+        app.engine.submit = submit_gated  # type: ignore[method-assign]
+        await sent_gated(app, gated, 3_000, stream)  # what is loaded by a first request stays
+        gated.clear()
+        before, generating = await sent_gated(app, gated, 16 * MIB, stream)
+        assert (before > 20 * MIB, generating > 20 * MIB) == (naive, naive)
+        assert naive or before < 17 * MIB  # the media, and not their base64
+        assert naive or generating < MIB
+
+
+async def sent_gated(app: Rig, gated: list[_Gated], image_bytes: int, stream: bool) -> tuple[int, int]:
+    """What is in memory of a request when its worker has taken it, and when its answer has begun."""
+    budget = app.service.budget
+
+    async def chunks() -> AsyncIterator[bytes]:
+        head, tail = ask(3, stream=stream).split(base64.b64encode(bytes(3)))
+        yield head
+        for _ in range(image_bytes // 3_000):
+            yield b"A" * 4_000
+        yield tail
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        exchange = Exchange()
+        running = asyncio.create_task(exchange.run(app.app, CHAT, chunks()))
+        async with asyncio.timeout(20):
+            await until(lambda: bool(gated) and budget.in_flight <= image_bytes)
+            held, _ = tracemalloc.get_traced_memory()
+            assert budget.in_flight == image_bytes // 3_000 * 3_000
+            gated[0].first.set()
+            with contextlib.suppress(TimeoutError):
+                await until(lambda: tracemalloc.get_traced_memory()[0] < MIB, within_s=1)
+            generating, _ = tracemalloc.get_traced_memory()
+            await until(lambda: not (stream and budget.in_flight))
+            gated[0].rest.set()
+            await running
+    finally:
+        tracemalloc.stop()
+    assert exchange.status == 200
+    return held, generating

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from semel.assemble import assemble_pipeline
 from semel.cache import Borrowers
@@ -100,6 +101,7 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
         return False
 
 
+@pytest.mark.slow
 async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_of_it_E3(
     tiny: Folder, tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_o
         assert sum_of(await frontend.metrics(), "semel_mm_cache_queries_total") == 0
 
 
+@pytest.mark.slow
 async def test_a_processor_that_raises_gives_a_warning_and_a_frontend_that_is_ready_E3(
     tiny: Folder, tmp_path: Path
 ) -> None:

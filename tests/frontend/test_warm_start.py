@@ -20,9 +20,9 @@ import pytest
 from semel.assemble import assemble_pipeline
 from semel.cache import SharedCache
 from semel.core import Key, Target
+from semel.media.samples import sample_image
 from semel.processing import Pool
 from semel.render import warm_up
-from semel.render.samples import sample_image
 from tests.frontend.rig import Rig, rig
 
 Folder = Callable[[str], Path]
@@ -69,6 +69,7 @@ async def costs_after_start(folder: Path, home: Path, *, limits: dict[Any, int])
         memory.close()
 
 
+@pytest.mark.slow
 async def test_the_first_request_after_a_warm_up_costs_at_most_1_5_times_a_later_one_E4(
     tiny: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,12 +127,13 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_every_request_is_taken_once_with_the_right_features_and_all_ledgers_equal_the_stores_D3() -> None:
+@pytest.mark.parametrize("runs", [40, pytest.param(340, marks=pytest.mark.slow)])
+def test_every_request_is_taken_once_with_the_right_features_and_all_ledgers_equal_the_stores_D3(runs: int) -> None:
     slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     run_state_machine_as_test(
         FleetMachine,
         settings=settings(
-            max_examples=340,
+            max_examples=runs,
             stateful_step_count=80,
             deadline=None,
             suppress_health_check=slow_is_fine,
@@ -141,6 +142,7 @@ def test_every_request_is_taken_once_with_the_right_features_and_all_ledgers_equ
     )
 
 
+@pytest.mark.slow
 def test_the_machine_has_run_twenty_thousand_steps() -> None:
     assert steps["machine"] >= 20_000, steps
 

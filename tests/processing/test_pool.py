@@ -45,6 +45,7 @@ from semel.processing.pipe import (
     read_header,
 )
 from semel.processing.pool import Pool
+from tests.waiting import until
 
 Folder = Callable[[str], Path]
 TARGET = Target("float32", "engine")
@@ -52,6 +53,7 @@ TIMEOUT_S = 3.0
 MAX_MEMORY_BYTES = 256 << 20
 MAX_WAITING = 60
 PATIENCE_S = 30.0
+LOADING_S = 90.0
 
 PARENT = """
 import asyncio, sys
@@ -99,13 +101,6 @@ def stopped(pool: Pool) -> Iterator[tuple[int, ...]]:
     finally:
         for pid in set(pids) & set(pool.pids):
             os.kill(pid, signal.SIGCONT)
-
-
-async def until(condition: Callable[[], bool], *, within_s: float = PATIENCE_S) -> None:
-    """Processes that start or end in the background set no event of ours."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def ended(pid: int) -> bool:
@@ -256,6 +251,7 @@ async def test_a_process_that_is_killed_while_idle_costs_nothing_S6(pool: Pool) 
     await until(lambda: victim not in pool.pids)
 
 
+@pytest.mark.slow
 async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: Folder) -> None:
     folder = str(tiny("qwen2-vl"))
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, folder, stdout=subprocess.PIPE)
@@ -267,7 +263,7 @@ async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: 
 
 
 async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_its_item_and_no_other_S6(pool: Pool) -> None:
-    await until(lambda: len(pool.pids) == 2)
+    await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
     replaced = pool.replaced
     with stopped(pool) as (victim, _):
         tasks = submit(pool, *[picture(56, 56)] * 5)

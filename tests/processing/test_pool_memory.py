@@ -15,7 +15,8 @@ from semel.core import Digest
 from semel.errors import ServiceError
 from semel.processing import HfProcessor
 from semel.processing.pool import Pool
-from tests.processing.test_pool import TARGET, content, picture, until
+from tests.processing.test_pool import LOADING_S, TARGET, content, picture
+from tests.waiting import until
 
 Folder = Callable[[str], Path]
 ROOM = 2 << 20
@@ -62,6 +63,7 @@ async def test_a_feature_for_which_there_is_no_room_comes_through_the_pipe_D4(po
     all_of_it.release()
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memory: SharedCache) -> None:
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)
@@ -70,7 +72,7 @@ async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memor
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServiceError, match="died"):
         await making
-    await until(lambda: bool(pool.pids) and pid not in pool.pids)
+    await until(lambda: bool(pool.pids) and pid not in pool.pids, within_s=LOADING_S)
     await pool.process(picture(140, 84))
     await asyncio.sleep(0)
     assert memory.occupied == 0

@@ -15,10 +15,10 @@ from semel.core import Feature, Media
 from semel.errors import ServiceError
 from semel.processing.cores import usable_cores
 from semel.processing.pool import Pool
-from tests.processing.test_pool import TARGET, ended, picture, stopped, until
+from tests.processing.test_pool import LOADING_S, TARGET, ended, picture, stopped
+from tests.waiting import until
 
 Folder = Callable[[str], Path]
-LOADING_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ async def spare_of(pool: Pool) -> int:
     return pool.spare_pids[0]
 
 
+@pytest.mark.slow
 async def test_a_process_killed_during_200_requests_costs_one_of_them_at_most_and_a_second_D3(pool: Pool) -> None:
     spare, replaced = await spare_of(pool), pool.replaced
     room = asyncio.Semaphore(16)
@@ -64,6 +65,7 @@ async def test_a_process_killed_during_200_requests_costs_one_of_them_at_most_an
     assert await spare_of(pool) not in (spare, victim)
 
 
+@pytest.mark.slow
 async def test_a_spare_that_dies_costs_nothing_and_another_is_started_D3(pool: Pool) -> None:
     spare, pids, replaced = await spare_of(pool), pool.pids, pool.replaced
     os.kill(spare, signal.SIGKILL)
@@ -73,6 +75,7 @@ async def test_a_spare_that_dies_costs_nothing_and_another_is_started_D3(pool: P
     assert (pool.pids, pool.replaced) == (pids, replaced)
 
 
+@pytest.mark.slow
 async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(pool: Pool) -> None:
     """The processes stand still until all wait; then the order in which items are begun is that in which they end."""
     order: list[str] = []
@@ -90,6 +93,7 @@ async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(p
     assert order.index("one") <= len(pids) + 3
 
 
+@pytest.mark.slow
 async def test_items_without_a_group_take_turns_in_the_order_in_which_they_came_D3(pool: Pool) -> None:
     ended_ones: list[int] = []
 
@@ -116,6 +120,7 @@ def test_the_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:
         assert usable_cores(quota) == expected
 
 
+@pytest.mark.slow
 async def test_a_spare_loads_at_low_priority_and_then_works_at_that_of_the_pool_D3(pool: Pool) -> None:
     """Threads have priorities of their own: the one that serves must have kept its."""
     await spare_of(pool)

@@ -69,11 +69,11 @@ def test_fields_that_the_api_does_not_know_are_kept_for_the_template() -> None:
     assert part({"type": "image_url", "image_url": IMAGE, "fps": 2}).extra == {"fps": 2}
 
 
-def test_media_are_listed_in_the_order_of_the_messages() -> None:
+def test_sources_are_listed_in_the_order_of_the_messages() -> None:
     clip = {"type": "input_audio", "input_audio": {"data": "Yg==", "format": "wav"}}
     image = {"type": "image_url", "image_url": IMAGE}
     messages = [{"role": "user", "content": ["a", image, clip]}, {"role": "user", "content": [image]}]
-    assert [media.modality for media in Conversation.parse(messages).media] == ["image", "audio", "image"]
+    assert [source.modality for source in Conversation.parse(messages).sources] == ["image", "audio", "image"]
 
 
 @pytest.mark.parametrize(

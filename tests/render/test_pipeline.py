@@ -24,6 +24,7 @@ from semel.cache import Cache, Flight, LruCache, NoCache, SharedCache
 from semel.core import Digest, Feature, Holding, Key, Media, Target, Tenant
 from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Pipeline
+from tests.waiting import until
 
 Folder = Callable[[str], Path]
 TARGET = Target("float32", "engine")
@@ -106,15 +107,14 @@ class Counted:
     def __init__(self, pipeline: Pipeline, cache: Cache) -> None:
         self.counts: Counter[tuple[str, bool]] = Counter()
         self.processed = 0
-        self.until = 0
+        self.awaited = 0
         """How many lookups there must be before anything is processed."""
         self._process = pipeline.process
         self.pipeline = replace(pipeline, process=self.process, cache=cache, lookups=self.count, flight=Flight())
 
     async def process(self, media: Media, options: Mapping[str, object], **_: object) -> Feature:
         self.processed += 1
-        while self.counts.total() < self.until:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: self.counts.total() >= self.awaited)
         return await self._process(media, options)
 
     def count(self, modality: str, count: int, hit: bool) -> None:
@@ -162,7 +162,7 @@ async def test_what_is_held_where_the_request_goes_is_only_named_D1_D8(pipeline:
 
 async def test_equal_work_in_flight_is_one_and_joining_is_a_miss_D8(pipeline: Pipeline, cache: Cache) -> None:
     counted = Counted(pipeline, cache)
-    counted.until = 8
+    counted.awaited = 8
     await asyncio.gather(*(counted.pipeline.chat(chat(4)) for _ in range(8)))
     assert counted.processed == 1
     assert counted.counts == {("image", False): 8}
@@ -181,6 +181,7 @@ async def test_misses_are_exactly_what_was_processed_or_joined_under_load_D8(pip
     assert counted.counts["image", False] == counted.processed + counted.pipeline.flight.joined
 
 
+@pytest.mark.slow
 async def test_rendering_32768_items_costs_at_most_2_2_times_as_much_as_16384_S16(pipeline: Pipeline) -> None:
     parts = [image_part(number) for number in range(1_024)]
     known: dict[bytes, Feature] = {}

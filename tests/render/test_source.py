@@ -8,27 +8,37 @@ from hypothesis import strategies as st
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, MediaError
-from semel.render import media_from
+from semel.media.url import FileUrl, WebUrl
+from semel.render import MediaUrl, source_from
 
 
 @settings(deadline=None)
 @given(data=st.binary(min_size=1), modality=st.sampled_from(("audio", "image", "video")))
 def test_a_data_url_gives_its_bytes_and_type(data: bytes, modality: Modality) -> None:
     url = f"data:{modality}/x-any;base64,{base64.b64encode(data).decode()}"
-    assert media_from(url, modality, where="here") == Media(modality, data, f"{modality}/x-any")
+    assert source_from(url, modality, where="here") == Media(modality, data, f"{modality}/x-any")
 
 
 @pytest.mark.parametrize("head", ["DATA:image/png;base64", "data:IMAGE/png;charset=x;base64", "data:;base64"])
 def test_case_parameters_and_a_missing_type_do_not_matter(head: str) -> None:
-    assert media_from(f"{head},YWJj", "image", where="here").data == b"abc"
+    media = source_from(f"{head},YWJj", "image", where="here")
+    assert isinstance(media, Media)
+    assert media.data == b"abc"
+
+
+def test_any_other_url_is_read_and_left_to_be_fetched() -> None:
+    web = source_from("HTTPS://Example.com/Cat.png#top", "image", where="here")
+    assert web == MediaUrl("image", WebUrl("https", "example.com", 443, "/Cat.png"), "here")
+    assert source_from("file:///a.wav", "audio", where="here") == MediaUrl("audio", FileUrl("/a.wav"), "here")
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("https://example.com/cat.png", "fetching 'https://example.com/cat.png' is not available yet"),
-        ("http://example.com/" + "a" * 999, "fetching 'http://example.com/aaaaaaaaaaaaa…' is not available yet"),
-        ("file:///etc/passwd", "not a URL of a known scheme"),
+        ("https://user@example.com/cat.png", "the URL has a user's name"),
+        ("https://127.1/cat.png", "'127.1' is not an IPv4 address"),
+        ("ftp://example.com/" + "a" * 999, "a…' is not a URL of a known scheme"),
+        ("file://example.com/etc/passwd", "file:///path"),
         ("YWJj", "not a URL of a known scheme"),
         ("data", "not a URL of a known scheme"),
         ("", "not a URL of a known scheme"),
@@ -41,7 +51,7 @@ def test_case_parameters_and_a_missing_type_do_not_matter(head: str) -> None:
 )
 def test_other_urls_are_refused_with_the_place_and_the_reason(url: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        media_from(url, "image", where="messages[0].content[1]")
+        source_from(url, "image", where="messages[0].content[1]")
     assert str(caught.value).startswith("messages[0].content[1]: ")
     assert message in str(caught.value)
 
@@ -49,9 +59,9 @@ def test_other_urls_are_refused_with_the_place_and_the_reason(url: str, message:
 @pytest.mark.parametrize("text", ["YW Jj", "YWJj\n", "YWJ", "é", "YWJj,YWJj"])
 def test_base64_is_checked_strictly(text: str) -> None:
     with pytest.raises(MediaError, match=r"^here: the image is not valid base64"):
-        media_from(f"data:image/png;base64,{text}", "image", where="here")
+        source_from(f"data:image/png;base64,{text}", "image", where="here")
 
 
 def test_s8_empty_media_is_refused() -> None:
     with pytest.raises(MediaError, match="the image is empty"):
-        media_from("data:image/png;base64,", "image", where="here")
+        source_from("data:image/png;base64,", "image", where="here")

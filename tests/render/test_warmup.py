@@ -14,10 +14,9 @@ import pytest
 from semel.assemble import assemble_pipeline
 from semel.cache import Cache, LruCache, NoCache, SharedCache
 from semel.core import Feature, Key, Layout, Media, Modality, Target, Tensor
-from semel.media import DecodeLimits
-from semel.media.decode import decode_audio, decode_image
+from semel.media import DecodeLimits, decode_audio, decode_image
+from semel.media.samples import sample_clip, sample_image
 from semel.render import ChatRenderer, Pipeline, warm_up
-from semel.render.samples import sample_clip, sample_image
 
 Folder = Callable[[str], Path]
 EVERYTHING: Mapping[Modality, int] = {"image": 4, "audio": 1}
@@ -141,7 +140,7 @@ async def test_real_processors_take_the_samples_E3(tiny: Folder, caplog: pytest.
 
 def test_samples_are_files_that_decode_and_differ_by_their_number() -> None:
     image = decode_image(sample_image().data, DecodeLimits())
-    assert (image.size, image.mode) == ((512, 512), "RGB")
+    assert (image.size, image.mode) == ((1024, 1024), "RGB")
     clip = decode_audio(sample_clip().data, DecodeLimits(), sampling_rate=16_000)
     assert clip.shape == (16_000,)
     assert abs(clip).max() > 0.2

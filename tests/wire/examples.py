@@ -6,6 +6,7 @@ from typing import Final
 
 from semel.core import (
     Contract,
+    Dialogue,
     Digest,
     Feature,
     Field,
@@ -39,6 +40,12 @@ CONTRACT: Final = Contract(
 LAYOUT: Final = Layout((7, 8, 8, 9), Mask([False, True, True, False]))
 """Of every item."""
 
+DIALOGUE: Final = Dialogue(
+    tools=[{"type": "function", "function": {"name": "f"}}],
+    tool_choice={"type": "function", "function": {"name": "f"}},
+    template_kwargs={"enable_thinking": False},
+    stream=True,
+)
 SMALL: Final = Limits(inline_bytes=256, chunk_bytes=128, window_bytes=1024, max_open_features=3, max_open_bytes=16_384)
 """Limits under which a few kilobytes travel in chunks."""
 
@@ -71,7 +78,13 @@ def prompt() -> Prompt:
 
 def submit(request_id: str = "r1") -> Submit:
     return submit_of(
-        request_id, prompt(), sampling={"max_tokens": 4, "temperature": 0.0}, cache_salt="s", payloads=[digest_of(1)]
+        request_id,
+        prompt(),
+        sampling={"max_tokens": 4, "temperature": 0.0},
+        cache_salt="s",
+        payloads=[digest_of(1)],
+        dialogue=DIALOGUE,
+        priority=-3,
     )
 
 

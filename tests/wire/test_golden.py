@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 import pytest
+from msgspec import structs
 
 from semel.cache import Lease
 from semel.core import Holding
@@ -24,6 +25,7 @@ from semel.wire.messages import (
     Credit,
     Delta,
     Deltas,
+    Details,
     Drain,
     Draining,
     Failed,
@@ -46,6 +48,25 @@ from tests.wire.examples import CONTRACT, LAYOUT, digest_of, feature_of_rows, su
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 FEATURE: Final = feature_of_rows(2)
+FULL: Final = Delta(
+    "r3",
+    0,
+    "x",
+    (5,),
+    "tool_calls",
+    ({5: -0.5},),
+    Details(
+        stop_reason=7,
+        texts=({5: "x"},),
+        message={"content": None, "tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+        reasoning_tokens=3,
+        cached_tokens=16,
+        created_cache_tokens=0,
+        prompt_logprobs=(None, {9: (-1.5, 2, "y")}),
+    ),
+)
+"""With every field that a delta can have."""
+
 EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Hello(PROTOCOL, "0123456789abcdef", "f1", b"n" * 32), ()),
     (Challenge(b"m" * 32, b"p" * 32), ()),
@@ -63,7 +84,7 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (lend_of(digest_of(5), FEATURE, Lease(9, b"s" * 16, 4096, 40)), ()),
     (Drain(), ()),
     (Accepted("r1"), ()),
-    (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)))), ()),
+    (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)), FULL)), ()),
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
     (Load(3, 4), ()),
@@ -102,6 +123,16 @@ def test_golden_frames_are_read_as_the_message_that_they_were(
     )
     assert (found.epoch, found.sequence, found.message) == (0x1122334455667788, 42, message)
     assert [bytes(buffer) for buffer in found.buffers] == [bytes(buffer) for buffer in buffers]
+
+
+def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_know() -> None:
+    old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "submit.hex").read_text().splitlines()]
+    submitted = decode(old, FROM_FRONTEND, Limits()).message
+    assert submitted == structs.replace(submit(), dialogue=None, priority=0)
+    old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "deltas.hex").read_text().splitlines()]
+    told = decode(old, FROM_WORKER, Limits()).message
+    assert isinstance(told, Deltas)
+    assert told.deltas == (Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)))
 
 
 def test_every_message_of_the_protocol_has_golden_frames() -> None:

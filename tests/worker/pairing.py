@@ -17,6 +17,7 @@ from semel.telemetry import CacheLookups, Meter
 from semel.testing.engine import EchoEngine, echo
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
+from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, LAYOUT, digest_of, feature_of_rows
 
 ITEM_BYTES = feature_of_rows(100).nbytes
@@ -90,9 +91,7 @@ class Rig:
 
     async def knows(self, frontend: Frontend, *numbers: int) -> None:
         """Wait until a frontend has heard that the worker holds items."""
-        async with asyncio.timeout(5):
-            while not all(frontend.worker.holding(digest_of(number)) for number in numbers):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: all(frontend.worker.holding(digest_of(number)) for number in numbers))
 
 
 @asynccontextmanager
@@ -111,9 +110,7 @@ async def rig(
         tasks = [asyncio.create_task(worker.run())]
         made = [await _frontend(stack, address, tasks, number, shared_items) for number in range(frontends)]
         try:
-            async with asyncio.timeout(10):
-                while not all(one.worker.is_connected for one in made):  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await until(lambda: all(one.worker.is_connected for one in made))
             yield Rig(engine, worker, listener, made)
         finally:
             for task in tasks:

@@ -328,6 +328,7 @@ def test_no_proxy_of_the_environment_sees_the_key(served: Served, monkeypatch: p
     assert served.inject({digest_of(1): image(3)})[0].status == "stored"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_program_in_the_docs_runs_as_it_is_written_D6(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/injection.md").read_text(), re.DOTALL)

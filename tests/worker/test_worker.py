@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from semel.errors import RequestError, ServiceError, WorkerLost
 from semel.wire.messages import Gone
 from semel.wire.translation import submit_of
+from tests.waiting import until
 from tests.wire.examples import digest_of
 from tests.worker.pairing import ITEM_BYTES, Rig, expected, prompt, rig
 
@@ -25,12 +26,6 @@ async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     shared = 6 if request.param == "memory" else None
     async with rig(tmp_path, frontends=3, shared_items=shared) as made:
         yield made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def test_an_item_that_one_has_sent_is_a_reference_from_all_thereafter_D1_D2_D3(three: Rig) -> None:

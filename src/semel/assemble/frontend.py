@@ -8,7 +8,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,11 @@ from semel.assemble.pipeline import pipeline_of
 from semel.assemble.stopping import until_stopped
 from semel.cache import Cache, LruCache, NoCache, SharedCache
 from semel.core import Contract, Key, Keyring, Modality, Target
+from semel.media import DecodeLimits
+from semel.media.budget import Budget, BudgetLimits
+from semel.media.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
-from semel.processing.pool import MAX_MEMORY_BYTES
+from semel.processing.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind
 from semel.render import LayoutCache, Pipeline, warm_up
@@ -35,13 +38,18 @@ from semel.telemetry.metrics import (
     POOL_FAILED,
     POOL_PROCESSED,
     POOL_REPLACED,
+    STAGE_SECONDS,
     WORKER_CONNECTED,
     WORKER_RUNNING,
 )
 from semel.wire.zmq import FrontendLink
 
 if TYPE_CHECKING:
+    from semel.frontend.exchange import BodyLimits
     from semel.frontend.fleet import Fleet
+    from semel.frontend.pace import PaceLimits
+    from semel.frontend.remote import RemoteWorker
+    from semel.frontend.roster import Source
     from semel.frontend.service import Service
 
 __all__ = ["CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
@@ -71,12 +79,20 @@ class FrontendOptions:
     port: int
     chat_template: str | None
     processes: int
-    max_body_bytes: int
+    body: BodyLimits
+    budget: BudgetLimits
+    pace: PaceLimits
     cache_kind: CacheKind
     cache_bytes: int
+    fetching: FetchOptions = field(default_factory=FetchOptions)
     processor: ProcessorKind = "auto"
     api_keys: Keyring = field(default_factory=Keyring)
     metrics_port: int | None = None
+    limits: DecodeLimits = field(default_factory=DecodeLimits)
+    max_processing_s: float = TIMEOUT_S
+    max_processing_bytes: int = MAX_MEMORY_BYTES
+    sources: Sequence[Source] = ()
+    """What names workers besides those, and may name others later."""
 
 
 async def run_frontend(options: FrontendOptions) -> None:
@@ -87,7 +103,7 @@ async def run_frontend(options: FrontendOptions) -> None:
     from semel.frontend.service import Service
     from semel.http import HttpServer, operator_routes
 
-    service = Service(max_body_bytes=options.max_body_bytes)
+    service = Service(body=options.body, budget=Budget(options.budget), pace=options.pace)
     parts = _Parts(options, create_cache(options.cache_kind, options.cache_bytes))
     server = HttpServer(create_app(service, parts.meter, options.api_keys), options.host, options.port)
     parts.meter.watch(parts.lookups.samples)
@@ -97,9 +113,9 @@ async def run_frontend(options: FrontendOptions) -> None:
         if options.metrics_port is not None:
             metrics = HttpServer(Starlette(routes=operator_routes(parts.meter)), "127.0.0.1", options.metrics_port)
             await stack.enter_async_context(metrics.running())
-        fleet = await parts.link(stack)
+        fleet, keep_linked = await parts.link(stack)
         serving = asyncio.create_task(server.serve())
-        linking = asyncio.create_task(fleet.run())
+        linking = asyncio.create_task(keep_linked())
         following = asyncio.create_task(parts.follow(fleet, service))
         telling = asyncio.create_task(_tell_hits(parts.lookups))
         await until_stopped(serving, linking, following)
@@ -129,22 +145,28 @@ class _Parts:
         """The cache, if other processes can share it."""
         return self.cache if isinstance(self.cache, SharedCache) else None
 
-    async def link(self, stack: contextlib.AsyncExitStack) -> Fleet:
-        """Connect to every worker, until the stack is left."""
+    async def link(self, stack: contextlib.AsyncExitStack) -> tuple[Fleet, Callable[[], Coroutine[None, None, None]]]:
+        """Connect to every worker, until the stack is left; and a call that keeps to the roster from then on."""
         from semel.frontend.fleet import Fleet
+        from semel.frontend.members import Members
+        from semel.frontend.roster import Roster
+
+        fleet, roster = Fleet(), Roster(self.options.workers, self.options.sources)
+        members = Members(fleet, self._connect)
+        stack.push_async_callback(members.close)
+        for address in await roster.open():
+            await members.join(address)
+        self.meter.watch(partial(_fleet_samples, fleet))
+        return fleet, partial(members.run, roster.lists())
+
+    @contextlib.asynccontextmanager
+    async def _connect(self, address: str) -> AsyncIterator[RemoteWorker]:
         from semel.frontend.remote import RemoteWorker
 
-        frontend_id = f"{socket.gethostname()}-{os.getpid()}"
-        workers = []
-        for address in self.options.workers:
-            link = FrontendLink(address, key=self.options.key, frontend_id=frontend_id)
-            await stack.enter_async_context(link)
-            workers.append(
-                RemoteWorker(link, memory=self.memory, lookups=self.lookups, meter=self.meter, on_forget=self._forget)
-            )
-        fleet = Fleet(workers)
-        self.meter.watch(partial(_fleet_samples, fleet))
-        return fleet
+        async with FrontendLink(
+            address, key=self.options.key, frontend_id=f"{socket.gethostname()}-{os.getpid()}"
+        ) as link:
+            yield RemoteWorker(link, memory=self.memory, lookups=self.lookups, meter=self.meter, on_forget=self._forget)
 
     async def follow(self, fleet: Fleet, service: Service) -> None:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
@@ -156,19 +178,19 @@ class _Parts:
             contract = await _first_contract(fleet, service)
             service.suspend("the model's processor is being loaded")
             pool = await self._start_pool(stack, folder, contract.target, prepared)
-            pipeline = self._pipeline(folder, pool, fleet)
+            pipeline = self._pipeline(folder, pool, fleet, self._fetcher(stack))
             service.suspend("the model's processor is being warmed up")
             await warm_up(pipeline, contract.max_items, processes=len(pool.pids))
-            pool.processed = pool.failed = 0
+            pool.forget_counts()
+            fleet.admit(partial(_mismatch, pool))
             while True:
-                fleet.admit(partial(_mismatch, pool))
+                await fleet.changed()
                 if (current := fleet.contract) is None:
                     service.suspend(fleet.reason)
                 else:
                     service.begin(Serving(fleet, current, pipeline))
                     counts = len(fleet.serving), len(fleet.workers)
                     logger.info("serving %s with %d of %d workers", current.model, *counts)
-                await fleet.changed()
 
     async def _prepare(self, stack: contextlib.AsyncExitStack) -> list[PoolProcess]:
         """Processes that import their libraries while the engine loads: what to load, a worker's contract tells."""
@@ -176,7 +198,7 @@ class _Parts:
         prepared: list[PoolProcess] = []
         stack.push_async_callback(_end_all, prepared)
         for _ in range(self.options.processes):  # one by one: what was started is ended, also if the next cannot start
-            prepared += [await PoolProcess.spawn(MAX_MEMORY_BYTES, memory, in_background=True)]
+            prepared += [await PoolProcess.spawn(self.options.max_processing_bytes, memory, in_background=True)]
         return prepared
 
     async def _start_pool(
@@ -187,6 +209,9 @@ class _Parts:
             folder,
             target,
             processes=self.options.processes,
+            limits=self.options.limits,
+            timeout_s=self.options.max_processing_s,
+            max_memory_bytes=self.options.max_processing_bytes,
             memory=self.memory,
             processor=self.options.processor,
             prepared=ready,
@@ -196,7 +221,13 @@ class _Parts:
         gc.freeze()  # what is loaded by now stays: a collection during a large request need not walk it
         return pool
 
-    def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet) -> Pipeline:
+    def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:
+        fetcher = Fetcher(self.options.fetching)
+        stack.push_async_callback(fetcher.close)
+        self.meter.watch(fetcher.samples)
+        return fetcher
+
+    def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet, fetcher: Fetcher) -> Pipeline:
         options = self.options
         pipeline = replace(
             pipeline_of(folder, pool.process, pool.description, options.key, options.chat_template),
@@ -204,6 +235,8 @@ class _Parts:
             lookups=partial(self._count, fleet),
             layouts=self.layouts,
             process_apart=partial(pool.process, apart=True),
+            fetch=fetcher.fetch,
+            timings=partial(self.meter.observe, STAGE_SECONDS),
         )
         self.meter.watch(partial(_flight_samples, pipeline))
         return pipeline

@@ -48,21 +48,22 @@ class WorkerOptions:
 
 async def run_worker(options: WorkerOptions) -> None:
     """Embed an engine and serve it until SIGTERM; raises if the engine dies."""
-    from semel.engine.vllm.arguments import parse_engine_flags
+    from semel.engine.vllm.arguments import parse_engine_flags, take_parser_flags
     from semel.engine.vllm.compat import SOCKET_FOLDER
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
 
     page = EncoderPage.create()
+    parsers, engine_flags = take_parser_flags(options.engine_flags)
     arguments = parse_engine_flags(
-        options.model, options.engine_flags, encoder_planning=options.encoder_planning, metrics=page.path
+        options.model, engine_flags, encoder_planning=options.encoder_planning, metrics=page.path
     )
     # The engine's processes leave the sockets between them behind.
     with (
         tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as sockets,
         default_variable(SOCKET_FOLDER, sockets),
     ):
-        engine = VllmEngine.start(arguments, processor=options.processor)
+        engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers)
         try:
             await _serve_engine(options, engine, page)
         finally:

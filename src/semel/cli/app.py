@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 import typer
 from rich.console import Console
 
+from semel.cli import decoding, fetching
 from semel.cli.flags import as_arguments, takes_flags_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def key(path: Annotated[Path, typer.Argument(help="The file to make; it must not
     console.print(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --key-file.", highlight=False)
 
 
-_MAX_BODY_BYTES: Final = 256 * 1024**2
+_MIB: Final = 1024**2
 
 
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -59,7 +60,20 @@ _Port = Annotated[int, typer.Option(help="The port to serve at.")]
 _KeyFile = Annotated[Path, typer.Option(help="The fleet key (`semel key FILE` makes one).")]
 _ChatTemplate = Annotated[str | None, typer.Option(help="A chat template: a file, or Jinja itself.")]
 _Processes = Annotated[int | None, typer.Option(min=1, help="Preprocessing processes; one per core unless given.")]
-_MaxBody = Annotated[int, typer.Option(help="The largest request in bytes.")]
+_MaxBody = Annotated[int, typer.Option(min=1, help="The largest body of a request, in bytes.")]
+_MaxBodyValues = Annotated[int, typer.Option(min=1, help="The most values in the JSON of a request.")]
+_MaxBodyS = Annotated[float, typer.Option(min=0.001, help="The longest that a body may take to come, in seconds.")]
+_MaxRequestMedia = Annotated[
+    int, typer.Option(min=1, help="Bytes that one request may bring: its body, decoded media, fetched media.")
+]
+_MaxMediaInFlight = Annotated[
+    int, typer.Option(min=1, help="Bytes that all requests together may hold until their answers begin.")
+]
+_MaxRefusals = Annotated[
+    float,
+    typer.Option(min=0, help="Refusals a second to one tenant; more of them wait, 5 s at most. 0: none waits."),
+]
+_MaxWaiting = Annotated[int, typer.Option(min=1, help="Requests that may wait for their answers to begin.")]
 _CacheKind = Annotated[
     Literal["shared", "lru"], typer.Option(help="Where features are kept: in shared memory, or in the process.")
 ]
@@ -86,15 +100,44 @@ _Planning = Annotated[bool, typer.Option("--encoder-planning", help="Let semel p
 
 def frontend(
     model: _Model,
-    worker: Annotated[list[str], typer.Option(help="Where a worker listens; once for each of them.")],
     key_file: _KeyFile,
+    worker: Annotated[list[str] | None, typer.Option(help="Where a worker listens; once for each of them.")] = None,
+    workers_file: Annotated[
+        Path | None, typer.Option(help="A file of such addresses, one in a line; it is watched.")
+    ] = None,
+    workers_dns: Annotated[
+        list[str] | None, typer.Option(help="NAME:PORT: a worker listens at each address of the name, over tcp.")
+    ] = None,
+    workers_dns_s: Annotated[int, typer.Option(min=1, help="Seconds between two looks at DNS.")] = 10,
     host: _Host = "127.0.0.1",
     port: _Port = 8000,
     chat_template: _ChatTemplate = None,
     processes: _Processes = None,
-    max_body_bytes: _MaxBody = _MAX_BODY_BYTES,
+    max_body_bytes: _MaxBody = 256 * _MIB,
+    max_body_values: _MaxBodyValues = 262_144,
+    max_body_s: _MaxBodyS = 120.0,
+    max_request_media_bytes: _MaxRequestMedia = 512 * _MIB,
+    max_media_bytes_in_flight: _MaxMediaInFlight = 2_048 * _MIB,
+    max_waiting_requests: _MaxWaiting = 2_048,
+    max_refusals_per_s: _MaxRefusals = 20.0,
     feature_cache: _CacheKind = "shared",
     feature_cache_gb: _CacheGb = 1.0,
+    allowed_media_domains: fetching.AllowedDomains = None,
+    allow_media_http: fetching.AllowHttp = False,
+    allowed_media_networks: fetching.AllowedNetworks = None,
+    allowed_local_media_path: fetching.AllowedPath = None,
+    max_media_bytes: fetching.MaxBytes = fetching.MAX_BYTES,
+    media_timeout_s: fetching.TimeoutS = fetching.TIMEOUT_S,
+    media_cache_gb: fetching.CacheGb = 0.25,
+    max_image_pixels: decoding.MaxImagePixels = decoding.DEFAULTS.max_image_pixels,
+    min_image_side: decoding.MinImageSide = decoding.DEFAULTS.min_image_side,
+    max_audio_s: decoding.MaxAudioS = decoding.DEFAULTS.max_audio_s,
+    max_audio_channels: decoding.MaxAudioChannels = decoding.DEFAULTS.max_audio_channels,
+    max_video_s: decoding.MaxVideoS = decoding.DEFAULTS.max_video_s,
+    max_video_frames: decoding.MaxVideoFrames = decoding.DEFAULTS.max_video_frames,
+    max_video_pixels: decoding.MaxVideoPixels = decoding.DEFAULTS.max_video_pixels,
+    max_processing_s: decoding.MaxProcessingS = 30.0,
+    max_processing_memory_gb: decoding.MaxProcessingGb = 4.0,
     processor: _Processor = "auto",
     api_key: _ApiKey = None,
     api_keys_file: _ApiKeysFile = None,
@@ -104,30 +147,65 @@ def frontend(
     import uvloop
 
     from semel.assemble import FrontendOptions, run_frontend
+    from semel.frontend.exchange import BodyLimits
+    from semel.frontend.pace import PaceLimits
+    from semel.frontend.roster import sources_of
+    from semel.media import DecodeLimits
+    from semel.media.budget import BudgetLimits
+    from semel.media.download import FetchLimits
+    from semel.media.fetch import FetchOptions
+    from semel.media.policy import MediaPolicy
     from semel.processing.cores import usable_cores
     from semel.settings import read_api_keys, read_key
 
     _log_to_stderr()
     options = FrontendOptions(
         model=model,
-        workers=worker,
+        workers=worker or (),
         key=read_key(key_file),
         host=host,
         port=port,
         chat_template=chat_template,
         processes=processes or usable_cores(),
-        max_body_bytes=max_body_bytes,
+        body=BodyLimits(max_body_bytes, max_body_values, max_body_s),
+        budget=BudgetLimits(max_request_media_bytes, max_media_bytes_in_flight, max_waiting_requests),
+        pace=PaceLimits(max_refusals_per_s),
         cache_kind=feature_cache,
         cache_bytes=int(feature_cache_gb * 1024**3),
         processor=processor,
+        fetching=FetchOptions(
+            MediaPolicy.of(
+                domains=allowed_media_domains or (),
+                allow_http=allow_media_http,
+                networks=allowed_media_networks or (),
+                local_path=allowed_local_media_path,
+            ),
+            FetchLimits(max_bytes=max_media_bytes, total_s=media_timeout_s),
+            int(media_cache_gb * 1024**3),
+        ),
+        limits=DecodeLimits(
+            max_image_pixels=max_image_pixels,
+            min_image_side=min_image_side,
+            max_audio_s=max_audio_s,
+            max_audio_channels=max_audio_channels,
+            max_video_s=max_video_s,
+            max_video_frames=max_video_frames,
+            max_video_pixels=max_video_pixels,
+        ),
+        max_processing_s=max_processing_s,
+        max_processing_bytes=int(max_processing_memory_gb * 1024**3),
         api_keys=read_api_keys(api_keys_file, api_key or ()),
         metrics_port=metrics_port,
+        sources=sources_of(workers_file, workers_dns or (), workers_dns_s),
     )
     uvloop.run(run_frontend(options))
 
 
+_OF_MANY: Final = ("worker", "workers_file", "workers_dns", "workers_dns_s")
+
+
 @app.command(context_settings=_FLAGS)
-@takes_flags_of(frontend, but=("model", "worker", "key_file", "host", "port"))
+@takes_flags_of(frontend, but=("model", "key_file", "host", "port", *_OF_MANY))
 def serve(
     context: typer.Context,
     model: _Model,
@@ -197,6 +275,24 @@ def doctor(
             f"{marks[finding.verdict]} {finding.what}: {finding.detail}{remedy}", highlight=False, soft_wrap=True
         )
     raise typer.Exit(int(failed))
+
+
+@app.command()
+def top(
+    url: Annotated[list[str], typer.Argument(help="Where frontends and workers serve /metrics; one or more.")] = [  # noqa: B006
+        "http://127.0.0.1:8000"
+    ],
+    every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    svg: Annotated[Path | None, typer.Option(help="Draw one page to this SVG file, and end.")] = None,
+) -> None:
+    """Show what a fleet is doing: traffic, hit rates, bytes saved, latency by stage, workers."""
+    from semel.cli.top import save, watch
+
+    if svg is not None:
+        save(url, svg, every_s=every_s)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(url, every_s=every_s, console=console)
 
 
 _Quick = Annotated[bool, typer.Option("--quick", help="End within a minute; figures are rougher.")]

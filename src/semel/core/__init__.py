@@ -1,6 +1,7 @@
 """Values without I/O: digests, media, features, prompts. Imports nothing of semel but itself."""
 
 from semel.core.contract import Contract, Field, Normalisation, Target
+from semel.core.dialogue import Dialogue
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
 from semel.core.feature import DTYPE_BYTES, Feature, Holding, Layout, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
@@ -11,6 +12,7 @@ __all__ = [
     "DTYPE_BYTES",
     "MIN_KEY_CHARS",
     "Contract",
+    "Dialogue",
     "Digest",
     "Feature",
     "Field",

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from semel.core import Contract, Digest, Feature, Holding, Prompt
+from msgspec import Struct
 
-__all__ = ["Engine", "HoldingWatcher", "Output", "Stream", "Submission"]
+from semel.core import Contract, Dialogue, Digest, Feature, Holding, Prompt
+
+__all__ = ["Engine", "HoldingWatcher", "Output", "PromptLogprob", "Stream", "Submission"]
+
+
+PromptLogprob = tuple[float, int | None, str | None]
+"""The log probability of a token, its rank, and how it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,15 @@ class Submission:
     cache_salt: str | None = None
     """Keeps the engine's prefix cache apart from that of other salts."""
 
+    dialogue: Dialogue | None = None
+    """How the answer is read; None for one that is text and nothing else."""
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What was generated since the last output."""
+    priority: int = 0
+    """Lower is earlier, where the engine schedules by priority."""
+
+
+class Output(Struct, frozen=True):
+    """What was generated since the last output. A struct, for there is one per token: 0.4 µs, a dataclass takes 5.8."""
 
     index: int
     """Which of the request's `n` sequences."""
@@ -45,6 +56,27 @@ class Output:
     """For each token, the log probabilities that were asked for, by token id."""
 
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended it, if one did."""
+
+    texts: tuple[Mapping[int, str], ...] | None = None
+    """For each token, how the tokens that have log probabilities read."""
+
+    message: Mapping[str, Any] | None = None
+    """What the parsers read, in OpenAI's shape: of a stream what to add to the message, maybe nothing yet; else the
+    message, with the last output. None where no parser is used: then it is the text."""
+
+    reasoning_tokens: int | None = None
+    """How many of the sequence's tokens are reasoning: all of them with its last output. None if no parser tells."""
+
+    cached_tokens: int | None = None
+    """How many of the prompt's tokens were in the prefix cache, with the first output."""
+
+    created_cache_tokens: int | None = None
+    """How many were put into it, with the first output."""
+
+    prompt_logprobs: tuple[Mapping[int, PromptLogprob] | None, ...] | None = None
+    """For each token of the prompt, if asked for, with the first output."""
 
 
 class Stream(Protocol):

@@ -1,12 +1,16 @@
 """The HTTP application of a frontend: its routes put together, errors in OpenAI's shape, requests counted.
 
-The routes that execute stand in `completions`, those that only look in `inspection`.
+The routes that execute stand in `completions`, `transcriptions` and `generation`, those that only look in `inspection`,
+those that nobody can use here in `unsupported`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from functools import partial
+from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,15 +19,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
-from semel.errors import SemelError, ServiceError
-from semel.frontend.access import Guard
+from semel.errors import Busy, NotReady, RequestError, SemelError, ServiceError
+from semel.frontend.access import Guard, tenant_name
 from semel.frontend.answers import error_body, model_list
 from semel.frontend.completions import completion_routes
 from semel.frontend.exchange import as_error, as_json
+from semel.frontend.generation import generation_routes
 from semel.frontend.inspection import inspection_routes
 from semel.frontend.service import Service
+from semel.frontend.transcriptions import transcription_routes
+from semel.frontend.unsupported import unsupported_routes
 from semel.telemetry import Meter
-from semel.telemetry.metrics import REQUESTS
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS, REQUESTS_WAITING
 
 __all__ = ["create_app"]
 
@@ -35,13 +43,18 @@ def create_app(service: Service, meter: Meter, keys: Keyring | None = None) -> F
     app = FastAPI(title="semel", docs_url=None, redoc_url=None)
 
     @app.exception_handler(SemelError)
-    async def on_error(_: Request, error: SemelError) -> Response:
-        return as_error(error)
+    async def on_error(request: Request, error: SemelError) -> Response:
+        answer = as_error(error)
+        if isinstance(error, RequestError | Busy | NotReady):
+            meter.count(REFUSALS, error.code)
+            error.__traceback__ = error.__context__ = None  # what failed has the body: it must not wait with its answer
+            await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
+        return answer
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: HTTPException) -> Response:
         body = error_body(str(error.detail), code="invalid_request", status=error.status_code)
-        return as_json(body, error.status_code)
+        return as_json(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def on_surprise(_: Request, error: Exception) -> Response:
@@ -67,15 +80,31 @@ def create_app(service: Service, meter: Meter, keys: Keyring | None = None) -> F
         """Counters for Prometheus."""
         return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
 
+    @app.get("/version")
+    async def version() -> Response:
+        """The version of semel."""
+        return as_json({"version": installed_version("semel")})
+
     @app.get("/v1/models")
     async def models() -> Response:
         """The model that is served."""
         serving = service.serving()
         return as_json(model_list(serving.model, serving.contract.max_tokens, service.started))
 
+    meter.watch(partial(_budget_samples, service))
     app.include_router(completion_routes(service))
+    app.include_router(generation_routes(service))
+    app.include_router(transcription_routes(service))
     app.include_router(inspection_routes(service))
+    app.include_router(unsupported_routes())
     return app
+
+
+def _budget_samples(service: Service) -> Iterator[Sample]:
+    budget = service.budget
+    yield MEDIA_IN_FLIGHT, budget.in_flight, ()
+    yield MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
+    yield REQUESTS_WAITING, budget.requests, ()
 
 
 class _Counted:

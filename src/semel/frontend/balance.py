@@ -1,8 +1,12 @@
-"""Which worker gets a request: a pure function of digests, ledgers and loads, so any frontend decides alike.
+"""Which worker gets a request: a pure function of digests, prefix, ledgers and loads, so any frontend decides alike.
 
-A worker that is busier than a bound over the mean is passed over. Of the others the one that holds most of the items
-is taken; what nobody holds goes where its digest says (the highest of a hash of worker and digest), so that equal new
-items of different frontends meet at one worker. A request without items goes to the least busy.
+A worker that is busier than a bound over the least busy one is passed over. Of the others those that hold most of the
+items are taken, and of these the two that the request's key ranks highest (by a hash of worker and key): the less busy
+of the two gets it. What nobody holds is ranked by its digest, so that equal new items of different frontends meet; all
+else by the opening of its conversation, so that the next turn goes where the prefix is. A worker that comes or goes
+moves only what it wins or had.
+
+No speeds are known here: a worker that is slow shows it by what it has not answered yet (docs/fleet.md).
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ from typing import Final
 
 from semel.core import Digest
 
-__all__ = ["Candidate", "choose"]
+__all__ = ["Candidate", "bound_over", "choose"]
 
-_SLACK: Final = 1.25
-_ALWAYS: Final = 4
-"""Requests over the mean that never count as busy: small numbers differ by chance."""
+_ALWAYS: Final = 3
+"""Requests over the least that never count as busy: small numbers differ by chance."""
+
+_SLACK: Final = 0.1
+"""Of the mean, besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +39,24 @@ class Candidate:
     """How many of the request's items it holds."""
 
 
-def choose(candidates: Sequence[Candidate], digests: Sequence[Digest]) -> int:
-    """The index of the worker to send a request with these items to."""
-    bound = _SLACK * sum(candidate.load for candidate in candidates) / len(candidates) + _ALWAYS
+def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: bytes = b"") -> int:
+    """The index of the worker to send a request with these items to.
+
+    `prefix` stands for the opening of its conversation (at most 64 bytes); empty if there is none to speak of.
+    """
+    bound = bound_over([candidate.load for candidate in candidates])
     fit = [index for index, candidate in enumerate(candidates) if candidate.load <= bound]
-    if not digests:
-        return min(fit, key=lambda index: (candidates[index].load, candidates[index].name))
-    first = min(digests)
-    return max(fit, key=lambda index: (candidates[index].held, _affinity(candidates[index].name, first)))
+    most = max(candidates[index].held for index in fit)
+    best = [index for index in fit if candidates[index].held == most]
+    key = (prefix if most or not digests else b"") or min(digests, default=b"")
+    ranked = sorted(best, key=lambda index: _rank(candidates[index].name, key), reverse=True)
+    return min(ranked[:2] if key else ranked, key=lambda index: candidates[index].load)
 
 
-def _affinity(name: str, digest: Digest) -> bytes:
-    return blake2b(name.encode(), key=digest, digest_size=8).digest()
+def bound_over(loads: Sequence[int]) -> float:
+    """The load above which a worker is passed over."""
+    return min(loads) + _ALWAYS + _SLACK * sum(loads) / len(loads)
+
+
+def _rank(name: str, key: bytes) -> tuple[bytes, str]:
+    return blake2b(name.encode(), key=key, digest_size=8).digest(), name

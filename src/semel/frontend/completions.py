@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, TypeAdapter
 
-from semel.core import Tenant
+from semel.core import Prompt
 from semel.engine import Stream
-from semel.errors import RequestError, ServiceError
-from semel.frontend.access import tenant_name
-from semel.frontend.answers import Answer, error_body
-from semel.frontend.continuations import Continuation
-from semel.frontend.events import DONE, EventStream, event, merged
-from semel.frontend.exchange import as_json, parse, read, unless_disconnected
+from semel.frontend.answers import Answer, Head
+from semel.frontend.continuations import Continuation, Echo
+from semel.frontend.endings import ended, wished_id
+from semel.frontend.events import EventStream, event, merged
+from semel.frontend.exchange import as_json
 from semel.frontend.execution import execute
+from semel.frontend.fleet import FleetStream, WholeStream
+from semel.frontend.handling import Call, handle
+from semel.frontend.logprobs import Decode
+from semel.frontend.opening import Opening
 from semel.frontend.requests import ChatCompletionRequest, CompletionRequest
 from semel.frontend.service import Service, Serving
 
@@ -34,18 +38,12 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra=_schema(ChatCompletionRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, whole or as a stream of events."""
-        asked = parse(await read(request, service.max_body_bytes), _CHAT)
-        serving = service.serving()
-        serving.check_model(asked.model)
-        return await unless_disconnected(request, _chat(serving, asked, asked.tenant(tenant_name(request))))
+        return await handle(request, service, _CHAT, partial(_chat, wished_id(request)))
 
     @router.post("/v1/completions", openapi_extra=_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Go on with one prompt or several, whole or as a stream of events."""
-        asked = parse(await read(request, service.max_body_bytes), _COMPLETION)
-        serving = service.serving()
-        serving.check_model(asked.model)
-        return await unless_disconnected(request, _complete(serving, asked, asked.tenant(tenant_name(request))))
+        return await handle(request, service, _COMPLETION, partial(_complete, wished_id(request)))
 
     return router
 
@@ -54,80 +52,96 @@ def _schema(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}}
 
 
-async def _chat(serving: Serving, asked: ChatCompletionRequest, tenant: Tenant) -> Response:
-    request_id = uuid.uuid4().hex
-    stream, prompt_ids = await execute(
+async def _chat(wished: str | None, call: Call, asked: ChatCompletionRequest) -> Response:
+    request_id, serving = uuid.uuid4().hex, call.serving
+    dialogue, role = asked.dialogue(), asked.role
+    reading, opening = call.read_chat(asked), Opening.of_chat(asked.messages)
+    asked = asked.model_copy(update={"messages": []})  # the answer must not hold their base64: `reading` alone has it
+    stream, prompt = await execute(
         serving,
-        await serving.pipeline.read_chat(asked.chat(), tenant),
+        await reading,
         request_id=request_id,
         sampling=asked.sampling(),
-        tenant=tenant,
+        tenant=asked.tenant(call.tenant),
+        dialogue=dialogue,
+        priority=asked.priority,
+        opening=opening,
+        kind=FleetStream if asked.stream else WholeStream,
+        account=call.account,
     )
-    answer = Answer(request_id, serving.model, prompt_ids, serving.pipeline.tokenizer.decode, count=asked.n)
+    head = _head("chatcmpl", wished or asked.request_id or request_id, serving)
+    decode = serving.pipeline.tokenizer.decode
+    answer = Answer(head, prompt, decode, count=asked.n, showing=asked.showing(), role=role)
     if asked.stream:
-        return EventStream([stream], _ended(_chat_events(stream, answer, asked)))
+        return EventStream([stream], ended(_chat_events(stream, answer)))
     try:
         async for output in stream:
             answer.add(output)
     finally:
         await stream.close()
-    return as_json(answer.whole(logprobs=asked.logprobs, token_ids=asked.return_token_ids))
+    return as_json(answer.whole())
 
 
-async def _chat_events(stream: Stream, answer: Answer, asked: ChatCompletionRequest) -> AsyncIterator[bytes]:
-    for chunk in answer.begin():
-        yield event(chunk)
+async def _chat_events(stream: Stream, answer: Answer) -> AsyncIterator[bytes]:
     async for output in stream:
-        yield event(answer.chunk(output, logprobs=asked.logprobs, token_ids=asked.return_token_ids))
-    if asked.stream_options is not None and asked.stream_options.include_usage:
-        yield event(answer.usage_chunk())
+        for chunk in answer.chunks(output):
+            yield event(chunk)
+    for chunk in answer.closing():
+        yield event(chunk)
 
 
-async def _complete(serving: Serving, asked: CompletionRequest, tenant: Tenant) -> Response:
-    request_id = uuid.uuid4().hex
+async def _complete(wished: str | None, call: Call, asked: CompletionRequest) -> Response:
+    request_id, serving = uuid.uuid4().hex, call.serving
     streams: list[Stream] = []
-    prompts: list[Sequence[int]] = []
+    prompts: list[Prompt] = []
     handed_over = False
     try:
         for number, prompt in enumerate(asked.prompts()):
-            stream, prompt_ids = await execute(
+            stream, rendered = await execute(
                 serving,
                 serving.pipeline.read_completion(prompt, add_special_tokens=asked.add_special_tokens),
                 request_id=f"{request_id}-{number}",
                 sampling=asked.sampling(),
-                tenant=tenant,
+                tenant=asked.tenant(call.tenant),
+                priority=asked.priority,
+                opening=Opening.of_prompt(prompt),
+                kind=FleetStream if asked.stream else WholeStream,
             )
             streams.append(stream)
-            prompts.append(prompt_ids)
+            prompts.append(rendered)
+        call.account.close()  # what is held from now on are prompts that the model takes
+        head = _head("cmpl", wished or asked.request_id or request_id, serving)
         decode = serving.pipeline.tokenizer.decode
-        answer = Continuation(request_id, serving.model, prompts, decode, count=asked.n)
+        echo = _echo(asked, prompts, decode)
+        answer = Continuation(head, prompts, decode, count=asked.n, showing=asked.showing(), echo=echo)
         if asked.stream:
             handed_over = True
-            return EventStream(streams, _ended(_completion_events(streams, answer, asked)))
+            return EventStream(streams, ended(_completion_events(streams, answer)))
         async for number, output in merged(streams):
             answer.add(number, output)
     finally:
         if not handed_over:
             for stream in streams:
                 await stream.close()
-    return as_json(answer.whole(logprobs=asked.logprobs is not None, token_ids=asked.return_token_ids))
+    return as_json(answer.whole())
 
 
-async def _completion_events(
-    streams: Sequence[Stream], answer: Continuation, asked: CompletionRequest
-) -> AsyncIterator[bytes]:
-    logprobs = asked.logprobs is not None
+async def _completion_events(streams: Sequence[Stream], answer: Continuation) -> AsyncIterator[bytes]:
     async for number, output in merged(streams):
-        yield event(answer.chunk(number, output, logprobs=logprobs, token_ids=asked.return_token_ids))
-    if asked.stream_options is not None and asked.stream_options.include_usage:
-        yield event(answer.usage_chunk())
+        for chunk in answer.chunks(number, output):
+            yield event(chunk)
+    for chunk in answer.closing():
+        yield event(chunk)
 
 
-async def _ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events, then the error that ended them if one did, then the end."""
-    try:
-        async for one in events:
-            yield one
-    except (RequestError, ServiceError) as error:
-        yield event(error_body(str(error), code=error.code, status=error.status))
-    yield DONE
+def _head(kind: str, name: str, serving: Serving) -> Head:
+    return Head(f"{kind}-{name}", serving.model, f"semel-{serving.contract.fingerprint[:8]}")
+
+
+def _echo(asked: CompletionRequest, prompts: Sequence[Prompt], decode: Decode) -> Echo | None:
+    """The texts to begin with, if that was asked for: as they were sent, or as their tokens read."""
+    if not asked.echo:
+        return None
+    sent = zip(asked.prompts(), prompts, strict=True)
+    texts = [text if isinstance(text, str) else decode(prompt.token_ids) for text, prompt in sent]
+    return Echo(texts, alone=not asked.max_tokens)

@@ -1,31 +1,30 @@
-"""Answers to text completions in OpenAI's shape: pure functions from an engine's outputs to JSON values."""
+"""Answers to text completions in OpenAI's shape, field for field as vLLM's own server: outputs to JSON values, pure."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
-from semel.engine import Output
+from semel.core import Prompt
+from semel.engine import Output, PromptLogprob
+from semel.frontend.answers import Head
+from semel.frontend.logprobs import Decode, Step, TextLogprobs, prompt_logprobs, prompt_steps, steps_of
+from semel.frontend.showing import Showing
+from semel.frontend.usage import Usage
 
-__all__ = ["Continuation"]
+__all__ = ["Continuation", "Echo"]
+
+_UNTOLD: Final = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
 
 
-@dataclass(slots=True)
-class _Logprobs:
-    """OpenAI's four parallel lists."""
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What each answer begins with: its prompt."""
 
-    tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[str, float]] = field(default_factory=list)
-    text_offset: list[int] = field(default_factory=list)
-
-    def extend(self, other: _Logprobs) -> None:
-        self.tokens += other.tokens
-        self.token_logprobs += other.token_logprobs
-        self.top_logprobs += other.top_logprobs
-        self.text_offset += other.text_offset
+    texts: Sequence[str]
+    alone: bool
+    """Whether that is all: the one token that was generated is not shown."""
 
 
 @dataclass(slots=True)
@@ -34,11 +33,14 @@ class _Choice:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: _Logprobs = field(default_factory=_Logprobs)
+    logprobs: TextLogprobs = field(default_factory=TextLogprobs)
     offset: int = 0
     """Where the text of the next token begins."""
 
+    begun: bool = False
+    completion_tokens: int = 0
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class Continuation:
@@ -49,79 +51,113 @@ class Continuation:
 
     def __init__(
         self,
-        request_id: str,
-        model: str,
-        prompts: Sequence[Sequence[int]],
-        decode: Callable[[Sequence[int]], str],
+        head: Head,
+        prompts: Sequence[Prompt],
+        decode: Decode,
         *,
         count: int,
+        showing: Showing,
+        echo: Echo | None = None,
     ) -> None:
-        self._head = {
-            "id": f"cmpl-{request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._prompts = prompts
+        self._head = head
+        self._prompts = [prompt.token_ids for prompt in prompts]
         self._decode = decode
         self._count = count
+        self._showing = showing
+        self._echo = echo
+        self._usage = Usage(sum(map(len, self._prompts)))
         self._choices = [_Choice() for _ in range(len(prompts) * count)]
+        self._prompt_logprobs: dict[int, Sequence[Mapping[int, PromptLogprob] | None]] = {}
 
     def add(self, prompt: int, output: Output) -> None:
         """Keep an output of the prompt of this number for the whole answer."""
-        choice = self._choices[prompt * self._count + output.index]
-        choice.text.append(output.text)
+        choice, text, logprobs = self._take(prompt, output)
+        choice.text.append(text)
         choice.token_ids += output.token_ids
-        choice.logprobs.extend(self._logprobs(choice, output))
-        choice.finish_reason = output.finish_reason or choice.finish_reason
+        choice.logprobs.extend(logprobs)
+        if output.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
-    def chunk(self, prompt: int, output: Output, *, logprobs: bool, token_ids: bool) -> Mapping[str, Any]:
-        """An output as a chunk of a stream."""
-        index = prompt * self._count + output.index
-        choice = self._choices[index]
-        choice.token_ids += output.token_ids
-        told = self._logprobs(choice, output) if logprobs else None
-        shaped = _shaped(index, output.text, told, output.finish_reason)
-        if token_ids:
-            shaped["token_ids"] = list(output.token_ids)
-        return {**self._head, "choices": [shaped]}
-
-    def usage_chunk(self) -> Mapping[str, Any]:
-        """The chunk that closes a stream with what it cost."""
-        return {**self._head, "choices": [], "usage": self._usage()}
-
-    def whole(self, *, logprobs: bool, token_ids: bool) -> Mapping[str, Any]:
+    def whole(self) -> Mapping[str, Any]:
         """The answer in one piece."""
-        choices: list[dict[str, Any]] = []
-        for index, choice in enumerate(self._choices):
-            told = choice.logprobs if logprobs else None
-            shaped = _shaped(index, "".join(choice.text), told, choice.finish_reason)
-            if token_ids:
-                shaped["token_ids"] = choice.token_ids
-                shaped["prompt_token_ids"] = list(self._prompts[index // self._count])
-            choices.append(shaped)
-        return {**self._head, "choices": choices, "usage": self._usage()}
+        return {
+            **self._head.of("text_completion"),
+            "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)],
+            "service_tier": None,
+            "system_fingerprint": self._head.fingerprint,
+            "usage": self._usage.whole(),
+            **_UNTOLD,
+        }
 
-    def _logprobs(self, choice: _Choice, output: Output) -> _Logprobs:
-        told = _Logprobs()
-        for token, step in zip(output.token_ids, output.logprobs or (), strict=False):
-            text = self._decode([token])
-            told.tokens.append(text)
-            told.token_logprobs.append(_finite(step[token]))
-            told.top_logprobs.append({self._decode([one]): _finite(logprob) for one, logprob in step.items()})
-            told.text_offset.append(choice.offset)
-            choice.offset += len(text)
-        return told
+    def chunks(self, prompt: int, output: Output) -> Iterator[Mapping[str, Any]]:
+        """The chunks of a stream that an output of the prompt of this number becomes."""
+        index = prompt * self._count + output.index
+        is_first = not self._choices[index].begun
+        choice, text, logprobs = self._take(prompt, output)
+        if not (text or output.token_ids or choice.completion_tokens):
+            return  # the prompt is still being computed
+        shaped = {
+            "index": index,
+            "text": text,
+            "logprobs": asdict(logprobs) if self._showing.logprobs else None,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+            "prompt_token_ids": self._prompts[prompt] if is_first and self._tells_prompt else None,
+            "token_ids": output.token_ids if self._showing.token_ids else None,
+        }
+        chunk = {**self._head.of("text_completion"), "choices": [shaped]}
+        if output.finish_reason is not None and not self._showing.usage:
+            chunk["system_fingerprint"] = self._head.fingerprint
+        if self._showing.running_usage:
+            chunk["usage"] = Usage(len(self._prompts[prompt]), completion_tokens=choice.completion_tokens).totals()
+        yield chunk
 
-    def _usage(self) -> Mapping[str, int]:
-        prompts = sum(map(len, self._prompts))
-        generated = sum(len(choice.token_ids) for choice in self._choices)
-        return {"prompt_tokens": prompts, "completion_tokens": generated, "total_tokens": prompts + generated}
+    def closing(self) -> Iterator[Mapping[str, Any]]:
+        """The chunk that closes a stream with what it cost, if that was asked for."""
+        if self._showing.usage:
+            chunk = {**self._head.of("text_completion"), "choices": [], "usage": self._usage.known()}
+            yield {**chunk, "system_fingerprint": self._head.fingerprint}
 
+    @property
+    def _tells_prompt(self) -> bool:
+        return self._showing.token_ids or self._echo is not None
 
-def _shaped(index: int, text: str, logprobs: _Logprobs | None, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _take(self, prompt: int, output: Output) -> tuple[_Choice, str, TextLogprobs]:
+        """Count an output; its choice, and its text and log probabilities with what is echoed before it."""
+        self._usage.add(output)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        choice = self._choices[prompt * self._count + output.index]
+        choice.completion_tokens += len(output.token_ids)
+        text, steps = output.text, steps_of(output) if self._showing.logprobs else []
+        if self._echo is not None:
+            text, steps = self._echoed(self._echo, prompt, text, steps, is_first=not choice.begun)
+        choice.begun = True
+        logprobs = TextLogprobs()
+        choice.offset = logprobs.add(steps, self._showing, self._decode, offset=choice.offset)
+        return choice, text, logprobs
 
+    def _echoed(
+        self, echo: Echo, prompt: int, text: str, steps: list[Step], *, is_first: bool
+    ) -> tuple[str, list[Step]]:
+        if echo.alone:
+            text, steps = "", []
+        if not is_first:
+            return text, steps
+        shown = "" if self._showing.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
+        told = self._prompt_logprobs.get(prompt, ()) if self._showing.logprobs else ()
+        return shown + text, [*prompt_steps(self._prompts[prompt], told), *steps]
 
-def _finite(logprob: float) -> float:
-    return max(logprob, -9999.0)
+    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        prompt = index // self._count
+        return {
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": asdict(choice.logprobs) if self._showing.logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if self._showing.token_ids else None,
+            "prompt_logprobs": prompt_logprobs(self._prompt_logprobs.get(prompt)),
+            "prompt_token_ids": self._prompts[prompt] if self._showing.token_ids else None,
+            "routed_experts": None,
+        }

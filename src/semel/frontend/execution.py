@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
-from semel.core import Tenant
+from semel.core import Dialogue, Prompt, Tenant
 from semel.engine import Output, Stream, Submission
+from semel.frontend.fleet import FleetStream
+from semel.frontend.opening import Opening
 from semel.frontend.service import Serving
 from semel.media.budget import Account
 from semel.render import Draft
+from semel.telemetry.stages import Stopwatch
 
-__all__ = ["Accounted", "execute"]
+__all__ = ["execute"]
 
 
-class Accounted:
-    """A stream that closes its request's account with its first output: by then the media are let go."""
+class _Begun:
+    """A stream that, with its first output, closes its request's account, as the media are let go, and takes a time."""
 
-    def __init__(self, stream: Stream, account: Account) -> None:
+    def __init__(self, stream: Stream, account: Account | None, watch: Stopwatch) -> None:
         self._stream = stream
         self._account = account
+        self._watch: Stopwatch | None = watch
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they come."""
         async for output in self._stream:
-            self._account.close()
+            if self._watch is not None:
+                self._watch.lap("first_token")
+                self._watch = None
+                self._close_account()
             yield output
 
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
-        self._account.close()
+        self._close_account()
         await self._stream.close()
+
+    def _close_account(self) -> None:
+        if self._account is not None:
+            self._account.close()
 
 
 async def execute(
-    serving: Serving, draft: Draft, *, request_id: str, sampling: Mapping[str, object], tenant: Tenant
-) -> tuple[Stream, Sequence[int]]:
-    """The answer as it is generated, and the tokens of the prompt.
+    serving: Serving,
+    draft: Draft,
+    *,
+    request_id: str,
+    sampling: Mapping[str, object],
+    tenant: Tenant,
+    dialogue: Dialogue | None = None,
+    priority: int = 0,
+    opening: Opening | None = None,
+    kind: type[FleetStream] = FleetStream,
+    account: Account | None = None,
+) -> tuple[Stream, Prompt]:
+    """The answer, of a kind as it is generated or in one piece, and its prompt.
 
-    With this call end its features and, once the caller lets go of the draft, its media: the worker has what it needs.
+    With this call end the features: the worker has what it needs. The media are held until the first output, in case
+    that the worker is lost, and so they are in the request's `account`; the stream closes it.
     """
+    media_bytes = sum(len(media.data) for media in draft.media.values())
     serving.check_items(draft.items)
-    worker = serving.fleet.choose(draft.media)
+    prefix = b"" if opening is None else opening.key(draft.items, tenant.prefix_salt)
+    worker = serving.fleet.choose(draft.media, prefix=prefix)
     rendered = await serving.pipeline.render(draft, worker.holding)
-    token_ids = rendered.prompt.token_ids
-    serving.check_length(len(token_ids))
-    submission = Submission(request_id, rendered.prompt, rendered.features, sampling, tenant.prefix_salt)
-    return await serving.fleet.submit(worker, submission, rendered.make), token_ids
+    prompt, salt = rendered.prompt, tenant.prefix_salt
+    serving.check_length(len(prompt.token_ids))
+    submission = Submission(request_id, prompt, rendered.features, sampling, salt, dialogue=dialogue, priority=priority)
+    watch = Stopwatch(serving.pipeline.timings)
+    stream = await serving.fleet.submit(worker, submission, rendered.make, kind)
+    watch.lap("send")
+    if account is not None:
+        account.keep(media_bytes)
+    return _Begun(stream, account, watch), prompt

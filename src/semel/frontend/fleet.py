@@ -1,20 +1,29 @@
-"""The workers of a frontend: which of them serve, which one gets a request, and what happens if it is lost."""
+"""The workers of a frontend: which of them serve, which one gets a request, and what happens if it is lost.
+
+A worker serves from the moment its contract is found to be the fleet's, and not before. The fleet's contract is that of
+the workers that serve; once nobody does, the next one may bring another. The model stays. Who is in the fleet at all is
+decided elsewhere (`members`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
 from semel.core import Contract, Digest
 from semel.engine import Output, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
+from semel.frontend.admission import difference
 from semel.frontend.balance import Candidate, choose
 from semel.frontend.remote import RemoteStream, RemoteWorker
 from semel.render import Make
 
-__all__ = ["Fleet", "FleetStream"]
+__all__ = ["Fleet", "FleetStream", "WholeStream"]
+
+Fault = Callable[[Contract], str | None]
+"""Says why a contract cannot be kept; None if it can."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +32,13 @@ class FleetStream:
     """An answer that survives the loss of its worker, as long as nothing of it has been given out."""
 
     def __init__(
-        self, fleet: Fleet, worker: RemoteWorker, stream: RemoteStream, submission: Submission, make: Make
+        self, fleet: Fleet, worker: RemoteWorker, stream: RemoteStream, again: tuple[Submission, Make] | None
     ) -> None:
         self._fleet = fleet
         self._worker = worker
         self._stream = stream
-        self._again: tuple[Submission, Make] | None = (submission, make)
-        """With what to submit again; None when the answer has begun, or there was a second time."""
+        self._again = again
+        """With what to submit again; None when the answer has begun, there was a second time, or nobody else is."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they come."""
@@ -39,11 +48,7 @@ class FleetStream:
                     self._again = None
                     yield output
             except WorkerLost as error:
-                if self._again is None:
-                    raise
-                await self._stream.close()
-                again, self._again = self._again, None
-                self._stream = await self._fleet.submit_again(self._worker, *again, error)
+                await self._go_on(error)
             else:
                 return
 
@@ -51,56 +56,101 @@ class FleetStream:
         """Abort the request, unless its answer is complete."""
         await self._stream.close()
 
+    async def _go_on(self, error: WorkerLost) -> None:
+        """Have another worker answer, or raise the error."""
+        if self._again is None:
+            raise error
+        await self._stream.close()
+        again, self._again = self._again, None
+        self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error)
+
+
+class WholeStream(FleetStream):
+    """An answer that is given out when it is complete: until then another worker can begin it anew."""
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """The outputs, once all of them are there."""
+        for output in await self._gather():
+            yield output
+
+    async def _gather(self) -> list[Output]:
+        while True:
+            try:
+                return [output async for output in self._stream]
+            except WorkerLost as error:
+                await self._go_on(error)
+
 
 class Fleet:
     """Any number of workers that serve one model."""
 
-    def __init__(self, workers: Sequence[RemoteWorker]) -> None:
-        self.workers = tuple(workers)
+    def __init__(self, workers: Iterable[RemoteWorker] = ()) -> None:
+        self._workers: list[RemoteWorker] = []
+        self._leaving: set[RemoteWorker] = set()
+        self._admitted: dict[RemoteWorker, Contract] = {}
         self._refused: dict[RemoteWorker, str] = {}
+        self._fault: Fault | None = None
+        self._model: str | None = None
+        self._changed = asyncio.Event()
+        for worker in workers:
+            self.add(worker)
+
+    @property
+    def workers(self) -> tuple[RemoteWorker, ...]:
+        """All of them, also those that do not serve."""
+        return tuple(self._workers)
 
     @property
     def serving(self) -> list[RemoteWorker]:
-        """The workers that take requests."""
-        return [worker for worker in self.workers if worker.is_connected and worker not in self._refused]
+        """The workers that take requests: connected, admitted and staying."""
+        return list(self._admitted)
 
     @property
     def contract(self) -> Contract | None:
         """What the engines of the serving workers expect: the same of all of them. None while nobody serves."""
-        return next((worker.contract for worker in self.serving), None)
+        return next(iter(self._admitted.values()), None)
 
     @property
     def reason(self) -> str:
         """Why nobody serves."""
-        return next((self._refused.get(worker) or worker.reason for worker in self.workers), "there is no worker")
+        reasons = (self._refused.get(worker) or worker.reason for worker in self._workers)
+        return next(filter(None, reasons), "there is no worker")
 
-    async def run(self) -> None:
-        """Take in what the workers send, until the links are closed."""
-        async with asyncio.TaskGroup() as group:
-            for worker in self.workers:
-                group.create_task(worker.run())
+    def add(self, worker: RemoteWorker) -> None:
+        """Let a worker serve whenever it is connected and answers as the others do."""
+        self._workers.append(worker)
+        worker.watch(self._review)
+        self._review()
+
+    def retire(self, worker: RemoteWorker) -> None:
+        """Give it no more requests; it answers those that it has."""
+        self._leaving.add(worker)
+        self._review()
+
+    def restore(self, worker: RemoteWorker) -> None:
+        """Let a retired worker serve again."""
+        self._leaving.discard(worker)
+        self._review()
+
+    def remove(self, worker: RemoteWorker) -> None:
+        """Forget a worker."""
+        self._workers.remove(worker)
+        self.restore(worker)
 
     async def changed(self) -> None:
         """Wait until a worker comes or goes."""
-        waiting = [asyncio.create_task(worker.changed()) for worker in self.workers]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+        await self._changed.wait()
+        self._changed.clear()
 
-    def admit(self, fault: Callable[[Contract], str | None]) -> None:
-        """Leave out the workers whose contract we cannot keep."""
-        self._refused = {
-            worker: reason
-            for worker in self.workers
-            if worker.is_connected and (reason := fault(worker.contract)) is not None
-        }
-        for worker, reason in self._refused.items():
-            logger.error("the worker at %s is not used: %s", worker.name, reason)
+    def admit(self, fault: Fault) -> None:
+        """Leave out the workers whose contract we cannot keep, from now on. The model is settled with it."""
+        self._fault = fault
+        self._review()
 
-    def choose(self, digests: Iterable[Digest], without: RemoteWorker | None = None) -> RemoteWorker:
-        """The worker for a request with these items."""
+    def choose(
+        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: RemoteWorker | None = None
+    ) -> RemoteWorker:
+        """The worker for a request with these items, and with this key for the opening of its conversation."""
         workers = [worker for worker in self.serving if worker is not without]
         if not workers:
             raise NotReady(f"{self.reason}; try again in a moment")
@@ -109,24 +159,58 @@ class Fleet:
             Candidate(worker.name, worker.load, sum(map(worker.knows, distinct)) if len(workers) > 1 else 0)
             for worker in workers
         ]
-        return workers[choose(candidates, distinct)]
+        return workers[choose(candidates, distinct, prefix)]
 
-    async def submit(self, worker: RemoteWorker, submission: Submission, make: Make) -> FleetStream:
-        """Submit to a worker; if that is lost before its first output, to another one."""
-        has_other = any(other is not worker for other in self.serving)
+    async def submit(
+        self, worker: RemoteWorker, submission: Submission, make: Make, kind: type[FleetStream] = FleetStream
+    ) -> FleetStream:
+        """Submit to a worker; if that is lost before its first output, to another one.
+
+        Of a `WholeStream` at any time. As long as it may be submitted again its media are held.
+        """
+
+        def goes_on(begun: bool) -> bool:
+            return self._has_other(worker) and (kind is WholeStream or not begun)
+
+        again = (replace(submission, features={}), make) if self._has_other(worker) else None
         try:
-            stream = await worker.submit(submission, make, may_go_on=has_other)
+            stream = await worker.submit(submission, make, goes_on=goes_on)
         except (WorkerLost, NotReady) as error:
-            stream = await self.submit_again(worker, submission, make, error)
-        return FleetStream(self, worker, stream, replace(submission, features={}), make)
+            worker, stream = await self.submit_again(worker, submission, make, error)
+        return kind(self, worker, stream, again)
 
     async def submit_again(
         self, lost: RemoteWorker, submission: Submission, make: Make, error: SemelError
-    ) -> RemoteStream:
+    ) -> tuple[RemoteWorker, RemoteStream]:
         """Submit to another worker than the one that was lost, if there is one."""
         try:
             other = self.choose((item.digest for item in submission.prompt.items), without=lost)
         except NotReady:
             raise error from None
         logger.warning("request %s goes to another worker: %s", submission.request_id, error)
-        return await other.submit(submission, make)
+        return other, await other.submit(submission, make)
+
+    def _has_other(self, worker: RemoteWorker) -> bool:
+        return any(other is not worker for other in self.serving)
+
+    def _review(self) -> None:
+        """Decide who serves, as soon as anybody comes or goes: those that did go before those that did not."""
+        staying = [worker for worker in self._workers if worker.is_connected and worker not in self._leaving]
+        staying.sort(key=lambda worker: self._admitted.get(worker) is not worker.contract)
+        before, self._admitted, self._refused = self._refused, {}, {}
+        for worker in staying:
+            if (reason := self._reason_against(worker.contract)) is None:
+                self._admitted[worker] = worker.contract
+            else:
+                self._refused[worker] = reason
+                if before.get(worker) != reason:
+                    logger.error("the worker at %s is not used: %s", worker.name, reason)
+        if self._fault is not None and self._model is None and self._admitted:
+            self._model = next(iter(self._admitted.values())).model
+        self._changed.set()
+
+    def _reason_against(self, contract: Contract) -> str | None:
+        if self._model is not None and contract.model != self._model:
+            return f"it serves {contract.model!r}, the fleet {self._model!r}: give both the same --served-model-name"
+        ours = self.contract or contract
+        return difference(ours, contract) or (None if self._fault is None else self._fault(contract))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -12,8 +13,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from semel.core import Prompt
-from semel.frontend.access import tenant_name
-from semel.frontend.exchange import as_json, parse, read, unless_disconnected
+from semel.frontend.attribution import tagged
+from semel.frontend.exchange import as_json
+from semel.frontend.handling import Call, handle
 from semel.frontend.renderings import generate_body, tokens_body
 from semel.frontend.requests import (
     ChatCompletionRequest,
@@ -45,37 +47,24 @@ def inspection_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions/render")
     async def render_chat(request: Request) -> Response:
         """The prompt of a chat and where its items sit, or with `Accept` their tensors."""
-        asked = parse(await read(request, service.max_body_bytes), _CHAT)
-        serving = service.serving()
-        serving.check_model(asked.model)
-        tenant = tenant_name(request)
         if _accepts_tensors(request):
-            return await unless_disconnected(request, _tensors(serving, asked, tenant, service.max_tensor_bytes))
-        return await unless_disconnected(request, _render_chat(serving, asked, tenant))
+            return await handle(request, service, _CHAT, partial(_tensors, service.max_tensor_bytes))
+        return await handle(request, service, _CHAT, _render_chat)
 
     @router.post("/v1/completions/render")
     async def render_completion(request: Request) -> Response:
         """The tokens of each prompt."""
-        asked = parse(await read(request, service.max_body_bytes), _COMPLETION)
-        serving = service.serving()
-        serving.check_model(asked.model)
-        return await unless_disconnected(request, _render_completion(serving, asked))
+        return await handle(request, service, _COMPLETION, _render_completion)
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a chat; those of a chat with its items in place."""
-        asked = parse(await read(request, service.max_body_bytes), _TOKENIZE)
-        serving = service.serving()
-        serving.check_model(asked.model)
-        return await unless_disconnected(request, _tokenize(serving, asked, tenant_name(request)))
+        return await handle(request, service, _TOKENIZE, _tokenize)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        asked = parse(await read(request, service.max_body_bytes), _DETOKENIZE)
-        serving = service.serving()
-        serving.check_model(asked.model)
-        return as_json({"prompt": await asyncio.to_thread(serving.pipeline.tokenizer.decode, asked.tokens)})
+        return await handle(request, service, _DETOKENIZE, _detokenize)
 
     return router
 
@@ -85,29 +74,25 @@ def _accepts_tensors(request: Request) -> bool:
     return any(one.partition(";")[0].strip().lower() == SAFETENSORS for one in ranges)
 
 
-async def _read_chat(serving: Serving, asked: ChatCompletionRequest | TokenizeChatRequest, tenant: str) -> Draft:
-    draft = await serving.pipeline.read_chat(asked.chat(), asked.tenant(tenant))
-    serving.check_items(draft.items)
-    return draft
-
-
 async def _inspect(serving: Serving, draft: Draft) -> Prompt:
     return (await serving.pipeline.render(draft, serving.held_anywhere(), "inspect")).prompt
 
 
-async def _render_chat(serving: Serving, asked: ChatCompletionRequest, tenant: str) -> Response:
-    prompt = await _inspect(serving, await _read_chat(serving, asked, tenant))
-    return as_json(_body(serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}"))
+async def _render_chat(call: Call, asked: ChatCompletionRequest) -> Response:
+    prompt = await _inspect(call.serving, await call.read_chat(asked, "inspect"))
+    body = _body(call.serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}")
+    return as_json(tagged(body, asked.tenant(call.tenant), call.serving.pipeline.key))
 
 
-async def _tensors(serving: Serving, asked: ChatCompletionRequest, tenant: str, max_bytes: int) -> Response:
-    draft = await _read_chat(serving, asked, tenant)
-    pieces = write(await serving.pipeline.inspector.features(draft, max_bytes=max_bytes))
+async def _tensors(max_bytes: int, call: Call, asked: ChatCompletionRequest) -> Response:
+    draft = await call.read_chat(asked, "inspect")
+    pieces = write(await call.serving.pipeline.inspector.features(draft, max_bytes=max_bytes))
     headers = {"Content-Length": str(sum(memoryview(piece).nbytes for piece in pieces))}
     return StreamingResponse(iter(pieces), headers=headers, media_type=SAFETENSORS)
 
 
-async def _render_completion(serving: Serving, asked: CompletionRequest) -> Response:
+async def _render_completion(call: Call, asked: CompletionRequest) -> Response:
+    serving = call.serving
     prompts = asked.prompts()
     request_id = f"cmpl-{uuid.uuid4().hex}"
     bodies = []
@@ -133,11 +118,16 @@ def _body(
     )
 
 
-async def _tokenize(serving: Serving, asked: TokenizeChatRequest | TokenizeTextRequest, tenant: str) -> Response:
+async def _tokenize(call: Call, asked: TokenizeChatRequest | TokenizeTextRequest) -> Response:
+    serving = call.serving
     max_tokens = serving.contract.max_tokens
     if isinstance(asked, TokenizeChatRequest):
-        prompt = await _inspect(serving, await _read_chat(serving, asked, tenant))
+        prompt = await _inspect(serving, await call.read_chat(asked, "inspect"))
         return as_json(tokens_body(prompt.token_ids, max_tokens))
     encode = serving.pipeline.tokenizer.encode
     token_ids = await asyncio.to_thread(encode, asked.prompt, add_special_tokens=asked.add_special_tokens)
     return as_json(tokens_body(token_ids, max_tokens))
+
+
+async def _detokenize(call: Call, asked: DetokenizeRequest) -> Response:
+    return as_json({"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, asked.tokens)})

@@ -17,6 +17,7 @@ from typing import Final
 from semel.cache import Lender, SharedCache
 from semel.core import Contract, Digest, Feature, Holding, Prompt
 from semel.engine import Output, Submission
+from semel.engine.messages import output_of, submit_for
 from semel.errors import EngineDead, NotReady, ProtocolError, SemelError, ServiceError, WorkerLost, error_for
 from semel.ledger import Ledger
 from semel.render import Make
@@ -24,7 +25,7 @@ from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.metrics import FEATURE_BYTES_SAVED, FEATURE_BYTES_SENT, FEATURES_REPAIRED, FEATURES_SENT
 from semel.wire.events import Closed, Event, Opened, Reset
 from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
-from semel.wire.translation import holdings_of, lend_of, submit_of
+from semel.wire.translation import holdings_of, lend_of
 from semel.wire.zmq import FrontendLink, Transfer, memory_path
 
 __all__ = ["RemoteStream", "RemoteWorker"]
@@ -35,10 +36,16 @@ _LOST: Final = "the worker was lost while it answered; send the request again"
 logger = logging.getLogger(__name__)
 
 
+def _nowhere(_: bool) -> bool:
+    return False
+
+
 class RemoteStream:
     """The answer to one submission, as it comes from the worker."""
 
-    def __init__(self, submission: Submission, make: Make, worker: RemoteWorker, *, may_go_on: bool) -> None:
+    def __init__(
+        self, submission: Submission, make: Make, worker: RemoteWorker, goes_on: Callable[[bool], bool]
+    ) -> None:
         self.request_id = submission.request_id
         self.contract = worker.contract
         self.features: dict[Digest, Feature] = dict(submission.features)
@@ -47,7 +54,7 @@ class RemoteStream:
         self.sent: set[Digest] = set()
         self._items = Counter(submission.prompt.items)
         self._make: Make | None = make
-        self._may_go_on = may_go_on
+        self._goes_on = goes_on
         self._worker = worker
         self._outputs: deque[Output] = deque()
         self._error: SemelError | None = None
@@ -78,9 +85,14 @@ class RemoteStream:
         self._worker.forget(self)
 
     @property
+    def is_answered(self) -> bool:
+        """Whether the worker has nothing more to say to it."""
+        return not self._unfinished or self._error is not None
+
+    @property
     def goes_on_elsewhere(self) -> bool:
-        """Whether its worker failed it before its first output: another will answer, and count its items."""
-        return self._may_go_on and self._make is not None and isinstance(self._error, (NotReady, WorkerLost))
+        """Whether its worker failed it, but not for good: another will answer, and count its items."""
+        return isinstance(self._error, (NotReady, WorkerLost)) and self._goes_on(self._make is None)
 
     async def feature(self, digest: Digest) -> Feature:
         """The feature of an item, at hand or made again."""
@@ -100,11 +112,11 @@ class RemoteStream:
             case Accepted():
                 self._accepted = True
                 self.features.clear()
-            case Delta(_, index, text, token_ids, finish_reason, logprobs):
+            case Delta():
                 self._make = None
-                self._outputs.append(Output(index, text, token_ids, logprobs, finish_reason))
-                if finish_reason is not None:
-                    self._unfinished.discard(index)
+                self._outputs.append(output_of(message))
+                if message.finish_reason is not None:
+                    self._unfinished.discard(message.index)
             case Failed():
                 lost = message.code == EngineDead.code  # its worker goes with it
                 self._error = WorkerLost(_LOST) if lost else error_for(message.code, message.message)
@@ -147,12 +159,18 @@ class RemoteWorker:
         self._on_forget = on_forget
         self._contract: Contract | None = None
         self._reason = _STARTING
-        self._changed = asyncio.Event()
+        self._watcher: Callable[[], None] | None = None
         self._streams: dict[str, RemoteStream] = {}
+        self._unanswered: set[str] = set()
+        """Of these, the requests that the worker is busy with, or about to be."""
+
+        self._others = 0
+        """Requests of other frontends, as the worker's last word and ours of that moment tell."""
+
+        self._idle = asyncio.Event()
         self._transfers: dict[Digest, list[Transfer]] = {}
         """What is sent in frames, to be withdrawn when nobody counts on it any more."""
 
-        self._submitted = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -167,8 +185,8 @@ class RemoteWorker:
 
     @property
     def load(self) -> int:
-        """Requests that it is answering, with those of ours that it had not counted yet."""
-        return self.running + self._submitted
+        """Requests that it is answering or about to: ours as we know them, those of others as it told."""
+        return self._others + len(self._unanswered)
 
     @property
     def reason(self) -> str:
@@ -190,10 +208,15 @@ class RemoteWorker:
         """What the worker has announced of an item."""
         return self._ledger.holding(digest)
 
-    async def changed(self) -> None:
-        """Wait until the worker comes or goes."""
-        await self._changed.wait()
-        self._changed.clear()
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Tell the watcher at once whenever the worker comes or goes."""
+        self._watcher = watcher
+
+    async def until_idle(self) -> None:
+        """Wait until no answer comes from it."""
+        while self._streams:
+            self._idle.clear()
+            await self._idle.wait()
 
     async def run(self) -> None:
         """Take in what comes over the link, until it is closed."""
@@ -209,18 +232,20 @@ class RemoteWorker:
                 task.cancel()
             self._stop_lending()
 
-    async def submit(self, submission: Submission, make: Make, *, may_go_on: bool = False) -> RemoteStream:
+    async def submit(
+        self, submission: Submission, make: Make, *, goes_on: Callable[[bool], bool] = _nowhere
+    ) -> RemoteStream:
         """Send a submission with what the worker lacks of it, and wait until the worker has taken it.
 
-        `may_go_on` says that another worker will get the request if this one fails it before its first output.
+        If it fails the request, `goes_on` tells whether another will get it, given whether its answer had begun.
         """
-        stream = RemoteStream(submission, make, self, may_go_on=may_go_on)
+        stream = RemoteStream(submission, make, self, goes_on)
         digests = [item.digest for item in submission.prompt.items]
         while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
             for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
                 await stream.feature(digest)
         if not self._link.takes_submits:
-            raise NotReady(f"{self._reason}; try again in a moment")
+            raise NotReady(f"{self._reason or 'the worker has left'}; try again in a moment")
         self._streams[submission.request_id] = stream
         try:
             self._send(submission, digests, stream)
@@ -233,16 +258,8 @@ class RemoteWorker:
     def _send(self, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
         """Send all of a submission, in one session: nothing is awaited."""
         payloads = self._ledger.submit(submission.request_id, digests)
-        self._submitted += 1
-        self._link.send(
-            submit_of(
-                submission.request_id,
-                submission.prompt,
-                sampling=submission.sampling,
-                cache_salt=submission.cache_salt,
-                payloads=payloads,
-            )
-        )
+        self._unanswered.add(submission.request_id)
+        self._link.send(submit_for(submission, payloads))
         for digest in payloads:
             self._send_feature(stream, digest, stream.features[digest])
         self._count_saved(submission.prompt, stream)
@@ -276,6 +293,9 @@ class RemoteWorker:
         """Drop what still comes for a request, and count its items: what had to travel for them is known now."""
         if self._streams.pop(stream.request_id, None) is not None:
             self._settle(stream.request_id)
+            self._unanswered.discard(stream.request_id)
+            if not self._streams:
+                self._idle.set()
             if stream.contract.cache_bytes and not stream.goes_on_elsewhere:
                 for modality, count, hit in stream.lookups():
                     self._lookups.count(stream.contract.model, modality, "worker", count, hit)
@@ -291,7 +311,8 @@ class RemoteWorker:
             case Closed() | Reset():
                 self._lose(event.message)
             case Load(running=running, waiting=waiting):
-                self.running, self._submitted = running + waiting, 0
+                self.running = running + waiting
+                self._others = max(0, self.running - len(self._unanswered))
             case Accepted() | Delta() | Failed() | Need():
                 self._on_answer(event)
             case Have() | Gone() | Forget():
@@ -308,6 +329,8 @@ class RemoteWorker:
             self._repair(stream, event.digests)
         else:
             stream.on_message(event)
+            if stream.is_answered:
+                self._unanswered.discard(event.request_id)
 
     def _on_announcement(self, event: Have | Gone | Forget) -> None:
         match event:
@@ -323,7 +346,8 @@ class RemoteWorker:
         self._ledger.close()
         self._transfers.clear()
         self._stop_lending()
-        self.running = self._submitted = 0
+        self.running = self._others = 0
+        self._unanswered.clear()
         for stream in list(self._streams.values()):
             stream.fail(WorkerLost(_LOST))
 
@@ -371,4 +395,5 @@ class RemoteWorker:
 
     def _become(self, contract: Contract | None, reason: str) -> None:
         self._contract, self._reason = contract, reason
-        self._changed.set()
+        if self._watcher is not None:
+            self._watcher()

@@ -7,17 +7,24 @@ for is worse than an error. Numbers that cost memory or time are bounded here (t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from semel.core import Tenant
+from semel.core import Dialogue, Tenant
+from semel.errors import InvalidRequest
+from semel.frontend.fields import Ignored, without_refused
+from semel.frontend.formats import ResponseFormat, StructuredOutputs, constraint
+from semel.frontend.showing import ALL, Showing
+from semel.frontend.tools import Tool, ToolChoice, chosen, count_calls
 from semel.render import ChatRequest
 
 __all__ = [
     "ChatCompletionRequest",
     "CompletionRequest",
     "DetokenizeRequest",
+    "RepetitionDetection",
     "StreamOptions",
     "TokenizeChatRequest",
     "TokenizeRequest",
@@ -26,19 +33,28 @@ __all__ = [
 
 _SAMPLING: Final = frozenset(
     {
+        "allowed_token_ids",
+        "bad_words",
         "frequency_penalty",
         "ignore_eos",
+        "include_stop_str_in_output",
         "logit_bias",
+        "logprob_token_ids",
         "min_p",
         "min_tokens",
         "n",
         "presence_penalty",
+        "prompt_logprobs",
+        "repetition_detection",
         "repetition_penalty",
         "seed",
         "skip_special_tokens",
+        "spaces_between_special_tokens",
         "stop",
         "stop_token_ids",
+        "stream_interval",
         "temperature",
+        "thinking_token_budget",
         "top_k",
         "top_p",
     }
@@ -49,20 +65,31 @@ _SAMPLING: Final = frozenset(
 _Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Top = Annotated[int, Field(ge=0, le=20)]
+_TokenPrompt = Annotated[
+    list[_Token], Field(fail_fast=True, min_length=1)
+]  # one error is enough: a million take seconds
 _Prompts = 256
 """The most prompts of one request."""
+
+_Salt = Annotated[str, Field(max_length=1_024)]
+_Words = Annotated[str, Field(max_length=1_024)]
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-_Salt = Annotated[str, Field(max_length=1_024)]
-_Stop = Annotated[str, Field(max_length=1_024)]
-
-
 class _Body(_Strict):
     model: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_is_not_supported(cls, body: Any) -> Any:
+        return without_refused(body, frozenset(cls.model_fields)) if isinstance(body, dict) else body
 
 
 class _Owned(_Body):
@@ -78,14 +105,27 @@ class _Owned(_Body):
 class StreamOptions(_Strict):
     """What a stream carries besides text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against those who watch the sizes of packets: there is none here."""
+
+
+class RepetitionDetection(_Strict):
+    """When to end an answer that repeats itself."""
+
+    max_pattern_size: _Count = 0
+    min_pattern_size: _Count = 0
+    min_count: _Count = 0
 
 
 class _Chat(_Owned):
     """What decides the prompt of a chat."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
+    tools: Annotated[list[Tool], Field(max_length=1_024)] | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=1_024)] | None = None
+    reasoning_effort: _Effort | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -95,63 +135,142 @@ class _Chat(_Owned):
         """What decides the prompt."""
         return ChatRequest(
             messages=self.messages,
-            tools=self.tools,
+            tools=None if self.tools is None else [tool.shown() for tool in self.tools],
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
+            chat_template_kwargs=self.template_kwargs(),
             mm_processor_kwargs=self.mm_processor_kwargs,
         )
 
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given: some models' templates switch reasoning on and off."""
+        given = dict(self.chat_template_kwargs)
+        if self.documents is not None:
+            given["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            given.setdefault("enable_thinking", self.reasoning_effort != "none")
+            given["reasoning_effort"] = self.reasoning_effort
+        return given
 
-class _Sampled(_Owned):
+
+class _Sampled(_Owned, Ignored):
     """How to answer, whatever the prompt."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    request_id: _Name | None = None
+    """What the id of the answer ends with; inside, requests have ids of our own."""
 
-    max_tokens: _Tokens | None = None
+    priority: _Int64 = 0
+
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
+    stop: _Words | Annotated[list[_Words], Field(max_length=16)] | None = None
     seed: _Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[_Int64, float], Field(max_length=1_024)] | None = None
+    response_format: ResponseFormat | None = None
 
     top_k: _Int64 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_tokens: _Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[_Int64], Field(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[_Token], Field(min_length=1, max_length=1_048_576)] | None = None
+    bad_words: Annotated[list[_Words], Field(max_length=1_024)] | None = None
+    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: _Top | None = None
+    logprob_token_ids: Annotated[list[_Token], Field(max_length=128)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: _Tokens | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options: only with stream; leave it out, or set stream to true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs: not in a stream; leave one of the two out")
+        return self
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
-        asked = self.model_dump(include=set(_SAMPLING), exclude_none=True)
-        if self.max_tokens is not None:
-            asked["max_tokens"] = self.max_tokens
-        return asked
+        return self.model_dump(include=set(_SAMPLING), exclude_none=True)
+
+    def showing(self) -> Showing:
+        """What the answer shows."""
+        options = self.stream_options or StreamOptions()
+        return Showing(
+            tokens_as_ids=self.return_tokens_as_token_ids,
+            token_ids=self.return_token_ids,
+            usage=bool(options.include_usage),
+            running_usage=bool(options.include_usage and options.continuous_usage_stats),
+        )
 
 
 class ChatCompletionRequest(_Chat, _Sampled):
     """A chat, and how to answer it."""
 
+    max_tokens: _Tokens | None = None
     max_completion_tokens: _Tokens | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: _Top = 0
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        chosen(self.tool_choice, self.tools)
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) and not self.logprobs:
+                raise InvalidRequest(f"{name}: only with logprobs; leave it out, or set logprobs to true")
+        return self
+
+    @property
+    def role(self) -> str:
+        """Who speaks in the answer."""
+        role = "assistant" if self.add_generation_prompt else self.messages[-1].get("role")
+        return role if isinstance(role, str) else "assistant"
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
         asked = dict(super().sampling())
-        if self.max_completion_tokens is not None:
-            asked["max_tokens"] = self.max_completion_tokens
-        if self.logprobs:
+        if (longest := self.max_completion_tokens or self.max_tokens) is not None:
+            asked["max_tokens"] = longest
+        if self.logprobs and not self.logprob_token_ids:
             asked["logprobs"] = self.top_logprobs
+        if (outputs := constraint(None, self.structured_outputs)) is not None:
+            asked["structured_outputs"] = outputs
         return asked
+
+    def dialogue(self) -> Dialogue:
+        """How the answer is read."""
+        form = self.response_format
+        return Dialogue(
+            tools=None if self.tools is None else [tool.shown() for tool in self.tools],
+            tool_choice=chosen(self.tool_choice, self.tools),
+            parallel_tool_calls=self.parallel_tool_calls,
+            past_tool_calls=count_calls(self.messages),
+            response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
+            include_reasoning=self.include_reasoning,
+            reasoning_effort=self.reasoning_effort,
+            template_kwargs=self.chat_template_kwargs,
+            stream=self.stream,
+        )
+
+    def showing(self) -> Showing:
+        """What the answer shows."""
+        top = ALL if self.logprob_token_ids else self.top_logprobs
+        return replace(super().showing(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning)
 
 
 class CompletionRequest(_Sampled):
@@ -159,12 +278,22 @@ class CompletionRequest(_Sampled):
 
     prompt: (
         str
-        | Annotated[list[_Token], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=_Prompts)]
-        | Annotated[list[Annotated[list[_Token], Field(min_length=1)]], Field(min_length=1, max_length=_Prompts)]
+        | Annotated[list[_Token], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_Prompts)]
+        | Annotated[list[_TokenPrompt], Field(fail_fast=True, min_length=1, max_length=_Prompts)]
     )
     add_special_tokens: bool = True
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: _Count = 16
+    logprobs: _Top | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if not self.max_tokens and not self.echo:
+            raise InvalidRequest("max_tokens: 0 only with echo; ask for 1 or more")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids: only with logprobs; leave it out, or set logprobs")
+        return self
 
     def prompts(self) -> Sequence[str | list[int]]:
         """Each prompt by itself."""
@@ -175,8 +304,22 @@ class CompletionRequest(_Sampled):
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
-        asked = super().sampling()
-        return asked if self.logprobs is None else {**asked, "logprobs": self.logprobs}
+        asked = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still asks for a token
+        if self.logprobs is not None:
+            if not self.logprob_token_ids:
+                asked["logprobs"] = self.logprobs
+            if self.echo:
+                asked.setdefault("prompt_logprobs", self.logprobs)
+        if (outputs := constraint(self.response_format, self.structured_outputs)) is not None:
+            asked["structured_outputs"] = outputs
+        return asked
+
+    def showing(self) -> Showing:
+        """What the answer shows."""
+        if self.logprobs is None:
+            return super().showing()
+        top = ALL if self.logprob_token_ids else self.logprobs
+        return replace(super().showing(), logprobs=True, top_logprobs=top)
 
 
 class TokenizeTextRequest(_Body):
@@ -206,4 +349,4 @@ TokenizeRequest = Annotated[
 class DetokenizeRequest(_Body):
     """Tokens to be shown as text."""
 
-    tokens: list[_Token]
+    tokens: Annotated[list[_Token], Field(fail_fast=True)]

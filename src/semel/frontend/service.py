@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from semel.core import Contract, Digest, Holding, Item
-from semel.errors import InvalidRequest, NotReady, PromptTooLong
+from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong
+from semel.frontend.exchange import BodyLimits
 from semel.frontend.fleet import Fleet
-from semel.render import HoldingOf, Pipeline
+from semel.frontend.pace import Pace, PaceLimits
+from semel.media.budget import Budget
+from semel.render import HoldingOf, Pipeline, Source
 
 __all__ = ["Service", "Serving"]
 
@@ -31,7 +34,7 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""
         if name is not None and name != self.model:
-            raise InvalidRequest(f"model: {name!r} is not served here; {self.model!r} is")
+            raise ModelNotFound(f"model: {name!r} is not served here; {self.model!r} is")
 
     def check_length(self, tokens: int) -> None:
         """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""
@@ -40,8 +43,8 @@ class Serving:
         if tokens >= (limit := self.contract.max_tokens):
             raise PromptTooLong(f"the prompt has {tokens:,} tokens; {self.model} takes {limit:,} with the answer")
 
-    def check_items(self, items: Iterable[Item]) -> None:
-        """Refuse more items of a modality than a prompt may have, before one of them is processed."""
+    def check_items(self, items: Iterable[Item | Source]) -> None:
+        """Refuse more items of a modality than a prompt may have, before one of them is fetched or processed."""
         for modality, count in Counter(item.modality for item in items).items():
             if count > (limit := self.contract.max_items.get(modality, 0)):
                 raise InvalidRequest(
@@ -63,8 +66,9 @@ class Serving:
 class Service:
     """The state behind the routes: ready with something to serve, or not and the reason."""
 
-    max_body_bytes: int = 256 * 1024**2
-    """The largest request that is read; over it the answer is 413."""
+    body: BodyLimits = field(default_factory=BodyLimits)
+    budget: Budget = field(default_factory=Budget)
+    pace: PaceLimits = field(default_factory=PaceLimits)
 
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
@@ -72,6 +76,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     _serving: Serving | None = None
     _reason: str = "the frontend is starting"
+    _paces: dict[str, Pace] = field(default_factory=dict)
 
     def begin(self, serving: Serving) -> None:
         """Serve from now on."""
@@ -85,6 +90,12 @@ class Service:
     def reason(self) -> str:
         """Why nothing can be served; empty when it can."""
         return self._reason
+
+    def refusal_wait_s(self, tenant: str) -> float:
+        """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""
+        if (pace := self._paces.get(tenant)) is None:
+            pace = self._paces[tenant] = Pace(self.pace)
+        return pace.wait_s()
 
     def serving(self) -> Serving:
         """What to serve with."""

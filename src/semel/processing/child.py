@@ -8,17 +8,20 @@ and no other. The text of a foreign error stays in this process's log (S7).
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import resource
 import signal
 import socket
 import sys
+import warnings
 from pathlib import Path
 
 from semel.cache import Window
 from semel.core import Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
+from semel.media.samples import SAMPLES
 from semel.processing.pipe import (
     HEADER_BYTES,
     Description,
@@ -37,8 +40,9 @@ from semel.processing.pipe import (
     write,
 )
 from semel.processing.processor import Processor, load_processor
+from semel.processing.tensors import is_out_of_memory
 
-__all__ = ["main", "serve"]
+__all__ = ["main", "serve", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +75,9 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
         if not isinstance(work, Work):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
-        _answer(pipe, processor, load, work, media, memory)
+        if not _answer(pipe, processor, load, work, media, memory) and _is_used_up(load):
+            logger.warning("memory that items have left behind is over half of the limit; another process takes over")
+            return
 
 
 def _load(load: Load) -> Processor:
@@ -79,8 +85,26 @@ def _load(load: Load) -> Processor:
 
     torch.set_num_threads(1)
     processor = load_processor(load.processor, Path(load.folder), load.target, load.limits)
+    warm_up(processor)
+    warnings.simplefilter("ignore")  # they are about clients' files, and each new text would be kept for ever
     _limit_memory(load.max_memory_bytes)
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: collecting what an item leaves behind need not walk it
     return processor
+
+
+def warm_up(processor: Processor) -> None:
+    """Make features of small items: a process's first image costs twice what a later one costs, its first clip thrice.
+
+    A process that takes another's place while others serve gets no other warm-up (requirements E3).
+    """
+    for modality in processor.modalities:
+        if (sample := SAMPLES.get(modality)) is None:
+            continue
+        try:
+            processor.process(sample(0))
+        except Exception as error:  # noqa: BLE001 foreign code; the first request will tell its client
+            logger.warning("warming up %s failed: %s", modality, str(error) or repr(error))
 
 
 def _limit_memory(max_bytes: int) -> None:
@@ -94,6 +118,12 @@ def _limit_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
+def _is_used_up(load: Load) -> bool:
+    """Whether what is left of earlier items would soon have innocent ones refused."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return limit != resource.RLIM_INFINITY and _data_bytes() > limit - load.max_memory_bytes // 2
+
+
 def _data_bytes() -> int:
     """What the kernel counts against the limit: private writable memory, touched or not."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -105,23 +135,25 @@ def _data_bytes() -> int:
 
 def _answer(
     pipe: socket.socket, processor: Processor, load: Load, work: Work, media: bytes, memory: Window | None
-) -> None:
+) -> bool:
+    """Answer an order; whether with a feature."""
     try:
         feature = _process(processor, load, work, media)
         made = made_of(work.item, feature)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
         pipe.sendall(encode(failure_of(_ours(error, load))))
-        return
+        return False
     if memory is not None and made.tensor_bytes:
         pipe.sendall(encode(Offer(work.item, made.tensor_bytes)))
         order, _ = _receive(pipe, max_payload_bytes=0)
         if isinstance(order, Write):
             pipe.sendall(encode(write(made, feature, memory.view(order.offset, made.tensor_bytes))))
-            return
+            return True
     pipe.sendall(head)
     for piece in payload_of(made, feature):
         pipe.sendall(piece)
+    return True
 
 
 def _process(processor: Processor, load: Load, work: Work, media: bytes) -> Feature:
@@ -131,15 +163,18 @@ def _process(processor: Processor, load: Load, work: Work, media: bytes) -> Feat
         return processor.process(Media(work.modality, media, work.mime), work.options)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if work.modality != "image":
+            gc.collect()  # PyAV's containers and streams refer to each other, and hold frames meanwhile
 
 
 def _ours(error: Exception, load: Load) -> SemelError:
     """The error that the pool gets to see."""
     if isinstance(error, SemelError):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or is_out_of_memory(error):
         return MediaTooLarge(
-            f"the media needs more memory than the limit of {load.max_memory_bytes:,} bytes; send a smaller one"
+            f"the media needs more memory than the limit of {load.max_memory_bytes:,} bytes "
+            f"(--max-processing-memory-gb); send a smaller one"
         )
     logger.error("an order failed in a way that we do not expect", exc_info=error)
     return ServiceError("preprocessing failed; the log of its process says why")

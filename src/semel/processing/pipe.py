@@ -17,8 +17,9 @@ from typing import Final, Self
 import msgspec
 
 import semel.errors
+from semel.cache import tensor_offsets
 from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Modality, Target, Tensor
-from semel.errors import ConfigError, ProtocolError, SemelError, ServiceError
+from semel.errors import ConfigError, FeatureMissing, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits
 from semel.processing.processor import Processor, ProcessorKind
 
@@ -51,7 +52,6 @@ __all__ = [
 _HEADER: Final = struct.Struct("<IQ")  # the bytes of the message, the bytes of the payload
 HEADER_BYTES: Final = _HEADER.size
 _MAX_MESSAGE_BYTES: Final = 16 << 20  # an item of a million tokens has 5 MB of them
-_ALIGNMENT: Final = 64  # of every tensor in a payload, so that a tensor over it can be used in place
 _NUMBER: Final = "{index}"  # in an insertion, where the item's number stands
 _PROBE_INDEX: Final = 1_000_003  # a number that no family writes by itself
 _ERRORS: Final[Mapping[str, type[SemelError]]] = {
@@ -158,7 +158,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
-    """The feature of an item; the payload is its tensors, each from the next aligned offset."""
+    """The feature of an item; the payload is its tensors, where `tensor_offsets` says."""
 
     item: int
     modality: Modality
@@ -170,11 +170,9 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
 
     def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
         """Every tensor with where it begins and ends in the payload."""
-        end = 0
-        for head in self.tensors:
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = start + head.nbytes
-            yield head, start, end
+        offsets, _ = tensor_offsets(head.nbytes for head in self.tensors)
+        for head, start in zip(self.tensors, offsets, strict=True):
+            yield head, start, start + head.nbytes
 
     @property
     def tensor_bytes(self) -> int:
@@ -225,7 +223,7 @@ def decode_order(body: bytes) -> Order:
     """The order of a frame."""
     try:
         order: Order = _order_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process got what is not an order") from error
     return order
 
@@ -234,7 +232,7 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
     """The answer of a frame, whose payload has the length that the answer says."""
     try:
         answer: Answer = _answer_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process said what is not an answer") from error
     expected = answer.payload_bytes if isinstance(answer, Made) else 0
     if payload_bytes != expected:
@@ -274,6 +272,8 @@ def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
 def feature_of(made: Made, payload: memoryview) -> Feature:
     """The feature over a payload, without a copy; its bytes cannot be written to."""
     fixed = payload.toreadonly()
+    if len({head.name for head in made.tensors}) != len(made.tensors):
+        raise ProtocolError("a pool process described a feature that names a tensor twice")
     try:
         return Feature(
             modality=made.modality,
@@ -291,4 +291,5 @@ def failure_of(error: SemelError) -> Failed:
 
 def error_of(failed: Failed) -> SemelError:
     """The same error at the other end."""
-    return _ERRORS.get(failed.error, ServiceError)(failed.message)
+    kind = _ERRORS.get(failed.error, ServiceError)
+    return (ServiceError if kind is FeatureMissing else kind)(failed.message)

@@ -2,15 +2,17 @@
 
 Its rules: a process works on one item at a time; requests take turns, so that one with many items does not keep the
 others waiting; what goes wrong with a process (it dies, hangs, breaks the protocol) costs the item that it works on and
-no other. A spare one, loaded, takes its place at once, and another spare is started while the rest goes on. A caller
-that goes away costs nothing either: the answer to its item is read and dropped, so that frames never get out of step.
-Nothing here imports torch, transformers or numpy.
+no other, and an item that does it again is not tried again. A spare process, loaded, takes the place of one that ended
+at once, and another spare is started while the rest goes on. A caller that goes away costs nothing either: the answer
+to its item is read and dropped, so that frames never get out of step. Nothing here imports torch, transformers or
+numpy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -19,8 +21,18 @@ from typing import Final, Self
 
 from semel.cache import Reservation, SharedCache
 from semel.core import Feature, Media, Target
-from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, ProtocolError, SemelError, ServiceError
+from semel.errors import (
+    ConfigError,
+    InvalidRequest,
+    MediaTooLarge,
+    MediaUndecodable,
+    NotReady,
+    ProtocolError,
+    SemelError,
+    ServiceError,
+)
 from semel.media import DecodeLimits
+from semel.processing.deadly import DeadlyMedia
 from semel.processing.folder import read_config
 from semel.processing.pipe import (
     Answer,
@@ -40,11 +52,17 @@ from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind
 from semel.processing.queue import FairQueue
 
-__all__ = ["MAX_MEMORY_BYTES", "Pool"]
+__all__ = ["MAX_MEMORY_BYTES", "TIMEOUT_S", "Pool"]
 
 MAX_MEMORY_BYTES: Final = 4 << 30
 """What a process may use, on top of what it has once it is loaded."""
 
+TIMEOUT_S: Final = 30.0
+"""What one item may take, from the moment a process takes it on."""
+
+_CRASHES: Final = {
+    -getattr(signal, name) for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+}
 _END_TIMEOUT_S: Final = 5.0
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 30.0
@@ -59,6 +77,7 @@ class _Job:
     item: int
     group: Hashable
     media: Media
+    options: Mapping[str, object]
     order: bytes
     made: asyncio.Future[Feature]
     apart: bool = False
@@ -98,6 +117,7 @@ class Pool:
         self._memory = memory
         self._items = count()
         self._waiting: FairQueue[_Job] = FairQueue()
+        self._deadly = DeadlyMedia()
         self._children: list[PoolProcess] = []
         self._spares: list[PoolProcess] = []  # loaded, and given nothing to do until they take a child's place
         self._prepared: list[PoolProcess] = []  # spawned before it was known what to load
@@ -114,7 +134,7 @@ class Pool:
         processes: int = 1,
         spares: int = 1,
         limits: DecodeLimits | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_waiting: int = 1_024,
         memory: SharedCache | None = None,
@@ -180,15 +200,20 @@ class Pool:
         """
         self._admit(media)
         item = next(self._items)
-        order = _encode_work(item, media, options or {})
+        options = options or {}
+        order = _encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
-        job = _Job(item, made if group is None else group, media, order, made, apart)
+        job = _Job(item, made if group is None else group, media, options, order, made, apart)
         self._waiting.add(job.group, job)
         self._dispatch()
         try:
             return await made
         finally:
             self._waiting.discard(job.group, job)
+
+    def forget_counts(self) -> None:
+        """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
+        self.processed = self.failed = 0
 
     async def close(self) -> None:
         """End all processes; items that are not done fail. Closing twice does no harm."""
@@ -211,7 +236,7 @@ class Pool:
         if len(media.data) > self._load.max_memory_bytes:
             raise MediaTooLarge(
                 f"the {media.modality} has {len(media.data):,} bytes; "
-                f"a preprocessing process may use {self._load.max_memory_bytes:,}"
+                f"a preprocessing process may use {self._load.max_memory_bytes:,} (--max-processing-memory-gb)"
             )
 
     def _refuse(self, reason: str) -> None:
@@ -242,6 +267,7 @@ class Pool:
             job.fail(error)
         else:
             self.processed += 1
+            self._deadly.clear(job.media, job.options)
             job.succeed(feature)
         finally:
             job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
@@ -255,6 +281,8 @@ class Pool:
 
     async def _feature(self, child: PoolProcess, job: _Job) -> Feature:
         """What a process makes of an item; a process that does not do its part is ended."""
+        if (refusal := self._deadly.refusal(job.media, job.options)) is not None:
+            raise refusal
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
@@ -266,20 +294,33 @@ class Pool:
             return job.read(answer, payload, room)
         except TimeoutError:
             await child.end(within_s=0)
-            # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
-            raise MediaTooLarge(
-                f"preprocessing the {job.media.modality} takes longer than the limit of {self._load.timeout_s:g} s; "
-                f"send a smaller one"
-            ) from None
+            raise self._late(job) from None
         except (EOFError, OSError):
             await child.end(within_s=_END_TIMEOUT_S)
-            raise ServiceError(
-                f"the preprocessing process that worked on the {job.media.modality} died; send the request again"
-            ) from None
+            raise self._died(job, await child.wait()) from None
         except ProtocolError as error:
             logger.exception("pool process %d broke the protocol and is ended", child.pid)
             await child.end(within_s=0)
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
+
+    def _late(self, job: _Job) -> MediaTooLarge:
+        # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
+        error = MediaTooLarge(
+            f"preprocessing the {job.media.modality} takes longer than the limit of {self._load.timeout_s:g} s "
+            f"(--max-processing-s); send a smaller one"
+        )
+        self._deadly.suspect(job.media, job.options, error)
+        return error
+
+    def _died(self, job: _Job, status: int) -> MediaUndecodable | ServiceError:
+        modality = job.media.modality
+        logger.warning("a pool process died with status %d over %r", status, job.media)
+        refusal = MediaUndecodable(f"the {modality} crashes the process that decodes it; send it in another format")
+        if status in _CRASHES:
+            self._deadly.condemn(job.media, job.options, refusal)
+            return refusal
+        self._deadly.suspect(job.media, job.options, refusal)
+        return ServiceError(f"the preprocessing process that worked on the {modality} died; send the request again")
 
     async def _keep(self, process: PoolProcess) -> None:
         """Let others take the place of a process whenever it ends."""

@@ -41,6 +41,10 @@ class Processor(Protocol):
         """The token that stands for an item of a modality in the prompt's text."""
 
     @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the processor takes."""
+
+    @property
     def encoder_decoder(self) -> bool:
         """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 

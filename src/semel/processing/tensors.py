@@ -10,7 +10,12 @@ from semel.core import Tensor
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["from_torch", "to_torch"]
+__all__ = ["from_torch", "is_out_of_memory", "to_torch"]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch has failed to allocate, which it says in no other way than by this text."""
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
 from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
+from semel.render.obtain import Fetch, Spend
 from semel.render.pipeline import ChatRequest, Lookups, Pipeline
-from semel.render.source import media_from
+from semel.render.source import MediaUrl, Source, source_from
 from semel.render.template import ChatTemplate
 from semel.render.tokenizer import Tokenizer
 from semel.render.transcript import Insertion
@@ -23,6 +24,7 @@ __all__ = [
     "ContentFormat",
     "Conversation",
     "Draft",
+    "Fetch",
     "HoldingOf",
     "Insertion",
     "Inspector",
@@ -30,16 +32,19 @@ __all__ = [
     "LayoutCache",
     "Lookups",
     "Make",
+    "MediaUrl",
     "Message",
     "Part",
     "Pipeline",
     "Process",
     "Rendered",
+    "Source",
+    "Spend",
     "Text",
     "Tokenizer",
     "ToolReference",
     "assemble",
     "assemble_encoder",
-    "media_from",
+    "source_from",
     "warm_up",
 ]

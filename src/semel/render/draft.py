@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from semel.core import Digest, Feature, Holding, Item, Layout, Media, Prompt
@@ -28,6 +28,10 @@ class Process(Protocol):
         ...
 
 
+async def _is_assembled(_: Sequence[Layout]) -> Prompt:
+    raise ServiceError("the prompt of this draft has been assembled already")
+
+
 async def _cannot_make(digest: Digest) -> Feature:
     raise ServiceError(f"nothing is known of {digest!r} but its feature")
 
@@ -43,6 +47,10 @@ class Draft:
     options: Mapping[str, object]
     assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
     """The prompt, once the layout of every item is known."""
+
+    def assembled(self) -> Draft:
+        """What is still needed of it once there is a prompt: each media once, to make its feature again."""
+        return replace(self, assemble=_is_assembled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """OpenAI chat messages, read once from JSON and checked: roles, parts, and the fields that templates may use.
 
 What vLLM's chat route accepts is accepted, but for embeddings as input. Anything else is an error that names the place,
-such as `messages[2].content[1]`. Media are bytes from here on, in the order of the messages.
+such as `messages[2].content[1]`. Media are bytes from here on, or a URL that is still to be fetched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest
 from semel.render.guard import map_strings, strings_in
-from semel.render.source import media_from, media_from_base64
+from semel.render.source import Source, media_from_base64, source_from
 
 __all__ = ["Attachment", "Conversation", "Message", "Part", "Text", "ToolReference"]
 
@@ -55,7 +55,7 @@ class Text:
 class Attachment:
     """Media at its place in a message."""
 
-    media: Media
+    source: Source
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -93,9 +93,9 @@ class Conversation:
         return cls(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)))
 
     @property
-    def media(self) -> tuple[Media, ...]:
+    def sources(self) -> tuple[Source, ...]:
         """All media in the order of the messages."""
-        return tuple(part.media for message in self.messages for part in message.parts if isinstance(part, Attachment))
+        return tuple(part.source for message in self.messages for part in message.parts if isinstance(part, Attachment))
 
     def strings(self) -> Iterator[str]:
         """Every string that a template might show."""
@@ -119,8 +119,8 @@ class Conversation:
             match part:
                 case Text(text, extra):
                     return Text(change(text), map_strings(extra, change))
-                case Attachment(media, extra):
-                    return Attachment(media, map_strings(extra, change))
+                case Attachment(source, extra):
+                    return Attachment(source, map_strings(extra, change))
                 case ToolReference(name):
                     return ToolReference(change(name))
 
@@ -168,7 +168,7 @@ def _part(part: object, where: str) -> Part | None:
         return _text(part, kind, extra, where)
     if kind in _URL_FIELDS:
         name, modality = _URL_FIELDS[kind]
-        return Attachment(media_from(_url(part.get(name), f"{where}.{name}"), modality, where=where), extra)
+        return Attachment(source_from(_url(part.get(name), f"{where}.{name}"), modality, where=where), extra)
     if kind == "input_audio":
         return Attachment(_input_audio(part.get("input_audio"), where), extra)
     if kind == "tool_reference":

@@ -1,4 +1,4 @@
-"""The way of a request, from what the client sent to what an engine takes: parse, digest, layout, render.
+"""The way of a request, from what the client sent to what an engine takes: parse, fetch, digest, layout, render.
 
 From the digest on, an item *is* its digest: equal items of a request are looked up once, and the prompt names them by
 digest only. What is held where the request is going is only named; what is cached is taken; the rest is processed, and
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from semel.cache import Cache, Flight, NoCache
@@ -27,10 +27,16 @@ from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
 from semel.render.messages import Conversation
+from semel.render.obtain import Fetch, Spend, obtain
+from semel.render.source import Source
 from semel.render.tokenizer import Tokenizer
 from semel.render.weight import beside, is_light
+from semel.telemetry.stages import Stopwatch, Timings, untimed
 
-__all__ = ["ChatRequest", "Lookups", "Pipeline"]
+__all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline"]
+
+Admit = Callable[[Sequence[Source]], None]
+"""Raises if a request has more items than it may have."""
 
 Lookups = Callable[[Modality, int, bool], None]
 """Told of items that were looked up: their modality, how many, and whether no processing was started for them."""
@@ -41,6 +47,14 @@ def _nothing(_: Digest) -> Holding | None:
 
 
 def _uncounted(modality: Modality, count: int, hit: bool) -> None:
+    pass
+
+
+def _admit_all(_: Sequence[Source]) -> None:
+    pass
+
+
+def _free(_: int) -> None:
     pass
 
 
@@ -74,6 +88,12 @@ class Pipeline:
     process_apart: Process | None = field(default=None, repr=False)
     """How inspections process, if `process` writes into the main cache's memory."""
 
+    fetch: Fetch | None = field(default=None, repr=False)
+    """How media behind URLs is fetched; without it, only data URLs are taken."""
+
+    timings: Timings = untimed
+    """Is told how long the stages of requests that execute take."""
+
     layouts: LayoutCache = field(default_factory=LayoutCache)
     inspections: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
 
@@ -90,14 +110,36 @@ class Pipeline:
         """Render a clip for an encoder-decoder model with its feature, and the text that its decoder begins with."""
         return await self.render(self.read_transcription(media, decoder_text, tenant))
 
-    async def read_chat(self, request: ChatRequest, tenant: Tenant | None = None) -> Draft:
-        """Read a chat."""
+    async def read_chat(
+        self,
+        request: ChatRequest,
+        tenant: Tenant | None = None,
+        *,
+        intent: Intent = "execute",
+        admit: Admit = _admit_all,
+        spend: Spend = _free,
+    ) -> Draft:
+        """Read a chat, and fetch what it names by URL.
+
+        `admit` sees its sources before any is fetched, and raises if there are too many; `spend` is told how many bytes
+        of what is fetched are about to be kept, and raises if they may not be.
+        """
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
+        watch = Stopwatch(self.timings if intent == "execute" else untimed)
         light = is_light(request.messages, request.tools, request.chat_template_kwargs)
         conversation = await beside(partial(Conversation.parse, request.messages), light=light)
-        items, media = self._identify(conversation.media, request.mm_processor_kwargs, tenant)
-        assembling = partial(_assemble_chat, self.chat_renderer, conversation, request, items, light)
+        sources = conversation.sources
+        admit(sources)
+        watch.lap("parse")
+        given = await obtain(sources, self.fetch, tenant or Tenant(), intent, spend)
+        if given is not sources:
+            watch.lap("fetch")
+        identify = partial(self._identify, given, request.mm_processor_kwargs, tenant)
+        items, media = await beside(identify, light=light and given is sources)
+        watch.lap("digest")
+        told = replace(request, messages=())  # the draft must not hold their base64
+        assembling = partial(_assemble_chat, self.chat_renderer, conversation, told, items, light)
         return Draft(items, media, request.mm_processor_kwargs, assembling)
 
     def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> Draft:
@@ -150,12 +192,18 @@ class Pipeline:
                 self.lookups(item.modality, shown[item], False)
                 features[item.digest] = await self._make(draft, item.digest)
 
-        await abreast([item for item in shown if not find(item)], find_or_make)
+        watch = Stopwatch(self.timings)
+        unknown = [item for item in shown if not find(item)]
+        watch.lap("layout")
+        if unknown:
+            await abreast(unknown, find_or_make)
+            watch.lap("process")
         layouts.update((digest, feature.layout) for digest, feature in features.items())
         for digest, layout in layouts.items():
             self.layouts.put(digest, layout)
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
-        return Rendered(prompt, features, partial(self._make, draft))
+        watch.lap("render")
+        return Rendered(prompt, features, partial(self._make, draft.assembled()))
 
     async def _make(self, draft: Draft, digest: Digest) -> Feature:
         """The feature of an item, cached or processed; nothing is awaited before that is decided."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2 import Template as CompiledTemplate
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from semel.errors import ConfigError, TemplateError
@@ -24,6 +26,9 @@ from semel.render.content_format import ContentFormat, content_format
 from semel.render.guard import LETTERS
 
 __all__ = ["Template"]
+
+_MAX_REPEATED: Final = 1 << 20
+_MAX_EXPONENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,6 +75,20 @@ class Template:
         return f"Template({len(self.text):,} characters, {self.content_format})"
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, which bounds loops but not products: `'a' * n` with a client's n would be a text of any size."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and abs(right) > _MAX_EXPONENT:
+            raise SecurityError(f"an exponent is at most {_MAX_EXPONENT}")
+        for held, times in ((left, right), (right, left)):
+            if isinstance(held, Sized) and len(held) * times > _MAX_REPEATED:
+                raise SecurityError(f"what is repeated has at most {_MAX_REPEATED:,} elements")
+        return super().call_binop(context, operator, left, right)
+
+
 class _Generation(Extension):
     """`{% generation %}…{% endgeneration %}` marks assistant text for training; serving shows the text as it is."""
 
@@ -85,9 +104,7 @@ class _Generation(Extension):
 
 
 def _environment() -> Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -1,34 +1,45 @@
-"""From a source to media: the one place where what a request names becomes bytes.
+"""Sources: what a request names as media. A data URL is decoded here; any other URL is read, and fetched later.
 
-Data URLs only, so far. Their base64 is checked strictly: a character that does not belong is an error, not skipped.
+Base64 is checked strictly: a character that does not belong is an error, not skipped.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import pybase64
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, MediaError
+from semel.media.url import Url, parse_url
 
-__all__ = ["media_from", "media_from_base64"]
+__all__ = ["MediaUrl", "Source", "media_from_base64", "source_from"]
 
 _SHOWN_CHARS: Final = 32
 
 
-def media_from(source: str, modality: Modality, *, where: str) -> Media:
-    """The media behind a URL; `where` says in errors which part of the request named it."""
-    scheme, colon, rest = source.partition(":")
-    match scheme.lower():
-        case "data" if colon:
-            return _from_data_url(rest, modality, where)
-        case "http" | "https":
-            raise InvalidRequest(
-                f"{where}: fetching {_shown(source)} is not available yet: send the {modality} itself as a data URL "
-                f"(data:{modality}/…;base64,…)"
-            )
-    raise InvalidRequest(f"{where}: {_shown(source)} is not a URL of a known scheme: send a data URL")
+@dataclass(frozen=True, slots=True)
+class MediaUrl:
+    """Media that has to be fetched."""
+
+    modality: Modality
+    url: Url
+    where: str
+    """Which part of the request named it, for errors."""
+
+
+Source = Media | MediaUrl
+
+
+def source_from(text: str, modality: Modality, *, where: str) -> Source:
+    """What a URL names; `where` says in errors which part of the request named it."""
+    if text[:5].lower() == "data:":
+        return _from_data_url(text[5:], modality, where)
+    try:
+        return MediaUrl(modality, parse_url(text), where)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error}") from None
 
 
 def media_from_base64(text: str, modality: Modality, *, mime: str | None, where: str) -> Media:

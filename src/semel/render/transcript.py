@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from semel.core import Modality
+from semel.errors import TemplateError
 from semel.render.content_format import ContentFormat
 from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
 
@@ -57,8 +58,8 @@ def _shown(part: Part) -> dict[str, object]:
     match part:
         case Text(text, extra):
             return {"type": "text", "text": text, **extra}
-        case Attachment(media, extra):
-            return {"type": media.modality, **extra}
+        case Attachment(source, extra):
+            return {"type": source.modality, **extra}
         case ToolReference(name):
             return {"type": "tool_reference", "name": name}
 
@@ -71,9 +72,9 @@ def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> st
         match part:
             case Text(text, _) | ToolReference(text):
                 texts.append(text)
-            case Attachment(media, _):
-                seen[media.modality] += 1
-                items.setdefault(media.modality, []).append(insertion(media.modality, seen[media.modality]))
+            case Attachment(source, _):
+                seen[source.modality] += 1
+                items.setdefault(source.modality, []).append(insertion(source.modality, seen[source.modality]))
     return "\n".join(filter(None, [*(text for group in items.values() for text in group), *texts]))
 
 
@@ -84,5 +85,10 @@ def _as_system(message: dict[str, object]) -> dict[str, object]:
 def _words(message: dict[str, object]) -> str:
     content = message["content"]
     if isinstance(content, list):
+        if any(part["type"] not in ("text", "tool_reference") for part in content):
+            raise TemplateError(
+                "this model's chat template has no developer messages, and media in system messages would be lost: "
+                "send it in a user message"
+            )
         return "\n".join(part["text"] for part in content if "text" in part)
     return str(content)

@@ -18,11 +18,12 @@ import pybase64
 
 from semel.cache import Flight
 from semel.core import Media, Modality
+from semel.media.samples import SAMPLES
 from semel.render.draft import Draft
 from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
 from semel.render.pipeline import ChatRequest, Pipeline
-from semel.render.samples import SAMPLES
+from semel.telemetry.stages import untimed
 
 __all__ = ["warm_up"]
 
@@ -59,7 +60,12 @@ async def warm_up(
 def _unseen(pipeline: Pipeline) -> Pipeline:
     """The pipeline over the same cache, counting where nobody reads and keeping no layouts."""
     return replace(
-        pipeline, lookups=lambda *_: None, flight=Flight(), layouts=LayoutCache(max_entries=0), inspections=Flight()
+        pipeline,
+        lookups=lambda *_: None,
+        timings=untimed,
+        flight=Flight(),
+        layouts=LayoutCache(max_entries=0),
+        inspections=Flight(),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -28,6 +28,7 @@ class Meter:
         self.registry = CollectorRegistry()
         self._counters: dict[Metric, Counter] = {}
         self._gauges: dict[Metric, Gauge] = {}
+        self._histograms: dict[Metric, Histogram] = {}
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
         """Add to a counter."""
@@ -43,6 +44,14 @@ class Meter:
         if gauge is None:
             gauge = self._gauges[metric] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
         (gauge.labels(*labels) if labels else gauge).set(value)
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
+        histogram = self._histograms.get(metric)
+        if histogram is None:
+            made = Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
+            histogram = self._histograms[metric] = made
+        (histogram.labels(*labels) if labels else histogram).observe(value)
 
     def watch(self, read: Callable[[], Iterable[Sample]]) -> None:
         """Show numbers that are kept elsewhere: `read` is called whenever someone looks."""

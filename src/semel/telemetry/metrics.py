@@ -23,6 +23,16 @@ __all__ = [
     "FEATURE_BYTES_SENT",
     "FLIGHTS_JOINED",
     "LEASES",
+    "MEDIA_CACHE_BYTES",
+    "MEDIA_CACHE_CONFIRMED",
+    "MEDIA_CACHE_HITS",
+    "MEDIA_CACHE_QUERIES",
+    "MEDIA_FETCHED_BYTES",
+    "MEDIA_FETCHES",
+    "MEDIA_FETCHES_JOINED",
+    "MEDIA_FETCH_SECONDS",
+    "MEDIA_IN_FLIGHT",
+    "MEDIA_IN_FLIGHT_LIMIT",
     "METRICS",
     "MM_CACHE_BYTES",
     "MM_CACHE_CAPACITY",
@@ -34,8 +44,11 @@ __all__ = [
     "POOL_FAILED",
     "POOL_PROCESSED",
     "POOL_REPLACED",
+    "REFUSALS",
     "REQUESTS",
+    "REQUESTS_WAITING",
     "RESUBMISSIONS",
+    "STAGE_SECONDS",
     "VLLM_MM_CACHE_HITS",
     "VLLM_MM_CACHE_QUERIES",
     "WORKER_CONNECTED",
@@ -49,9 +62,11 @@ class Metric:
     """A number that semel exports. The name of a counter ends in `_total`, and every name carries its unit."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """The upper bounds of a histogram's buckets."""
 
 
 # The encoder, from inside the engine core. `engine` is the engine core's rank.
@@ -144,9 +159,53 @@ RESUBMISSIONS: Final = Metric(
     "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
 )
 
+# Media, fetched by a frontend for its requests.
+MEDIA_FETCHES: Final = Metric(
+    "semel_media_fetches_total",
+    "counter",
+    "Fetches of media by how they ended: fetched, refused, too_large, unavailable or abandoned.",
+    ("outcome",),
+)
+MEDIA_FETCHED_BYTES: Final = Metric("semel_media_fetched_bytes_total", "counter", "Bytes of media that were fetched.")
+MEDIA_FETCH_SECONDS: Final = Metric(
+    "semel_media_fetch_seconds_total", "counter", "Time that fetches took, of those that were begun."
+)
+MEDIA_FETCHES_JOINED: Final = Metric(
+    "semel_media_fetches_joined_total", "counter", "Fetches that waited for an equal one which was under way already."
+)
+MEDIA_CACHE_QUERIES: Final = Metric(
+    "semel_media_cache_queries_total", "counter", "Fetches that looked for a response that is still fresh."
+)
+MEDIA_CACHE_HITS: Final = Metric("semel_media_cache_hits_total", "counter", "Fetches that found one.")
+MEDIA_CACHE_CONFIRMED: Final = Metric(
+    "semel_media_cache_confirmed_total", "counter", "Stale responses of which their server said that they still hold."
+)
+MEDIA_CACHE_BYTES: Final = Metric("semel_media_cache_bytes", "gauge", "Bytes of responses that are kept.")
+
 # A frontend.
 REQUESTS: Final = Metric(
     "semel_requests_total", "counter", "Requests that were answered, by route and HTTP status.", ("route", "status")
+)
+_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+STAGE_SECONDS: Final = Metric(
+    "semel_stage_seconds",
+    "histogram",
+    "Time that a request spent in one stage of its way: parse, fetch, digest, layout, process, render, send, "
+    "first_token (of a whole answer: all of it).",
+    ("stage",),
+    _SECONDS,
+)
+REFUSALS: Final = Metric(
+    "semel_refusals_total", "counter", "Requests that were refused, by the code of their error.", ("code",)
+)
+REQUESTS_WAITING: Final = Metric(
+    "semel_requests_waiting", "gauge", "Requests that wait for their answer to begin (--max-waiting-requests)."
+)
+MEDIA_IN_FLIGHT: Final = Metric(
+    "semel_media_in_flight_bytes", "gauge", "Bytes of bodies and media that requests hold until they are answered."
+)
+MEDIA_IN_FLIGHT_LIMIT: Final = Metric(
+    "semel_media_in_flight_limit_bytes", "gauge", "The most that they may hold (--max-media-bytes-in-flight)."
 )
 POOL_PROCESSED: Final = Metric("semel_pool_processed_total", "counter", "Items that were preprocessed.")
 POOL_FAILED: Final = Metric("semel_pool_failed_total", "counter", "Items whose preprocessing ended in an error.")
@@ -191,7 +250,20 @@ METRICS: Final = (
     DESK_BYTES,
     NEEDS,
     RESUBMISSIONS,
+    MEDIA_FETCHES,
+    MEDIA_FETCHED_BYTES,
+    MEDIA_FETCH_SECONDS,
+    MEDIA_FETCHES_JOINED,
+    MEDIA_CACHE_QUERIES,
+    MEDIA_CACHE_HITS,
+    MEDIA_CACHE_CONFIRMED,
+    MEDIA_CACHE_BYTES,
     REQUESTS,
+    REFUSALS,
+    REQUESTS_WAITING,
+    MEDIA_IN_FLIGHT,
+    MEDIA_IN_FLIGHT_LIMIT,
+    STAGE_SECONDS,
     POOL_PROCESSED,
     POOL_FAILED,
     POOL_REPLACED,

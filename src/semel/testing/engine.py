@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -59,6 +60,9 @@ class EchoEngine:
         self.contract = contract
         self.pause_s = pause_s
         self.submissions = 0
+        self.last: Submission | None = None
+        """The latest of them, without its features."""
+
         self.salts: set[str | None] = set()
         """Under which salts prefixes would be kept."""
 
@@ -100,6 +104,7 @@ class EchoEngine:
         if missing := [d for d in digests if d not in submission.features and d not in self._items]:
             raise FeatureMissing(missing)
         self.submissions += 1
+        self.last = replace(submission, features={})
         self.salts.add(submission.cache_salt)
         found = {digest: submission.features.get(digest) or self._items[digest] for digest in digests}
         lost = [digest for digest in digests if digest in self.lost and digest not in submission.features]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from semel.core import Contract, Digest, Modality
+from semel.core import Contract, Dialogue, Digest, Modality
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Credit",
     "Delta",
     "Deltas",
+    "Details",
     "Drain",
     "Draining",
     "Failed",
@@ -53,7 +54,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """The version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -150,6 +151,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
     """Whether the items are the encoder's, and the token ids the decoder's."""
 
     payloads: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
+    dialogue: Dialogue | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=21):
@@ -222,6 +225,18 @@ class Accepted(Struct, frozen=True, array_like=True, tag=40):
     request_id: Name
 
 
+class Details(Struct, frozen=True, array_like=True):
+    """What few deltas have beside text and tokens."""
+
+    stop_reason: int | str | None = None
+    texts: tuple[dict[int, str], ...] | None = None
+    message: dict[str, Any] | None = None
+    reasoning_tokens: Length | None = None
+    cached_tokens: Length | None = None
+    created_cache_tokens: Length | None = None
+    prompt_logprobs: tuple[dict[int, tuple[float, int | None, str | None]] | None, ...] | None = None
+
+
 class Delta(Struct, frozen=True, array_like=True):
     """What one sequence of one request has generated since its last delta."""
 
@@ -231,6 +246,7 @@ class Delta(Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     logprobs: tuple[dict[int, float], ...] | None = None
+    details: Details | None = None
 
 
 class Deltas(Struct, frozen=True, array_like=True, tag=41):

@@ -193,7 +193,7 @@ def _no_number(text: str) -> None:
 def _convert(value: object, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half of a surrogate pair in a name
         raise InvalidRequest(f"{what} cannot be read: {_shown(str(error))}") from None
 
 

@@ -326,7 +326,7 @@ class Session:
 
     def _enqueue_delta(self, delta: Delta) -> None:
         """Let small deltas gather: sent together they cost 2 µs each at either end, one by one 17."""
-        if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
+        if _is_large(delta):
             self._enqueue(Deltas((delta,)))
             return
         self._deltas.append(delta)
@@ -370,3 +370,12 @@ class Session:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _is_large(delta: Delta) -> bool:
+    """Whether a delta may have more than a few words: the last one of an answer that was parsed has all of it."""
+    if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
+        return True
+    if (details := delta.details) is None:
+        return False
+    return details.prompt_logprobs is not None or (details.message is not None and delta.finish_reason is not None)

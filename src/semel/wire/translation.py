@@ -17,6 +17,7 @@ from typing import Final
 from semel.cache import Lease
 from semel.core import (
     DTYPE_BYTES,
+    Dialogue,
     Digest,
     Feature,
     Holding,
@@ -45,7 +46,9 @@ __all__ = [
 ]
 
 _TOKEN_BYTES: Final = 4
-_MAX_LAYOUT_TOKENS: Final = 1 << 22
+_MAX_LAYOUT_TOKENS: Final = 1 << 20
+_MAX_ANNOUNCED_TOKENS: Final = 1 << 23  # of all layouts in one message: as many as a ledger keeps
+_MAX_CACHED_TOKENS: Final = 1 << 15
 _CACHED_LAYOUTS: Final = 1_024
 
 
@@ -56,6 +59,8 @@ def submit_of(
     sampling: Mapping[str, object],
     cache_salt: str | None = None,
     payloads: Iterable[Digest] = (),
+    dialogue: Dialogue | None = None,
+    priority: int = 0,
 ) -> Submit:
     """The message that submits a prompt. `payloads` names the features that will be sent."""
     encoder = prompt.encoder_token_ids is not None
@@ -69,7 +74,15 @@ def submit_of(
         places.append(Place(len(token_ids), item.modality, item.digest))
     token_ids += prompt.token_ids[copied:]
     return Submit(
-        request_id, _pack(token_ids), tuple(places), dict(sampling), cache_salt, encoder, tuple(dict.fromkeys(payloads))
+        request_id,
+        _pack(token_ids),
+        tuple(places),
+        dict(sampling),
+        cache_salt,
+        encoder,
+        tuple(dict.fromkeys(payloads)),
+        dialogue,
+        priority,
     )
 
 
@@ -184,7 +197,7 @@ def have_of(number: int, holdings: Mapping[Digest, Holding]) -> Have:
 def holdings_of(have: Have) -> dict[Digest, Holding]:
     """What a message announces."""
     try:
-        layouts = [_layout_of(runs) for runs in have.layouts]
+        layouts = _layouts_of(have.layouts)
         return {held.digest: Holding(held.modality, held.nbytes, layouts[held.layout]) for held in have.items}
     except (IndexError, ValueError) as error:
         raise ProtocolError(f"announcement {have.number} cannot be read: {error}") from error
@@ -210,7 +223,25 @@ def _runs_of(layout: Layout) -> Runs:
     return Runs(_pack(runs), _pack(lengths))
 
 
+def _layouts_of(announced: Sequence[Runs]) -> list[Layout]:
+    sizes = [_num_tokens(runs) for runs in announced]
+    if sum(sizes) > _MAX_ANNOUNCED_TOKENS:
+        raise ValueError(f"its layouts have {sum(sizes):,} tokens, at most {_MAX_ANNOUNCED_TOKENS:,} are taken")
+    return [
+        _cached_layout_of(runs) if size <= _MAX_CACHED_TOKENS else _layout_of(runs)
+        for runs, size in zip(announced, sizes, strict=True)
+    ]
+
+
+def _num_tokens(runs: Runs) -> int:
+    return sum(map(abs, _unpack(runs.token_ids)[1::2]))
+
+
 @lru_cache(_CACHED_LAYOUTS)
+def _cached_layout_of(runs: Runs) -> Layout:
+    return _layout_of(runs)
+
+
 def _layout_of(runs: Runs) -> Layout:
     numbers = _unpack(runs.token_ids)
     tokens, counts = numbers[::2], numbers[1::2]
@@ -219,6 +250,8 @@ def _layout_of(runs: Runs) -> Layout:
         raise ValueError("the runs of a layout are broken")
     if max(sum(counts), sum(lengths)) > _MAX_LAYOUT_TOKENS:
         raise ValueError(f"a layout has {sum(counts):,} tokens, at most {_MAX_LAYOUT_TOKENS:,} are taken")
+    if runs.mask is not None and sum(lengths) != sum(counts):
+        raise ValueError(f"a layout of {sum(counts):,} tokens cannot have a mask over {sum(lengths):,}")
     token_ids = [token for token, count in zip(tokens, counts, strict=True) for _ in range(count)]
     if runs.mask is None:
         return Layout(tuple(token_ids))

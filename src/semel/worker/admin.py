@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from semel.core import MIN_KEY_CHARS, is_key
 from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, RequestError, SemelError, ServiceError
-from semel.http import operator_routes
+from semel.http import error_body, operator_routes
 from semel.telemetry import Meter
 from semel.wire import outcomes, safetensors
 from semel.worker.injection import Count, Injectable, inject
@@ -179,9 +179,7 @@ async def _on_surprise(_: Request, error: Exception) -> Response:
 
 
 def _error(message: str, code: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """An error in OpenAI's shape, as clients of a frontend know it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return _json({"error": {"message": message, "type": kind, "param": None, "code": code}}, status, headers)
+    return _json(error_body(message, code=code, status=status), status, headers)
 
 
 def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

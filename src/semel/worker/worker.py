@@ -18,7 +18,8 @@ from typing import Final
 
 from semel.cache import Borrowers, borrowed_feature
 from semel.core import Digest, Feature, Holding, Layout
-from semel.engine import Engine, Output, Stream, Submission
+from semel.engine import Engine, Output, Stream
+from semel.engine.messages import delta_of, submission_of
 from semel.errors import (
     EngineDead,
     EngineFailed,
@@ -33,7 +34,7 @@ from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import DESK_BYTES, MM_CACHE_BYTES, MM_CACHE_CAPACITY, MM_CACHE_ITEMS, NEEDS, RESUBMISSIONS
 from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Delta, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
+from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
 from semel.wire.session import ToFrontend
 from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of
 from semel.wire.zmq import Peer, WorkerListener
@@ -204,7 +205,7 @@ class Worker:
         try:
             async with contextlib.aclosing(self._outputs(peer, submit, request)) as outputs:
                 async for output in outputs:
-                    self._send(peer, _delta(request_id, output))
+                    self._send(peer, delta_of(request_id, output))
         except SemelError as error:
             self._fail(peer, request_id, error)
         except Exception:  # the edge of the process: one request must not end the others
@@ -243,8 +244,7 @@ class Worker:
                 layouts = {digest: feature.layout for digest, feature in features.items()}
                 layouts |= self._held_layouts(place.digest for place in submit.places if place.digest not in layouts)
                 prompt = prompt_of(submit, layouts.__getitem__, max_tokens=limit)
-                submission = Submission(submit.request_id, prompt, features, submit.sampling, submit.cache_salt)
-                return await self._engine.submit(submission)
+                return await self._engine.submit(submission_of(submit, prompt, features))
             except FeatureMissing as error:
                 missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)
@@ -354,8 +354,3 @@ def _borrowed(borrowers: Borrowers | None, lend: Lend) -> Feature:
     sizes_of(lend)  # names and dtypes are in order
     heads = [(head.name, head.dtype, head.shape) for head in lend.tensors]
     return borrowed_feature(borrowers.borrow(lease_of(lend)), lend.modality, heads, layout_of(lend))
-
-
-def _delta(request_id: str, output: Output) -> Delta:
-    logprobs = None if output.logprobs is None else tuple(dict(step) for step in output.logprobs)
-    return Delta(request_id, output.index, output.text, output.token_ids, output.finish_reason, logprobs)

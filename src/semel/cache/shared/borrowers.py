@@ -43,12 +43,11 @@ class _Connection:
         self._window = window
         self._on_change: Callable[[_Connection], None] | None = on_change
         self._alive: set[int] = set()
-        self._void_until = 0
         self._released: deque[int] = deque()
         self._scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._channel = Channel(sock, on_ids=self._recalled, on_end=self._end)
+        self._channel = Channel(sock, on_ids=self._ignore, on_end=self._end)
 
     @property
     def idle(self) -> bool:
@@ -56,8 +55,8 @@ class _Connection:
         return not self._alive
 
     def borrow(self, lease: Lease) -> memoryview:
-        if lease.id <= self._void_until or lease.id in self._alive:
-            raise ProtocolError(f"lease {lease.id} was taken back, or is borrowed already")
+        if lease.id in self._alive:
+            raise ProtocolError(f"lease {lease.id} is borrowed already")
         if len(self._alive) >= MAX_LEASES:
             raise ProtocolError(f"a frontend lends more than {MAX_LEASES:,} ranges at once")
         view = self._window.borrow(lease, self._note)
@@ -99,9 +98,9 @@ class _Connection:
             call = loop.call_soon if get_ident() == self._thread else loop.call_soon_threadsafe
             call(self.settle)
 
-    def _recalled(self, ids: tuple[int, ...]) -> None:
-        self._void_until = max(self._void_until, *ids)
-        self._channel.send(lease_id for lease_id in ids if lease_id not in self._alive)
+    def _ignore(self, ids: tuple[int, ...]) -> None:
+        """A lease is lent with a request, and ends at this end: a frontend has no ids to tell."""
+        logger.warning("ignored %d leases that a frontend told by the way of returns", len(ids))
 
     def _end(self) -> None:
         self.ended = True
@@ -147,7 +146,7 @@ class Borrowers:
     def borrow(self, lease: Lease) -> memoryview:
         """The bytes of a lease, which is returned when the last buffer over them is gone.
 
-        A `ProtocolError` if the segment is not known (any more), the range is not in it, or the lease was taken back.
+        A `ProtocolError` if the segment is not known (any more), the range is not in it, or it is borrowed already.
         """
         connection = self._lenders.get(lease.segment)
         if connection is None:

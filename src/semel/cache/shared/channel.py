@@ -1,7 +1,7 @@
-"""A Unix socket over which two processes tell each other lease ids, and how it is opened.
+"""A Unix socket over which a worker returns leases, and how it is opened.
 
 Packets keep their borders (`SOCK_SEQPACKET`). The first one introduces a segment and carries its descriptor; the answer
-is `ok`; all others, in both directions, are lease ids of 8 bytes. `Lender` and `Borrowers` say what they mean.
+is `ok`; all others are lease ids of 8 bytes, on their way back. `Lender` and `Borrowers` say what that means.
 """
 
 from __future__ import annotations

@@ -85,14 +85,6 @@ class Lender:
             self._out.add(lease.id)
         return lease
 
-    def recall(self) -> None:
-        """Take back what was lent and has not been borrowed, such as what was in messages that got lost.
-
-        The worker refuses those leases from now on. Those under which it is reading stay out.
-        """
-        if not self._ended.is_set():
-            self._channel.send(sorted(self._out))
-
     def close(self) -> None:
         """Lend nothing more; the connection ends with the last lease."""
         if self._closing:
@@ -109,7 +101,7 @@ class Lender:
 
     def _returned(self, ids: tuple[int, ...]) -> None:
         for lease_id in ids:
-            if lease_id in self._out:  # a recall may have crossed its return
+            if lease_id in self._out:  # what a worker says is not proof that it was lent to it
                 self._out.discard(lease_id)
                 self._cache.give_back(lease_id)
         if self._closing and not self._out:

@@ -1,14 +1,38 @@
-"""Engine flags: vLLM's own, under their own names, read by vLLM's own parser."""
+"""Flags of a worker: vLLM's own, under their own names: those of its engine, and those of its server for parsing."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from semel.engine.vllm.compat import ENCODER_CACHE, encoder_arguments, is_tested
+from semel.engine.vllm.parsing import ParserFlags
 from semel.errors import ConfigError
 
-__all__ = ["parse_engine_flags"]
+__all__ = ["parse_engine_flags", "take_parser_flags"]
+
+
+def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
+    """The flags that name parsers of answers, which are not the engine's but its server's; and all the others."""
+    parser = _Flags(add_help=False, allow_abbrev=False)
+    parser.add_argument("--tool-call-parser", "--tool_call_parser")
+    parser.add_argument("--enable-auto-tool-choice", "--enable_auto_tool_choice", action="store_true")
+    parser.add_argument("--tool-strict-level", "--tool_strict_level", default="auto")
+    parser.add_argument("--tool-parser-plugin", "--tool_parser_plugin", default="")
+    found, others = parser.parse_known_args(list(flags))
+    taken = ParserFlags(**vars(found))
+    if taken.enable_auto_tool_choice and not taken.tool_call_parser:
+        raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser: name the parser of the model's calls")
+    return taken, others
+
+
+class _Flags(argparse.ArgumentParser):
+    """Tells what is wrong as we do, instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise it."""
+        raise ConfigError(message)
 
 
 def parse_engine_flags(

@@ -10,14 +10,11 @@ refers to what it lacks; that is told as `FeatureMissing`, and the same request 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Self
-
-import msgspec
+from typing import Any, Final, Self
 
 from semel.core import Contract, Digest, Feature, Holding, Item, Placeholder, Prompt, Timeline
 from semel.engine.protocol import HoldingWatcher, Output, Submission
@@ -25,12 +22,13 @@ from semel.engine.vllm.compat import show_items
 from semel.engine.vllm.inputs import engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
+from semel.engine.vllm.parsing import Conversing, ParserFlags, Parsers
+from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
 from semel.errors import (
     EngineDead,
     EngineFailed,
     FeatureMissing,
     FeatureRejected,
-    InvalidRequest,
     NotReady,
     RequestError,
     SemelError,
@@ -40,30 +38,31 @@ from semel.processing.processor import ProcessorKind, load_processor
 
 __all__ = ["VllmEngine", "VllmStream"]
 
-logger = logging.getLogger(__name__)
+_NO_PARSERS: Final = ParserFlags()
 
 
 class VllmEngine:
     """An engine that is vLLM, in processes of its own."""
 
-    def __init__(self, llm: Any, model: VllmModel, contract: Contract, item_cache: ItemCache) -> None:
+    def __init__(self, llm: Any, model: VllmModel, contract: Contract, item_cache: ItemCache, parsers: Parsers) -> None:
         self._llm = llm
         self._model = model
         self._contract = contract
         self._items = item_cache
-        self._defaults: Mapping[str, object] = llm.model_config.get_diff_sampling_param()
+        self._parsers = parsers
+        self._defaults = Defaults.of(llm.model_config)
         self._order = asyncio.Lock()
         self._prefix_era: str | None = None
 
     @classmethod
-    def start(cls, arguments: Any, *, processor: ProcessorKind = "auto") -> Self:
+    def start(cls, arguments: Any, *, processor: ProcessorKind = "auto", parsers: ParserFlags = _NO_PARSERS) -> Self:
         """Start vLLM with its own `AsyncEngineArgs` (`parse_engine_flags` makes them of flags). Takes half a minute."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return cls.embed(AsyncLLM.from_engine_args(arguments), processor=processor)
+        return cls.embed(AsyncLLM.from_engine_args(arguments), processor=processor, parsers=parsers)
 
     @classmethod
-    def embed(cls, llm: Any, *, processor: ProcessorKind = "auto") -> Self:
+    def embed(cls, llm: Any, *, processor: ProcessorKind = "auto", parsers: ParserFlags = _NO_PARSERS) -> Self:
         """Use an `AsyncLLM` that is running; its features come from this kind of processor."""
         config = llm.model_config
         model = VllmModel.of(llm)
@@ -83,6 +82,7 @@ class VllmEngine:
                 cache_bytes=item_cache.capacity,
             ),
             item_cache,
+            Parsers.of(llm, parsers),
         )
 
     @property
@@ -110,21 +110,27 @@ class VllmEngine:
     async def submit(self, submission: Submission) -> VllmStream:
         """Check a submission and hand it to vLLM."""
         request_id = submission.request_id
-        params = _sampling_params({**self._defaults, **submission.sampling})
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         prompt = engine_input(salted, self._contract, self._model, self._items)
+        params, conversing = self._params(submission)
         with _failures():
             await self._validated(request_id, prompt, params)
             async with self._order:
                 self._llm.check_admission(params.n, request_id)
                 admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features)
                 try:
-                    collector = await self._llm.add_request(request_id, prompt, params)
+                    collector = await self._llm.add_request(
+                        request_id,
+                        prompt,
+                        params,
+                        priority=submission.priority,
+                        **({} if conversing is None else conversing.engine),
+                    )
                 except BaseException:
                     self._items.take_back(admission)
                     await asyncio.shield(self._llm.abort(request_id))
                     raise
-        return VllmStream(self._llm, collector, self._items, admission.referred)
+        return VllmStream(self._llm, collector, self._items, admission.referred, conversing)
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
@@ -132,7 +138,7 @@ class VllmEngine:
         with _failures():
             try:
                 prompt = engine_input(submission, self._contract, self._model, self._items)
-                request = await self._validated(submission.request_id, prompt, _sampling_params({"max_tokens": 1}))
+                request = await self._validated(submission.request_id, prompt, sampling_params({"max_tokens": 1}))
             except RequestError as error:
                 raise FeatureRejected(f"no prompt can have the {feature.modality} feature: {error}") from error
             async with self._order:
@@ -157,10 +163,20 @@ class VllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
 
+    def _params(self, submission: Submission) -> tuple[Any, Conversing | None]:
+        """vLLM's sampling parameters, and for a chat what reads its answer."""
+        prompt_ids = submission.prompt.token_ids
+        with refusals():
+            sampling = self._defaults.complete(submission.sampling, len(prompt_ids))
+            if submission.dialogue is None:
+                return sampling_params(sampling), None
+            conversing = self._parsers.begin(submission.dialogue, sampling, prompt_ids)
+            return sampling_params(conversing.sampling), conversing
+
     async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
         """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
-        with _refusals():
+        with refusals():
             return self._llm.input_processor.process_inputs(request_id, prompt, params, tasks)
 
     def _sole_prompt(self, digest: Digest, feature: Feature) -> Prompt:
@@ -195,12 +211,21 @@ class VllmEngine:
 class VllmStream:
     """The answer to one submission."""
 
-    def __init__(self, llm: Any, collector: Any, item_cache: ItemCache, referred: tuple[Digest, ...]) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        collector: Any,
+        item_cache: ItemCache,
+        referred: tuple[Digest, ...],
+        conversing: Conversing | None = None,
+    ) -> None:
         self._llm = llm
         self._collector = collector
         self._items = item_cache
         self._referred = referred
+        self._conversing = conversing
         self._begun = False
+        self._told = False
         self._finished = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -211,8 +236,11 @@ class VllmStream:
                 self._finished = result.finished
                 if any(part.finish_reason == "error" for part in result.outputs):
                     raise self._failure()
-                for output in _outputs(result):
+                for output in outputs_of(result, is_first=not self._told):
+                    self._told = True
                     self._begun = self._begun or bool(output.token_ids)
+                    if self._conversing is not None:
+                        output = self._conversing.read(output, result.prompt_token_ids)
                     yield output
 
     async def close(self) -> None:
@@ -228,29 +256,6 @@ class VllmStream:
         return FeatureMissing(self._items.lost(self._referred))
 
 
-def _sampling_params(sampling: Mapping[str, object]) -> Any:
-    """vLLM's sampling parameters, decoded as its engine core will: a wrong type that is found only there is fatal."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    with _refusals():
-        params = SamplingParams(**{**sampling, "output_kind": RequestOutputKind.DELTA})
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What vLLM refuses is the request's fault; of its words only those that it wrote for clients are passed on."""
-    from vllm.exceptions import VLLMClientError
-
-    try:
-        yield
-    except (VLLMClientError, msgspec.ValidationError) as error:
-        raise InvalidRequest(str(error)) from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        logger.info("vLLM refused a request: %r", error)
-        raise InvalidRequest("the engine refuses the sampling parameters: check their types and ranges") from error
-
-
 @contextmanager
 def _failures() -> Iterator[None]:
     from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
@@ -262,13 +267,3 @@ def _failures() -> Iterator[None]:
         raise NotReady("the engine's queue is full (--max-num-queued-reqs, --max-num-queued-tokens)") from error
     except EngineDeadError as error:
         raise EngineDead("the engine has died; its log says why, and it has to be started again") from error
-
-
-def _outputs(result: Any) -> list[Output]:
-    outputs = []
-    for part in result.outputs:
-        logprobs = part.logprobs and tuple(
-            {id_: entry.logprob for id_, entry in step.items()} for step in part.logprobs
-        )
-        outputs.append(Output(part.index, part.text, tuple(part.token_ids), logprobs or None, part.finish_reason))
-    return outputs

@@ -1,8 +1,9 @@
 """A feature from media, through the multimodal processor that vLLM registers for a model.
 
 For any model that vLLM knows, without an engine and without a GPU. Media are decoded by semel, under its limits; the
-processor is given one item alone, and the layout is what it says that item's placeholder gives way to. The tensors are
-those that the engine's own fields name, before they are cut into items, as `VllmModel` takes them.
+processor is given one item alone, and the layout is what it says that item's placeholder gives way to, but for what a
+family of ours counts as text. The tensors are those that the engine's own fields name, before they are cut into items,
+as `VllmModel` takes them.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 from semel.core import Feature, Layout, Mask, Media, Modality, Target
 from semel.engine.vllm.compat import installed_version
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, decode_audio, decode_image
-from semel.processing import family_of, from_torch, read_config
+from semel.media import DecodeLimits, decode_audio, decode_image, decode_video
+from semel.processing import Family, family_of, from_torch, read_config
 from semel.processing.fingerprint import Within, fingerprint
+from semel.processing.frames import choose_frames, describe_frames
 from semel.processing.options import check_options
+from semel.processing.tensors import is_out_of_memory
 
 __all__ = ["VllmProcessor"]
 
@@ -39,8 +43,9 @@ class VllmProcessor:
     model: Any
     """The model's class: it knows how its items are written into a prompt."""
 
-    options: frozenset[str]
-    """The `mm_processor_kwargs` that a request may set."""
+    config: Mapping[str, Any]
+    family: Family
+    """What semel knows of the model's family; of one that it does not know, the defaults."""
 
     limits: DecodeLimits
     placeholders: Mapping[Modality, str]
@@ -69,7 +74,8 @@ class VllmProcessor:
         return cls(
             processor=processor,
             model=get_model_architecture(model_config)[0],
-            options=family_of(config.get("model_type", "")).options,
+            config=config,
+            family=family_of(config.get("model_type", "")),
             limits=limits or DecodeLimits(),
             placeholders={} if model_config.is_encoder_decoder else _placeholders(processor),
             fingerprint=fingerprint(hf_processor, config, target, folder / "tokenizer.json", within=within),
@@ -95,14 +101,14 @@ class VllmProcessor:
 
     def written(self, modality: Modality) -> str:
         """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
-        return self.placeholders[modality]
+        return self.family.written(modality, self.placeholders[modality])
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
         modality = media.modality
         if modality not in self.modalities:
             raise InvalidRequest(f"this model takes no {modality}; it takes {', '.join(self.modalities)}")
-        check_options(options or {}, self.options, max_value=self.limits.max_image_pixels)
+        check_options(options or {}, self.family.options, max_value=self.limits.max_image_pixels)
         items, output = self._call(modality, self._decode(media), options or {})
         layout = self._layout(modality, items, output, options or {})
         names = _field_configs(self.processor, modality, output, options or {})
@@ -115,7 +121,11 @@ class VllmProcessor:
             rate = self.processor.data_parser.audio_resampler.target_sr
             rate = rate or self.processor.info.get_feature_extractor().sampling_rate
             return decode_audio(media.data, self.limits, sampling_rate=int(rate))
-        raise InvalidRequest(f"{media.modality} is not supported yet; send images or audio")
+        if (fps := self.family.video_fps) is None:
+            raise InvalidRequest("this model's videos are not supported yet; send images")
+        choose = partial(choose_frames, self.processor.info.get_hf_processor().video_processor, fps=fps)
+        video = decode_video(media.data, self.limits, choose=choose)
+        return video.frames, {**describe_frames(video.header, video.indices), "do_sample_frames": False}
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Mapping[str, Any]]:
         """The item as vLLM parses it, and what the HF processor that vLLM calls makes of it."""
@@ -124,8 +134,8 @@ class VllmProcessor:
             return items, self.processor._apply_hf_processor_main(items, options)
         except Exception as error:  # noqa: BLE001 - foreign code, given a client's options, may raise anything
             cause = error.__cause__ or error  # vLLM's own words show the whole item
-            if isinstance(cause, MemoryError):
-                raise cause from None
+            if isinstance(cause, MemoryError) or is_out_of_memory(cause):
+                raise MemoryError from None
             logger.info("%s refused an item: %r", type(self.processor).__name__, cause)
             raise MediaUndecodable(
                 f"the model's processor refused the {modality}; check its proportions and `mm_processor_kwargs`"
@@ -136,12 +146,18 @@ class VllmProcessor:
     ) -> Layout:
         layout = None
         try:
-            layout = _layout(_update(self.processor, modality, items, output, options))
+            layout = self._own_part(_update(self.processor, modality, items, output, options).content)
         except (ArithmeticError, ValueError) as error:
             logger.info("%s has no place for an item: %r", type(self.processor).__name__, error)
         if layout is None or not layout.num_embeds:
             raise MediaDegenerate(f"the {modality} is too small or too short for this model to see anything of it")
         return layout
+
+    def _own_part(self, content: Any) -> Layout:
+        """What is the item's of that which vLLM puts in its place."""
+        part = self.family.own_part(self.config, content.full)
+        mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())
+        return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
 
     def _as_target(self, value: Any) -> Any:
         import torch
@@ -201,12 +217,6 @@ def _update(
     configs = _field_configs(processor, modality, output, options)
     built = MultiModalKwargsItems.from_hf_inputs(output, configs)
     return processor._get_mm_prompt_updates(items, options, built)[modality][0][0]
-
-
-def _layout(update: Any) -> Layout:
-    content = update.content
-    mask = None if content.is_embed is None else Mask(content.is_embed(content.full).tolist())
-    return Layout(tuple(content.full), None if mask is None or mask.count == len(mask) else mask)
 
 
 def _placeholders(processor: Any) -> Mapping[Modality, str]:

@@ -19,6 +19,9 @@ class Family:
     encoder_decoder: bool = False
     """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 
+    quick: bool = False
+    """Whether the HF processor is known to give the same when its text is kept apart from its tensors."""
+
     options: frozenset[str] = frozenset(
         {"crop_size", "do_center_crop", "do_pan_and_scan", "do_resize", "max_dynamic_patch", "max_pixels", "min_pixels"}
         | {"num_crops", "size"}
@@ -42,20 +45,29 @@ class Family:
         """Further keyword arguments for the HF processor."""
         return {"truncation": True} if modality == "audio" else {}
 
+    def quicken(self, processor: Any) -> None:
+        """Replace steps of a loaded HF processor by faster ones that give the same, bit for bit."""
+        del processor
+
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
         """An item's tensors as the engine takes them, from the HF processor's, which are torch's."""
         return output
+
+    def own_part(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
+        """Which tokens of those that the processor puts in a placeholder's place are the item's, and not the text's."""
+        del config, replacement
+        return slice(None)
 
     def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
         """The layout, from the tokens that the HF processor puts in a placeholder's place.
 
         The embedding token is the one that the replacement repeats most; without any other token there is no mask.
         """
-        del config
-        counts = {token: replacement.count(token) for token in set(replacement)}
+        tokens = replacement[self.own_part(config, replacement)]
+        counts = {token: tokens.count(token) for token in set(tokens)}
         embedding = max(counts, key=lambda token: counts[token], default=None)
-        mask = Mask(token == embedding for token in replacement) if len(counts) > 1 else None
-        return Layout(tuple(replacement), mask)
+        mask = Mask(token == embedding for token in tokens) if len(counts) > 1 else None
+        return Layout(tuple(tokens), mask)
 
     def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """What is wrong with a feature's values, if anything, that names, dtypes and shapes cannot tell."""

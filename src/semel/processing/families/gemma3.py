@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core import Feature, Layout, Modality
+from semel.core import Feature, Modality
 from semel.errors import ConfigError
 from semel.processing.families.family import Family
 from semel.processing.tensors import to_torch
@@ -19,6 +19,8 @@ class Gemma3(Family):
     Newlines before and behind an image become one token with its blank lines, and two images share the lines between
     them. So the lines are written before the prompt is tokenised, as transformers does.
     """
+
+    quick = True
 
     options = Family.options - {"do_pan_and_scan"}
     """Crops would come with words before the image; vLLM advises against them, and its contract admits one size."""
@@ -34,12 +36,12 @@ class Gemma3(Family):
 
         return {**output, "num_patches": torch.tensor([len(output["pixel_values"])])}
 
-    def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
+    def own_part(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
         """From the start mark to the end mark."""
         start, end = config["boi_token_index"], config["eoi_token_index"]
-        if replacement[1:2] != [start] or replacement[-2:-1] != [end]:
+        if list(replacement[1:2]) != [start] or list(replacement[-2:-1]) != [end]:
             raise ConfigError("an image is not between blank lines: start the engine without do_pan_and_scan")
-        return super().layout(config, replacement[1:-1])
+        return slice(1, -1)
 
     def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Images that are not counted right, or that give another number of embeddings than the layout."""

@@ -16,6 +16,8 @@ _CLASS_TOKENS: Final[Mapping[str, int]] = {"clip_vision_model": 1, "siglip_visio
 class Llava(Family):
     """How many embeddings an image has follows from its pixels, which vLLM does not tell by itself."""
 
+    quick = True
+
     def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Pixels that give another number of embeddings than the layout."""
         tower = config["vision_config"]

@@ -15,6 +15,8 @@ __all__ = ["Qwen2Audio"]
 class Qwen2Audio(Family):
     """Clips are numbered in the prompt; how many embeddings a clip has follows from its mask."""
 
+    quick = True
+
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """The line that the family's own template writes for a clip, without its end."""
         del modality

@@ -1,7 +1,8 @@
 """Tiny real models: published architectures and processors, random weights, ordinary model folders.
 
 `build` writes one folder. The same family gives the same bytes, in every process. Each family is a module that knows
-its sizes, its special tokens and how strongly each weight acts; `tokenizer` and `weights` are common to all of them.
+its sizes, its special tokens and how strongly each weight acts; `tokenizer`, `text`, `weights` and `folder` are common
+to all of them.
 The weights are scaled so that another image or clip gives another greedy text; the text itself means nothing.
 
 torch and transformers are imported while building, never by importing this package.

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.testing.models import weights
+from semel.testing.models.folder import write_folder
+from semel.testing.models.text import VOCABULARY_TOKENS, text_config
 from semel.testing.models.tokenizer import Vocabulary, byte_level, train
 
 if TYPE_CHECKING:
-    from transformers import Gemma3Config, PreTrainedTokenizerFast
+    from transformers import Gemma3Config, Gemma3Processor, PreTrainedTokenizerFast
 
 __all__ = ["write"]
 
 _FAMILY = "gemma3"
-_VOCABULARY_TOKENS = 1024
-_HIDDEN_SIZE = 128
 _MAX_POSITIONS = 32_768
 _IMAGE_SIDE = 112
 _PATCH_SIDE = 14
@@ -91,21 +91,36 @@ _PUBLISHED_PREFIXES = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "model.language_model.": "language_model.model.",
 }
-_HEAD = "language_model.model.embed_tokens.weight"
 
 
 def write(directory: Path) -> None:
     """Write the model folder into `directory`, which exists."""
-    from transformers import GenerationConfig
+    from transformers import Gemma3ForConditionalGeneration, GenerationConfig
 
-    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS) - len(_NEWLINES))
+    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS) - len(_NEWLINES))
     tokenizer = _tokenizer(vocabulary)
+    tokenizer.chat_template = _CHAT_TEMPLATE
     config = _config(tokenizer)
-    config.save_pretrained(directory)
-    ends = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
-    GenerationConfig(eos_token_id=ends, pad_token_id=config.text_config.pad_token_id).save_pretrained(directory)
-    _write_processor(tokenizer, directory)
-    _write_weights(config, vocabulary.spoken(), directory)
+    text = config.text_config
+    tensors = weights.make(
+        _FAMILY,
+        Gemma3ForConditionalGeneration,
+        config,
+        _GAINS,
+        head="model.language_model.embed_tokens.weight",
+        tied="lm_head.weight",
+        spoken=vocabulary.spoken(),
+        end=text.eos_token_id,
+        end_gain=_END_GAIN,
+    )
+    generation = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=text.pad_token_id)
+    write_folder(
+        directory,
+        config=config,
+        generation=generation,
+        processor=_processor(tokenizer),
+        tensors=weights.rename(tensors, _PUBLISHED_PREFIXES),
+    )
 
 
 def _tokenizer(vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
@@ -128,23 +143,16 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Gemma3Config:
         image_token_index=id_of("<image_soft_token>"),
         mm_tokens_per_image=_IMAGE_TOKENS,
         eos_token_id=[id_of("<eos>"), id_of("<end_of_turn>")],
-        text_config={
-            "vocab_size": _VOCABULARY_TOKENS,
-            "hidden_size": _HIDDEN_SIZE,
-            "intermediate_size": 2 * _HIDDEN_SIZE,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "query_pre_attn_scalar": 16,
-            "max_position_embeddings": _MAX_POSITIONS,
-            "sliding_window": 512,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "bos_token_id": id_of("<bos>"),
-            "eos_token_id": id_of("<eos>"),
-            "pad_token_id": id_of("<pad>"),
-            "dtype": "float32",
-        },
+        text_config=text_config(
+            _MAX_POSITIONS,
+            bos=id_of("<bos>"),
+            eos=id_of("<eos>"),
+            head_dim=64,
+            query_pre_attn_scalar=16,
+            sliding_window=512,
+            layer_types=["sliding_attention", "full_attention"],
+            pad_token_id=id_of("<pad>"),
+        ),
         vision_config={
             "hidden_size": 128,
             "intermediate_size": 256,
@@ -158,24 +166,10 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Gemma3Config:
     )
 
 
-def _write_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+def _processor(tokenizer: PreTrainedTokenizerFast) -> Gemma3Processor:
     from transformers import Gemma3ImageProcessor, Gemma3Processor
 
     images = Gemma3ImageProcessor(
         size={"height": _IMAGE_SIDE, "width": _IMAGE_SIDE}, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
     )
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    Gemma3Processor(images, tokenizer, chat_template=_CHAT_TEMPLATE, image_seq_length=_IMAGE_TOKENS).save_pretrained(
-        directory
-    )
-    images.save_pretrained(directory)
-
-
-def _write_weights(config: Gemma3Config, spoken: list[int], directory: Path) -> None:
-    from transformers import Gemma3ForConditionalGeneration
-
-    shapes = weights.shapes(lambda: Gemma3ForConditionalGeneration(config))
-    shapes.pop("lm_head.weight")
-    tensors = weights.rename(weights.draw(_FAMILY, shapes, _GAINS), _PUBLISHED_PREFIXES)
-    weights.quieten(tensors[_HEAD], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
-    weights.save(tensors, directory)
+    return Gemma3Processor(images, tokenizer, chat_template=_CHAT_TEMPLATE, image_seq_length=_IMAGE_TOKENS)

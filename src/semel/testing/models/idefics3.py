@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.testing.models import weights
+from semel.testing.models.folder import write_folder
+from semel.testing.models.text import END_GAIN, GAINS, NORM_EPSILON, VOCABULARY_TOKENS, text_config
 from semel.testing.models.tokenizer import byte_level, train
 
 if TYPE_CHECKING:
-    from transformers import Idefics3Config, PreTrainedTokenizerFast
+    from transformers import Idefics3Config, Idefics3Processor, PreTrainedTokenizerFast
 
 __all__ = ["write"]
 
 _FAMILY = "idefics3"
-_VOCABULARY_TOKENS = 1024
-_HIDDEN_SIZE = 128
 _MAX_POSITIONS = 32_768
 _TILE_SIDE = 56
 _MAX_TILES_ACROSS = 4
@@ -63,33 +63,30 @@ _GAINS = {
     "*.vision_model.*.q_proj.weight": 1.5,
     "*.vision_model.*.k_proj.weight": 1.5,
     "*.modality_projection.proj.weight": 2.0,
-    "*.embed_tokens.weight": 0.3,
-    "*.q_proj.weight": 2.2,
-    "*.k_proj.weight": 2.2,
-    "*.v_proj.weight": 2.0,
-    "*.o_proj.weight": 2.0,
-    "*.gate_proj.weight": 2.0,
-    "*.up_proj.weight": 2.0,
-    "*.down_proj.weight": 2.0,
-    "lm_head.weight": 3.0,
+    **GAINS,
 }
-_END_GAIN = 0.9
-# Not negligible next to the variance of a token embedding: the first norm dampens text, so the louder items stand out.
-_NORM_EPSILON = 0.1
 
 
 def write(directory: Path) -> None:
     """Write the model folder into `directory`, which exists."""
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, Idefics3ForConditionalGeneration
 
-    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
+    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
     tokenizer = byte_level(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS, named=_NAMED)
+    tokenizer.chat_template = _CHAT_TEMPLATE
     config = _config(tokenizer)
-    config.save_pretrained(directory)
-    end, pad = tokenizer.convert_tokens_to_ids(["<end_of_utterance>", "<|pad|>"])
-    GenerationConfig(eos_token_id=end, pad_token_id=pad).save_pretrained(directory)
-    _write_processor(tokenizer, directory)
-    _write_weights(config, vocabulary.spoken(), directory)
+    text = config.text_config
+    tensors = weights.make(
+        _FAMILY,
+        Idefics3ForConditionalGeneration,
+        config,
+        _GAINS,
+        spoken=vocabulary.spoken(),
+        end=text.eos_token_id,
+        end_gain=END_GAIN,
+    )
+    generation = GenerationConfig(eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id)
+    write_folder(directory, config=config, generation=generation, processor=_processor(tokenizer), tensors=tensors)
 
 
 def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
@@ -102,21 +99,14 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
         image_token_id=id_of("<image>"),
         pad_token_id=id_of("<|pad|>"),
         scale_factor=_SCALE,
-        text_config={
-            "model_type": "llama",
-            "vocab_size": _VOCABULARY_TOKENS,
-            "hidden_size": _HIDDEN_SIZE,
-            "intermediate_size": 2 * _HIDDEN_SIZE,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": _MAX_POSITIONS,
-            "rms_norm_eps": _NORM_EPSILON,
-            "bos_token_id": id_of("<|begin_of_text|>"),
-            "eos_token_id": id_of("<end_of_utterance>"),
-            "pad_token_id": id_of("<|pad|>"),
-            "dtype": "float32",
-        },
+        text_config=text_config(
+            _MAX_POSITIONS,
+            bos=id_of("<|begin_of_text|>"),
+            eos=id_of("<end_of_utterance>"),
+            model_type="llama",
+            rms_norm_eps=NORM_EPSILON,
+            pad_token_id=id_of("<|pad|>"),
+        ),
         vision_config={
             "hidden_size": 128,
             "intermediate_size": 256,
@@ -129,22 +119,11 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
     )
 
 
-def _write_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+def _processor(tokenizer: PreTrainedTokenizerFast) -> Idefics3Processor:
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
     images = Idefics3ImageProcessor(
         size={"longest_edge": _MAX_TILES_ACROSS * _TILE_SIDE}, max_image_size={"longest_edge": _TILE_SIDE}
     )
-    tokenizer.chat_template = _CHAT_TEMPLATE
     embeds = (_TILE_SIDE // _PATCH_SIDE // _SCALE) ** 2
-    Idefics3Processor(images, tokenizer, image_seq_len=embeds, chat_template=_CHAT_TEMPLATE).save_pretrained(directory)
-    images.save_pretrained(directory)
-
-
-def _write_weights(config: Idefics3Config, spoken: list[int], directory: Path) -> None:
-    from transformers import Idefics3ForConditionalGeneration
-
-    shapes = weights.shapes(lambda: Idefics3ForConditionalGeneration(config))
-    tensors = weights.draw(_FAMILY, shapes, _GAINS)
-    weights.quieten(tensors["lm_head.weight"], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
-    weights.save(tensors, directory)
+    return Idefics3Processor(images, tokenizer, image_seq_len=embeds, chat_template=_CHAT_TEMPLATE)

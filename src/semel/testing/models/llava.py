@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.testing.models import weights
+from semel.testing.models.folder import write_folder
+from semel.testing.models.text import END_GAIN, GAINS, NORM_EPSILON, VOCABULARY_TOKENS, text_config
 from semel.testing.models.tokenizer import byte_level, train
 
 if TYPE_CHECKING:
-    from transformers import LlavaConfig, PreTrainedTokenizerFast
+    from transformers import LlavaConfig, LlavaProcessor, PreTrainedTokenizerFast
 
 __all__ = ["write"]
 
 _FAMILY = "llava"
-_VOCABULARY_TOKENS = 1024
-_HIDDEN_SIZE = 128
 _MAX_POSITIONS = 32_768
 _IMAGE_SIDE = 84
 _PATCH_SIDE = 14
@@ -56,19 +56,8 @@ _GAINS = {
     "*.vision_tower.*.k_proj.weight": 1.5,
     "*.linear_1.weight": 2.0,
     "*.linear_2.weight": 2.0,
-    "*.embed_tokens.weight": 0.3,
-    "*.q_proj.weight": 2.2,
-    "*.k_proj.weight": 2.2,
-    "*.v_proj.weight": 2.0,
-    "*.o_proj.weight": 2.0,
-    "*.gate_proj.weight": 2.0,
-    "*.up_proj.weight": 2.0,
-    "*.down_proj.weight": 2.0,
-    "lm_head.weight": 3.0,
+    **GAINS,
 }
-_END_GAIN = 0.9
-# Not negligible next to the variance of a token embedding: the first norm dampens text, so the louder items stand out.
-_NORM_EPSILON = 0.1
 
 _PUBLISHED_PREFIXES = {
     "model.vision_tower.": "vision_tower.vision_model.",
@@ -80,16 +69,30 @@ _PUBLISHED_PREFIXES = {
 
 def write(directory: Path) -> None:
     """Write the model folder into `directory`, which exists."""
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, LlavaForConditionalGeneration
 
-    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
+    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
     tokenizer = byte_level(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS, named=_NAMED)
+    tokenizer.chat_template = _CHAT_TEMPLATE
     config = _config(tokenizer)
-    config.save_pretrained(directory)
-    end, pad = tokenizer.convert_tokens_to_ids(["</s>", "<pad>"])
-    GenerationConfig(eos_token_id=end, pad_token_id=pad).save_pretrained(directory)
-    _write_processor(tokenizer, directory)
-    _write_weights(config, vocabulary.spoken(), directory)
+    text = config.text_config
+    tensors = weights.make(
+        _FAMILY,
+        LlavaForConditionalGeneration,
+        config,
+        _GAINS,
+        spoken=vocabulary.spoken(),
+        end=text.eos_token_id,
+        end_gain=END_GAIN,
+    )
+    generation = GenerationConfig(eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id)
+    write_folder(
+        directory,
+        config=config,
+        generation=generation,
+        processor=_processor(tokenizer),
+        tensors=weights.rename(tensors, _PUBLISHED_PREFIXES),
+    )
 
 
 def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
@@ -101,21 +104,14 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
         dtype="float32",
         image_token_index=id_of(_IMAGE),
         image_seq_length=(_IMAGE_SIDE // _PATCH_SIDE) ** 2,
-        text_config={
-            "model_type": "llama",
-            "vocab_size": _VOCABULARY_TOKENS,
-            "hidden_size": _HIDDEN_SIZE,
-            "intermediate_size": 2 * _HIDDEN_SIZE,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": _MAX_POSITIONS,
-            "rms_norm_eps": _NORM_EPSILON,
-            "bos_token_id": id_of("<s>"),
-            "eos_token_id": id_of("</s>"),
-            "pad_token_id": id_of("<pad>"),
-            "dtype": "float32",
-        },
+        text_config=text_config(
+            _MAX_POSITIONS,
+            bos=id_of("<s>"),
+            eos=id_of("</s>"),
+            model_type="llama",
+            rms_norm_eps=NORM_EPSILON,
+            pad_token_id=id_of("<pad>"),
+        ),
         vision_config={
             "model_type": "clip_vision_model",
             "hidden_size": 128,
@@ -130,14 +126,13 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
     )
 
 
-def _write_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+def _processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     from transformers import CLIPImageProcessor, LlavaProcessor
 
     images = CLIPImageProcessor(
         size={"shortest_edge": _IMAGE_SIDE}, crop_size={"height": _IMAGE_SIDE, "width": _IMAGE_SIDE}
     )
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    LlavaProcessor(
+    return LlavaProcessor(
         images,
         tokenizer,
         patch_size=_PATCH_SIDE,
@@ -145,14 +140,4 @@ def _write_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> Non
         chat_template=_CHAT_TEMPLATE,
         image_token=_IMAGE,
         num_additional_image_tokens=1,
-    ).save_pretrained(directory)
-    images.save_pretrained(directory)
-
-
-def _write_weights(config: LlavaConfig, spoken: list[int], directory: Path) -> None:
-    from transformers import LlavaForConditionalGeneration
-
-    shapes = weights.shapes(lambda: LlavaForConditionalGeneration(config))
-    tensors = weights.draw(_FAMILY, shapes, _GAINS)
-    weights.quieten(tensors["lm_head.weight"], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
-    weights.save(weights.rename(tensors, _PUBLISHED_PREFIXES), directory)
+    )

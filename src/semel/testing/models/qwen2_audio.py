@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.testing.models import weights
+from semel.testing.models.folder import write_folder
+from semel.testing.models.text import END_GAIN, GAINS, VOCABULARY_TOKENS, text_config
 from semel.testing.models.tokenizer import qwen2, train
 
 if TYPE_CHECKING:
-    from transformers import Qwen2AudioConfig, Qwen2Tokenizer
+    from transformers import Qwen2AudioConfig, Qwen2AudioProcessor, Qwen2Tokenizer
 
 __all__ = ["write"]
 
 _FAMILY = "qwen2-audio"
-_VOCABULARY_TOKENS = 1024
-_HIDDEN_SIZE = 128
 _MAX_POSITIONS = 32_768
 _MEL_BINS = 128
 
@@ -68,16 +68,9 @@ _GAINS = {
     "*.fc1.weight": 1.5,
     "*.fc2.weight": 1.5,
     "*.linear.weight": 2.5,
-    "*.q_proj.weight": 2.2,
-    "*.k_proj.weight": 2.2,
-    "*.v_proj.weight": 2.0,
-    "*.o_proj.weight": 2.0,
-    "*.gate_proj.weight": 2.0,
-    "*.up_proj.weight": 2.0,
-    "*.down_proj.weight": 2.0,
-    "lm_head.weight": 3.0,
+    **GAINS,
+    "*.embed_tokens.weight": 1.0,  # clips are loud enough beside text as it is drawn
 }
-_END_GAIN = 0.9
 
 _PUBLISHED_PREFIXES = {
     "model.audio_tower.": "audio_tower.",
@@ -89,16 +82,30 @@ _PUBLISHED_PREFIXES = {
 
 def write(directory: Path) -> None:
     """Write the model folder into `directory`, which exists."""
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, Qwen2AudioForConditionalGeneration
 
-    vocabulary = train(_VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
+    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
     tokenizer = qwen2(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS)
+    tokenizer.chat_template = _CHAT_TEMPLATE
     config = _config(tokenizer)
-    config.save_pretrained(directory)
-    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    GenerationConfig(eos_token_id=ends, pad_token_id=ends[1]).save_pretrained(directory)
-    _write_processor(tokenizer, directory)
-    _write_weights(config, vocabulary.spoken(), directory)
+    end, pad = config.text_config.eos_token_id, config.text_config.bos_token_id
+    tensors = weights.make(
+        _FAMILY,
+        Qwen2AudioForConditionalGeneration,
+        config,
+        _GAINS,
+        spoken=vocabulary.spoken(),
+        end=end,
+        end_gain=END_GAIN,
+    )
+    generation = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
+    write_folder(
+        directory,
+        config=config,
+        generation=generation,
+        processor=_processor(tokenizer),
+        tensors=weights.rename(tensors, _PUBLISHED_PREFIXES),
+    )
 
 
 def _config(tokenizer: Qwen2Tokenizer) -> Qwen2AudioConfig:
@@ -118,35 +125,17 @@ def _config(tokenizer: Qwen2Tokenizer) -> Qwen2AudioConfig:
             "max_source_positions": 1500,
             "dtype": "float32",
         },
-        text_config={
-            "vocab_size": _VOCABULARY_TOKENS,
-            "hidden_size": _HIDDEN_SIZE,
-            "intermediate_size": 2 * _HIDDEN_SIZE,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": _MAX_POSITIONS,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "bos_token_id": id_of("<|endoftext|>"),
-            "eos_token_id": id_of("<|im_end|>"),
-            "dtype": "float32",
-        },
+        text_config=text_config(
+            _MAX_POSITIONS,
+            bos=id_of("<|endoftext|>"),
+            eos=id_of("<|im_end|>"),
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        ),
     )
 
 
-def _write_processor(tokenizer: Qwen2Tokenizer, directory: Path) -> None:
+def _processor(tokenizer: Qwen2Tokenizer) -> Qwen2AudioProcessor:
     from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
     clips = WhisperFeatureExtractor(feature_size=_MEL_BINS, return_attention_mask=True)
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    Qwen2AudioProcessor(clips, tokenizer, chat_template=_CHAT_TEMPLATE).save_pretrained(directory)
-    clips.save_pretrained(directory)
-
-
-def _write_weights(config: Qwen2AudioConfig, spoken: list[int], directory: Path) -> None:
-    from transformers import Qwen2AudioForConditionalGeneration
-
-    shapes = weights.shapes(lambda: Qwen2AudioForConditionalGeneration(config))
-    tensors = weights.draw(_FAMILY, shapes, _GAINS)
-    weights.quieten(tensors["lm_head.weight"], spoken=spoken, end=config.text_config.eos_token_id, end_gain=_END_GAIN)
-    weights.save(weights.rename(tensors, _PUBLISHED_PREFIXES), directory)
+    return Qwen2AudioProcessor(clips, tokenizer, chat_template=_CHAT_TEMPLATE)

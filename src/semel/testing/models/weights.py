@@ -19,13 +19,35 @@ if TYPE_CHECKING:
 
     Tensors: TypeAlias = dict[str, NDArray[np.float32]]
 
-__all__ = ["draw", "quieten", "rename", "save", "shapes"]
+__all__ = ["make", "rename", "save"]
 
 _BIAS_STD = 0.1
 _SILENT_GAIN = 0.1
 
 
-def shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
+def make(
+    family: str,
+    model: Callable[[Any], Any],
+    config: Any,
+    gains: Mapping[str, float],
+    *,
+    head: str = "lm_head.weight",
+    tied: str | None = None,
+    spoken: Sequence[int],
+    end: int,
+    end_gain: float,
+) -> Tensors:
+    """The tensors of the `model` that `config` describes, scaled by `gains`, with an output head that says `spoken`.
+
+    `head` names the tensor, `tied` one that is left out because it is the head once more. See `_draw` and `_quieten`.
+    """
+    shapes = {name: shape for name, shape in _shapes(lambda: model(config)).items() if name != tied}
+    tensors = _draw(family, shapes, gains)
+    _quieten(tensors[head], spoken=spoken, end=end, end_gain=end_gain)
+    return tensors
+
+
+def _shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the model that `create` returns; it is created without memory for weights."""
     import torch
 
@@ -33,7 +55,7 @@ def shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in create().state_dict().items()}
 
 
-def draw(family: str, shapes: Mapping[str, tuple[int, ...]], gains: Mapping[str, float]) -> Tensors:
+def _draw(family: str, shapes: Mapping[str, tuple[int, ...]], gains: Mapping[str, float]) -> Tensors:
     """Values for `shapes`, such that inputs of unit variance come out of a matrix with variance gain².
 
     `gains` maps a pattern of names, as of a shell, to the gain of the tensors it fits. The first that fits counts; the
@@ -42,7 +64,7 @@ def draw(family: str, shapes: Mapping[str, tuple[int, ...]], gains: Mapping[str,
     return {name: _tensor(f"{family}/{name}", shape, _gain(name, gains)) for name, shape in shapes.items()}
 
 
-def quieten(head: NDArray[np.float32], *, spoken: Sequence[int], end: int, end_gain: float) -> None:
+def _quieten(head: NDArray[np.float32], *, spoken: Sequence[int], end: int, end_gain: float) -> None:
     """Scale the rows of an output head, in place, so that greedy text is printable and seldom ends early.
 
     The smaller `end_gain`, the longer the texts.

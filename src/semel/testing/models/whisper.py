@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.testing.models import weights
+from semel.testing.models.folder import write_folder
 from semel.testing.models.tokenizer import Vocabulary, train
 
 if TYPE_CHECKING:
@@ -52,15 +53,33 @@ _END_GAIN = 0.7
 
 def write(directory: Path) -> None:
     """Write the model folder into `directory`, which exists."""
+    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
+
     languages = _languages()
     specials = (_END, _START, *languages, *(f"<|{task}|>" for task in _TASKS), *_MARKS)
     vocabulary = train(_VOCABULARY_TOKENS - len(specials) - len(_TIMESTAMPS))
     tokenizer = _tokenizer(vocabulary, specials)
     config = _config(tokenizer)
-    config.save_pretrained(directory)
-    _generation_config(tokenizer, languages).save_pretrained(directory)
-    _write_processor(tokenizer, directory)
-    _write_weights(config, vocabulary.spoken(), directory)
+    processor = WhisperProcessor(WhisperFeatureExtractor(feature_size=_MEL_BINS), tokenizer)
+    tensors = weights.make(
+        _FAMILY,
+        WhisperForConditionalGeneration,
+        config,
+        _GAINS,
+        head="model.decoder.embed_tokens.weight",
+        tied="proj_out.weight",
+        spoken=vocabulary.spoken(),
+        end=config.eos_token_id,
+        end_gain=_END_GAIN,
+    )
+    generation = _generation_config(tokenizer, languages)
+    write_folder(
+        directory,
+        config=config,
+        generation=generation,
+        processor=processor,
+        tensors=tensors,
+    )
 
 
 def _languages() -> tuple[str, ...]:
@@ -129,23 +148,3 @@ def _generation_config(tokenizer: WhisperTokenizer, languages: tuple[str, ...]) 
         return_timestamps=False,
         task_to_id={task: id_of(f"<|{task}|>") for task in _TASKS},
     )
-
-
-def _write_processor(tokenizer: WhisperTokenizer, directory: Path) -> None:
-    from transformers import WhisperFeatureExtractor, WhisperProcessor
-
-    clips = WhisperFeatureExtractor(feature_size=_MEL_BINS)
-    WhisperProcessor(clips, tokenizer).save_pretrained(directory)
-    clips.save_pretrained(directory)
-
-
-def _write_weights(config: WhisperConfig, spoken: list[int], directory: Path) -> None:
-    from transformers import WhisperForConditionalGeneration
-
-    shapes = weights.shapes(lambda: WhisperForConditionalGeneration(config))
-    del shapes["proj_out.weight"]  # tied to the embeddings
-    tensors = weights.draw(_FAMILY, shapes, _GAINS)
-    weights.quieten(
-        tensors["model.decoder.embed_tokens.weight"], spoken=spoken, end=config.eos_token_id, end_gain=_END_GAIN
-    )
-    weights.save(tensors, directory)

@@ -68,7 +68,8 @@ def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:
         case "ipc", _, path:
             _own(_directory(path))
             _check_free(path)
-        case "tcp", _, _:
+        case "tcp", _, place:
+            server.ipv6 = place.startswith("[")
             server.curve_server = True
             server.curve_secretkey = curve_secret(key, "worker")
             server.zap_domain = b"semel"
@@ -82,7 +83,8 @@ def secure_client(client: zmq.Socket[bytes], address: str, key: Key) -> None:
     match address.partition("://"):
         case "ipc", _, path:
             _own(_directory(path))
-        case "tcp", _, _:
+        case "tcp", _, place:
+            client.ipv6 = place.startswith("[")
             client.curve_serverkey = _public(curve_secret(key, "worker"))
             client.curve_secretkey = curve_secret(key, "frontend")
             client.curve_publickey = _public(curve_secret(key, "frontend"))

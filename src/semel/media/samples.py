@@ -1,4 +1,4 @@
-"""Small media for a warm-up: files as a client would send them, made without any codec."""
+"""Small media to warm up with: files as a client would send them, made without any codec."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from semel.core import Media, Modality
 
 __all__ = ["SAMPLES", "sample_clip", "sample_image"]
 
-_SIDE: Final = 512
+_SIDE: Final = 1_024
 _RATE: Final = 16_000
 _PITCH_HZ: Final = 440.0
 
 
 def sample_image(number: int = 0) -> Media:
-    """A colour gradient of 512×512 pixels as a PNG file; numbers of one byte give different ones."""
-    row = bytes(value for x in range(_SIDE) for value in (x // 2, number, 255 - x // 2))
+    """A colour gradient of 1024×1024 pixels as a PNG file; numbers of one byte give different ones."""
+    row = bytes(value for x in range(_SIDE) for value in (x // 4, number, 255 - x // 4))
     pixels = b"".join(b"\0" + row for _ in range(_SIDE))  # each row behind its filter: none
     head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
     chunks = _chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(pixels)), _chunk(b"IEND", b"")

@@ -1,0 +1,133 @@
+"""Sampling parameters on their way into vLLM, and its results on their way out.
+
+Parameters come under vLLM's names. What a request leaves open is the model's default, as in vLLM's own server; the
+longest answer is what the context has room for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import msgspec
+
+from semel.engine.protocol import Output, PromptLogprob
+from semel.errors import InvalidRequest
+
+__all__ = ["Defaults", "outputs_of", "refusals", "sampling_params"]
+
+_MAX_PROMPT_LOGPROBS: Final = 131_072
+"""What fits into one message to a frontend, at 128 bytes each (S18)."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a request does not say about its sampling."""
+
+    parameters: Mapping[str, Any]
+    """The model's, of its generation config."""
+
+    max_context: int
+    """Tokens of a prompt and its answer."""
+
+    max_answer: int | None
+    """The operator's limit for an answer."""
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Those of vLLM's `ModelConfig`."""
+        parameters = config.get_diff_sampling_param()
+        is_own = config.generation_config not in ("auto", "vllm")
+        max_answer = parameters if is_own else {"max_tokens": config.override_generation_config.get("max_new_tokens")}
+        return cls(parameters, config.max_model_len, max_answer.get("max_tokens"))
+
+    def complete(self, asked: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
+        """The parameters of a request with all that it leaves open."""
+        room, wanted = self.max_context - prompt_tokens, asked.get("max_tokens")
+        if wanted is not None and wanted > self.max_context:
+            raise InvalidRequest(
+                f"max_tokens is {wanted:,}; the model takes {self.max_context:,} with the prompt: ask for fewer, or "
+                "leave it out"
+            )
+        shown = prompt_tokens * (1 + asked.get("prompt_logprobs", -1))
+        if shown > _MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs of {prompt_tokens:,} tokens would be {shown:,} entries; {_MAX_PROMPT_LOGPROBS:,} are "
+                "told: ask for fewer, or send a shorter prompt"
+            )
+        longest = (room, self.parameters.get("max_tokens") if wanted is None else wanted, self.max_answer)
+        return {**self.parameters, **asked, "max_tokens": min(limit for limit in longest if limit is not None)}
+
+
+def sampling_params(sampling: Mapping[str, Any]) -> Any:
+    """vLLM's sampling parameters, decoded as its engine core will: a wrong type that is found only there is fatal."""
+    from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+
+    with refusals():
+        asked = {**sampling, "output_kind": RequestOutputKind.DELTA}
+        if isinstance(asked.get("structured_outputs"), Mapping):
+            asked["structured_outputs"] = _structured(asked["structured_outputs"])
+        if isinstance(asked.get("repetition_detection"), Mapping):
+            asked["repetition_detection"] = RepetitionDetectionParams(**asked["repetition_detection"])
+        params = SamplingParams.from_optional(**asked)
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What vLLM refuses is the request's fault; of its words only those that it wrote for clients are passed on."""
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        yield
+    except (VLLMClientError, msgspec.ValidationError) as error:
+        raise InvalidRequest(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        logger.info("vLLM refused a request: %r", error)
+        raise InvalidRequest("the engine refuses the sampling parameters: check their types and ranges") from error
+
+
+def outputs_of(result: Any, *, is_first: bool) -> list[Output]:
+    """What vLLM tells of all sequences at one time; of the prompt with the first of them, if nothing was told yet."""
+    outputs: list[Output] = []
+    for part in result.outputs:
+        about_prompt: dict[str, Any] = {}
+        if is_first and not outputs:
+            about_prompt = {
+                "cached_tokens": result.num_cached_tokens,
+                "created_cache_tokens": result.num_cache_creation_tokens,
+                "prompt_logprobs": result.prompt_logprobs and tuple(map(_prompt_step, result.prompt_logprobs)),
+            }
+        steps = part.logprobs or ()
+        outputs.append(
+            Output(
+                part.index,
+                part.text,
+                tuple(part.token_ids),
+                tuple({token: entry.logprob for token, entry in step.items()} for step in steps) or None,
+                part.finish_reason,
+                part.stop_reason,
+                tuple({token: entry.decoded_token or "" for token, entry in step.items()} for step in steps) or None,
+                **about_prompt,
+            )
+        )
+    return outputs
+
+
+def _prompt_step(step: Any) -> dict[int, PromptLogprob] | None:
+    if step is None:
+        return None
+    return {token: (entry.logprob, entry.rank, entry.decoded_token) for token, entry in step.items()}
+
+
+def _structured(asked: Mapping[str, Any]) -> Any:
+    from vllm.entrypoints.generate.base.protocol import validate_structured_outputs_structural_tag
+    from vllm.sampling_params import StructuredOutputsParams
+
+    validate_structured_outputs_structural_tag(dict(asked))
+    return StructuredOutputsParams(**asked)

@@ -1,0 +1,103 @@
+"""The form that an answer must have: OpenAI's response formats, vLLM's structured outputs. Sizes are bounded (S15)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from semel.errors import InvalidRequest
+
+__all__ = [
+    "JsonObjectFormat",
+    "JsonSchema",
+    "JsonSchemaFormat",
+    "ResponseFormat",
+    "StructuralTagFormat",
+    "StructuredOutputs",
+    "TextFormat",
+    "constraint",
+]
+
+_Grammar = Annotated[str, Field(max_length=262_144)]
+_Choice = Annotated[str, Field(max_length=4_096)]
+_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputs(TypedDict, total=False):
+    """What the answer is held to while it is generated: one of the first six, and how strictly."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    json: _Grammar | dict[str, Any] | None
+    regex: _Grammar | None
+    choice: Annotated[list[_Choice], Field(min_length=1, max_length=1_024)] | None
+    grammar: _Grammar | None
+    json_object: bool | None
+    structural_tag: _Grammar | None
+    disable_any_whitespace: bool
+    disable_additional_properties: bool
+    whitespace_pattern: _Grammar | None
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+
+
+class TextFormat(_Format):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Format):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(_Format):
+    """A schema, by a name that says what it is for."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(_Format):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class StructuralTagFormat(BaseModel):
+    """Text with parts of a given form; what else it has is checked where it is compiled."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["structural_tag"]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
+]
+
+
+def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Mapping[str, Any] | None:
+    """Both in the engine's words. A format goes before; one constraint beside it is refused."""
+    asked = {name: value for name, value in (outputs or {}).items() if value is not None}
+    match form:
+        case JsonObjectFormat():
+            asked["json_object"] = True
+        case JsonSchemaFormat(json_schema=schema):
+            asked["json"] = schema.json_schema
+        case StructuralTagFormat():
+            asked["structural_tag"] = json.dumps(form.model_dump(by_alias=True))
+    if len(kinds := [kind for kind in _KINDS if asked.get(kind) is not None]) > 1:
+        raise InvalidRequest(f"structured_outputs and response_format: {' and '.join(kinds)} exclude each other")
+    return asked or None

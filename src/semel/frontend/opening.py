@@ -1,0 +1,76 @@
+"""The opening of a conversation: what all its turns begin with, and so what an engine's prefix cache has of them.
+
+A chat's opening is everything up to its first user message: the words, and the items by their digests. A prompt's is
+its beginning. Its key only decides where a request goes (`balance`): two conversations with one key meet at a worker,
+and a key that changes between turns costs a prefix; neither changes an answer. Nothing of a request is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final, Self
+
+from semel.core import Item, frame
+
+__all__ = ["Opening"]
+
+_KEY_BYTES: Final = 16
+_PROMPT_CHARS: Final = 1_024
+_PROMPT_TOKENS: Final = 256
+"""How much of a prompt is its opening: long enough to tell prompts apart, short enough to leave out what varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a conversation begins with."""
+
+    words: bytes
+    """A hash of them."""
+
+    items: int = 0
+    """How many of the request's first items belong to it."""
+
+    @classmethod
+    def of_chat(cls, messages: Iterable[Mapping[str, Any]]) -> Self:
+        """Of messages as they came; those that make no sense are refused elsewhere."""
+        words: list[str] = []
+        items = 0
+        for message in messages:
+            role = str(message.get("role"))
+            texts = [*_texts(message.get("content"))]
+            items += texts.count(None)
+            words += [role, *("" if text is None else text for text in texts)]
+            if role == "user":
+                break
+        return cls(_hash(word.encode(errors="surrogatepass") for word in words), items)
+
+    @classmethod
+    def of_prompt(cls, prompt: str | Sequence[int]) -> Self:
+        """Of a text, or of tokens."""
+        if isinstance(prompt, str):
+            return cls(_hash([prompt[:_PROMPT_CHARS].encode(errors="surrogatepass")]))
+        return cls(_hash(str(token).encode() for token in prompt[:_PROMPT_TOKENS]))
+
+    def key(self, items: Sequence[Item], salt: str | None) -> bytes:
+        """The key by which its turns find the same worker; `salt` is that of the engine's prefix cache."""
+        digests = [item.digest for item in items[: self.items]]
+        return _hash([self.words, *digests, b"" if salt is None else b"\x01" + salt.encode(errors="surrogatepass")])
+
+
+def _texts(content: object) -> Iterator[str | None]:
+    """The words of a message, part by part; None for one that is media."""
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
+        elif isinstance(part, dict):
+            yield None
+
+
+def _hash(parts: Iterable[bytes]) -> bytes:
+    hasher = blake2b(digest_size=_KEY_BYTES)
+    for piece in frame(parts):
+        hasher.update(piece)
+    return hasher.digest()

@@ -1,0 +1,82 @@
+"""Tools that a chat offers, and which of them the answer may or must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from semel.errors import InvalidRequest
+
+__all__ = ["Function", "NamedTool", "Tool", "ToolChoice", "chosen", "count_calls"]
+
+
+class _Open(BaseModel):
+    """As clients' libraries write it: what they add of their own is left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Function(_Open):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class Tool(_Open):
+    """A tool; there are functions only."""
+
+    type: Literal["function"] = "function"
+    function: Function
+    defer_loading: bool | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """As chat templates see it, whatever the client left out: the same text for the same tool."""
+        optional = {"strict", "defer_loading"}
+        function = self.function.model_dump(exclude=optional)
+        function |= self.function.model_dump(include=optional, exclude_none=True)
+        shown: dict[str, Any] = {"type": self.type, "function": function}
+        if self.defer_loading is not None:
+            shown |= {"defer_loading": self.defer_loading}
+            function.setdefault("defer_loading", self.defer_loading)
+        return shown
+
+
+class _Name(_Open):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class NamedTool(_Open):
+    """The one function to call."""
+
+    type: Literal["function"] = "function"
+    function: _Name
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def chosen(choice: ToolChoice | None, tools: Sequence[Tool] | None) -> str | Mapping[str, Any]:
+    """What was chosen, or is meant where nothing was: whatever is chosen can be called."""
+    if tools is not None and not tools:
+        raise InvalidRequest("tools: must not be empty; leave it out")
+    if choice is None:
+        return "auto" if tools else "none"
+    if choice != "none" and not tools:
+        raise InvalidRequest("tool_choice: there are no tools to choose from; send tools, or leave it out")
+    if isinstance(choice, str):
+        return choice
+    if not any(tool.function.name == choice.function.name for tool in tools or ()):
+        raise InvalidRequest(f"tool_choice: no tool has the name {choice.function.name[:64]!r}")
+    return choice.model_dump()
+
+
+def count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The calls that the model has made in a chat so far."""
+    calls = (message.get("tool_calls") for message in messages if message.get("role") == "assistant")
+    return sum(len(made) for made in calls if isinstance(made, list))

@@ -1,0 +1,84 @@
+"""Which addresses are of the public internet: one table, the same under every version of Python. Pure.
+
+`ipaddress` changed its answers between versions, and answers for more purposes than ours. Here an IPv4 address is
+public unless it is in the table, and an IPv6 address only if it is in the one range from which public ones are given
+out, and not in the table. An IPv4 address in IPv6 clothes is judged as what a router makes of it (threats S1).
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+
+__all__ = ["METADATA", "NOT_PUBLIC", "Address", "Network", "is_public", "parse_address", "plain"]
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_PUBLIC_IPV6: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+NOT_PUBLIC: Final[tuple[tuple[Network, str], ...]] = (
+    (IPv4Network("0.0.0.0/8"), "this network"),
+    (IPv4Network("10.0.0.0/8"), "private"),
+    (IPv4Network("100.64.0.0/10"), "shared by customers of a carrier"),
+    (IPv4Network("127.0.0.0/8"), "loopback"),
+    (IPv4Network("168.63.129.16/32"), "the platform of a cloud"),
+    (IPv4Network("169.254.0.0/16"), "link-local"),
+    (IPv4Network("172.16.0.0/12"), "private"),
+    (IPv4Network("192.0.0.0/24"), "protocol assignments"),
+    (IPv4Network("192.0.2.0/24"), "documentation"),
+    (IPv4Network("192.88.99.0/24"), "relays of 6to4"),
+    (IPv4Network("192.168.0.0/16"), "private"),
+    (IPv4Network("198.18.0.0/15"), "benchmarking"),
+    (IPv4Network("198.51.100.0/24"), "documentation"),
+    (IPv4Network("203.0.113.0/24"), "documentation"),
+    (IPv4Network("224.0.0.0/4"), "multicast"),
+    (IPv4Network("240.0.0.0/4"), "reserved, and broadcast"),
+    (IPv6Network("2001::/23"), "protocol assignments: Teredo, benchmarking, ORCHID"),
+    (IPv6Network("2001:db8::/32"), "documentation"),
+    (IPv6Network("2002::/16"), "6to4"),
+    (IPv6Network("3fff::/20"), "documentation"),
+)
+"""What is not public, and why; IPv6 outside 2000::/3 is not either, and needs no entry."""
+
+METADATA: Final[frozenset[Address]] = frozenset(
+    {
+        IPv4Address("100.100.100.200"),
+        IPv4Address("168.63.129.16"),
+        IPv4Address("169.254.169.254"),
+        IPv4Address("169.254.170.2"),
+        IPv4Address("169.254.170.23"),
+        IPv4Address("192.0.0.192"),
+        IPv6Address("fd00:ec2::23"),
+        IPv6Address("fd00:ec2::254"),
+        IPv6Address("fd20:ce::254"),
+    }
+)
+"""Where clouds tell a machine its secrets: never reached because a wider network is allowed."""
+
+
+def parse_address(text: str) -> Address | None:
+    """The address that a text spells in its usual form; None for anything else, and for one with a zone."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return None if isinstance(address, IPv6Address) and address.scope_id is not None else address
+
+
+def plain(address: Address) -> Address:
+    """The address that is reached in the end: of an IPv4-mapped one, or one behind NAT64, the IPv4 address."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address
+
+
+def is_public(address: Address) -> bool:
+    """Whether anybody on the internet would reach the same host under this address."""
+    address = plain(address)
+    if isinstance(address, IPv6Address) and address not in _PUBLIC_IPV6:
+        return False
+    return not any(address in network for network, _ in NOT_PUBLIC)

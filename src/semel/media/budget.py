@@ -1,0 +1,142 @@
+"""Bytes in flight: what the requests of one process may hold together, and what one of them may bring (threats S18).
+
+A request opens an account and takes bytes before it keeps them: its body, what its JSON becomes, decoded base64, what
+is fetched for it. It gives them back as it lets them go, and all that is left when the account closes. Whatever order
+that happens in, the budget holds the sum of what its open accounts hold, and that is never over the limit. No I/O; any
+number of threads may use it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final, Self
+
+from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
+
+__all__ = ["Account", "Budget", "BudgetLimits"]
+
+_MIB: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """How much may be in flight."""
+
+    max_request_bytes: int = 512 * _MIB
+    """What one request may bring, in its body, decoded and fetched; over it the answer is 413."""
+
+    max_bytes: int = 2_048 * _MIB
+    """What all requests of the process may hold; over it the answer is 429."""
+
+    max_requests: int = 2_048
+    """Requests that wait for their answer to begin; over it the answer is 429."""
+
+    def __post_init__(self) -> None:
+        if self.max_request_bytes < 1:
+            raise ConfigError(f"--max-request-media-bytes is {self.max_request_bytes:,}: it must be at least 1")
+        if self.max_bytes < self.max_request_bytes:
+            raise ConfigError(
+                f"--max-media-bytes-in-flight is {self.max_bytes:,}, less than the {self.max_request_bytes:,} that one "
+                "request may bring: raise it, or lower --max-request-media-bytes"
+            )
+        if self.max_requests < 1:
+            raise ConfigError(f"--max-waiting-requests is {self.max_requests:,}: it must be at least 1")
+
+
+class Budget:
+    """What the requests of one process hold."""
+
+    def __init__(self, limits: BudgetLimits | None = None) -> None:
+        self.limits = limits or BudgetLimits()
+        self._lock = threading.Lock()
+        self._held = 0
+        self._accounts = 0
+
+    @property
+    def in_flight(self) -> int:
+        """The bytes that all open accounts hold."""
+        return self._held
+
+    @property
+    def requests(self) -> int:
+        """The accounts that are open."""
+        return self._accounts
+
+    def open(self) -> Account:
+        """An account for one more request, if there may be one more."""
+        with self._lock:
+            if self._accounts >= self.limits.max_requests:
+                raise Busy(
+                    f"{self.limits.max_requests:,} requests wait for their answers already: try again in a moment, or "
+                    "raise it with --max-waiting-requests"
+                )
+            self._accounts += 1
+        return Account(self)
+
+    def __repr__(self) -> str:
+        return f"Budget({self._held:,} of {self.limits.max_bytes:,} bytes, {self._accounts:,} requests)"
+
+
+class Account:
+    """What one request holds. Made by `Budget.open`."""
+
+    __slots__ = ("_brought", "_budget", "_held", "_open")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._brought = 0
+        self._held = 0
+        self._open = True
+
+    @property
+    def held(self) -> int:
+        """The bytes that it holds."""
+        return self._held
+
+    def check(self, nbytes: int) -> None:
+        """Refuse what could not be taken now, without taking it."""
+        limits = self._budget.limits
+        if self._brought + nbytes > limits.max_request_bytes:
+            raise MediaTooLarge(
+                f"the request brings more than {limits.max_request_bytes:,} bytes, with its media decoded and fetched: "
+                "send less, or raise it with --max-request-media-bytes"
+            )
+        if self._budget._held + nbytes > limits.max_bytes:
+            raise TooManyBytes(
+                f"the requests in flight would hold more than {limits.max_bytes:,} bytes: try again in a moment, or "
+                "raise it with --max-media-bytes-in-flight"
+            )
+
+    def take(self, nbytes: int) -> None:
+        """Hold so many bytes more, or refuse them. A closed account holds nothing: its request is over."""
+        with self._budget._lock:
+            if self._open:
+                self.check(nbytes)
+                self._brought += nbytes
+                self._hold(self._held + nbytes)
+
+    def keep(self, nbytes: int) -> None:
+        """Give back all but so many bytes: the rest has been let go."""
+        with self._budget._lock:
+            self._hold(min(nbytes, self._held))
+
+    def close(self) -> None:
+        """Give back what is left. Closing twice does no harm."""
+        with self._budget._lock:
+            self._hold(0)
+            self._budget._accounts -= self._open
+            self._open = False
+
+    def _hold(self, nbytes: int) -> None:
+        self._budget._held += nbytes - self._held
+        self._held = nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Account({self._held:,} bytes{'' if self._open else ', closed'})"

@@ -1,0 +1,120 @@
+"""How long a response may be used again: HTTP's rules for a cache that nobody shares (RFC 9111). Pure.
+
+Only what the origin says counts: without a lifetime, a response is asked for again every time it is wanted, and nothing
+is ever served stale. What is kept is kept for one tenant alone, so `private` is no obstacle and `s-maxage` no business
+of ours. Times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+from typing import Final, Self
+
+__all__ = ["HEADERS", "Freshness"]
+
+HEADERS: Final = ("age", "cache-control", "date", "etag", "expires", "last-modified", "vary")
+"""The fields of a response that decide about its further use."""
+
+_MAX_LIFETIME_S: Final = 365 * 86_400
+_DIRECTIVE: Final = re.compile(r"""\s*([^\s=,;"]+)(?:\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*)))?\s*(?:,|$)""")
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What a response says of its further use, and when it was got."""
+
+    received_at: float
+    """When it came."""
+
+    age_s: float
+    """How old it was then: it may have waited in caches on its way."""
+
+    lifetime_s: float
+    """From its making; 0 if it has to be asked for again every time."""
+
+    storable: bool
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Those of the fields that decided it."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Self:
+        """Read the fields, whose names are in lower case; those that come twice are joined by commas."""
+        directives = dict(_directives(headers.get("cache-control", "")))
+        made_at = _seconds_of(headers.get("date"))
+        apparent_age_s = 0.0 if made_at is None else max(0.0, received_at - made_at)
+        told_age_s = _number(headers.get("age", "0")) or 0
+        lifetime_s = _lifetime_s(headers, directives, received_at if made_at is None else made_at)
+        is_worth_it = bool(lifetime_s or headers.get("etag") or headers.get("last-modified"))
+        return cls(
+            received_at,
+            max(apparent_age_s, told_age_s + max(0.0, received_at - sent_at)),
+            lifetime_s,
+            is_worth_it and "no-store" not in directives and "*" not in headers.get("vary", ""),
+            {name: headers[name] for name in HEADERS if name in headers},
+        )
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether it may be used as it is. A clock that was set back makes nothing fresh."""
+        held_s = now - self.received_at
+        return self.storable and held_s >= 0 and self.age_s + held_s < self.lifetime_s
+
+    def conditions(self) -> dict[str, str]:
+        """The fields of a request that asks whether this response still holds."""
+        fields = {"If-None-Match": self.headers.get("etag"), "If-Modified-Since": self.headers.get("last-modified")}
+        return {name: value for name, value in fields.items() if value}
+
+    def confirmed(self, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Freshness:
+        """What holds after the origin has answered 304 with these fields: what it does not say again stays."""
+        kept = {name: value for name, value in self.headers.items() if name not in ("age", "date")}
+        return Freshness.of({**kept, **headers}, sent_at=sent_at, received_at=received_at)
+
+    def limited_by(self, other: Freshness) -> Freshness:
+        """Of two responses that are used as one, such as a redirect and its target: as long as both may be."""
+        since_s = self.received_at - other.received_at
+        left_s = min(self.lifetime_s - self.age_s, other.lifetime_s - other.age_s - since_s)
+        return replace(self, lifetime_s=max(0.0, self.age_s + left_s), storable=self.storable and other.storable)
+
+
+def _lifetime_s(headers: Mapping[str, str], directives: Mapping[str, str], made_at: float) -> float:
+    if "no-cache" in directives:
+        return 0
+    if "max-age" in directives:
+        return min(_number(directives["max-age"]) or 0, _MAX_LIFETIME_S)
+    if "expires" not in headers:
+        return 0
+    ends_at = _seconds_of(headers["expires"])
+    return 0 if ends_at is None else min(max(0.0, ends_at - made_at), _MAX_LIFETIME_S)
+
+
+def _directives(text: str) -> Iterator[tuple[str, str]]:
+    """Each directive and its value; the text is read to its end, or taken as a prohibition."""
+    found: dict[str, str] = {}
+    position = 0
+    while position < len(text) and (match := _DIRECTIVE.match(text, position)) is not None:
+        name = match[1].lower()
+        value = match[2] if match[2] is not None else match[3] or ""
+        # Two lifetimes contradict each other: the shorter one is the safe one.
+        if name == "max-age" and name in found:
+            value = str(min(_number(found[name]) or 0, _number(value) or 0))
+        found[name] = value
+        position = match.end()
+    if position < len(text):
+        found = {"no-store": ""}  # what cannot be read may have been a prohibition
+    yield from found.items()
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text[:12]) if text.isascii() and text.isdigit() else None
+
+
+def _seconds_of(date: str | None) -> float | None:
+    if date is None:
+        return None
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,103 @@
+"""Media that end the processes which work on them, so that sending them again costs no further process.
+
+Clients send again what failed with 5xx, and whoever wants to do harm sends again anyway. A crash is a proof; a process
+that was killed or hung may have been unlucky, so its item gets a second try. Bounded in number and in time; what is
+processed after all is cleared. Known by a hash of bytes and options: the tenant is no part of it, since what ends a
+process does so for everybody. No I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from semel.core import Media, frame
+from semel.errors import RequestError
+
+__all__ = ["DeadlyMedia"]
+
+_TRIES: Final = 2
+
+_Name = tuple[int, bytes]  # the bytes of the media, the hash of all that decides what happens to it
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    tries_left: int
+    until: float
+    refusal: RequestError
+
+
+class DeadlyMedia:
+    """What ended a process lately, and what its sender is told instead of another try."""
+
+    def __init__(
+        self, *, max_items: int = 1_024, keep_s: float = 900.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_items = max_items
+        self._keep_s = keep_s
+        self._clock = clock
+        self._records: OrderedDict[_Name, _Record] = OrderedDict()
+        self._sizes: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:
+        """Why it is not tried again, if it is not."""
+        if not self._may_have(media):
+            return None
+        record = self._records.get(name := _name(media, options))
+        if record is None:
+            return None
+        if record.until <= self._clock():
+            self._drop(name)
+            return None
+        return None if record.tries_left else type(record.refusal)(str(record.refusal))
+
+    def condemn(self, media: Media, options: Mapping[str, object], refusal: RequestError) -> None:
+        """Note that it crashed a process: it is not tried again for a while."""
+        self._note(_name(media, options), 0, refusal)
+
+    def suspect(self, media: Media, options: Mapping[str, object], refusal: RequestError) -> None:
+        """Note that a process ended over it; not tried again for a while if that happens once more."""
+        name = _name(media, options)
+        record = self._records.get(name)
+        tries_left = _TRIES if record is None or record.until <= self._clock() else record.tries_left
+        self._note(name, max(tries_left - 1, 0), refusal)
+
+    def clear(self, media: Media, options: Mapping[str, object]) -> None:
+        """Note that it has been processed."""
+        if self._may_have(media):
+            self._drop(_name(media, options))
+
+    def _may_have(self, media: Media) -> bool:
+        """Whether a hash is worth its time: nearly always nothing of this size has ended a process."""
+        return len(media.data) in self._sizes
+
+    def _note(self, name: _Name, tries_left: int, refusal: RequestError) -> None:
+        self._drop(name)
+        self._records[name] = _Record(tries_left, self._clock() + self._keep_s, refusal)
+        self._sizes[name[0]] += 1
+        while len(self._records) > self._max_items:
+            self._drop(next(iter(self._records)))
+
+    def _drop(self, name: _Name) -> None:
+        if self._records.pop(name, None) is None:
+            return
+        self._sizes[name[0]] -= 1
+        if not self._sizes[name[0]]:
+            del self._sizes[name[0]]
+
+
+def _name(media: Media, options: Mapping[str, object]) -> _Name:
+    hasher = blake3()
+    for part in frame((media.modality.encode(), msgspec.msgpack.encode(options, order="sorted"), media.data)):
+        hasher.update(part)
+    return len(media.data), hasher.digest()

@@ -1,0 +1,78 @@
+"""What a process said of itself at one moment, read back from the text that Prometheus gets. No I/O.
+
+Rates need two of them; quantiles come from the buckets that filled between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from semel.telemetry.metrics import Metric
+
+__all__ = ["Scrape", "quantile"]
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The samples of one process."""
+
+    samples: Mapping[tuple[str, Labels], float]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text format of Prometheus."""
+        return cls(
+            {
+                (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            }
+        )
+
+    def total(self, metric: Metric, **labels: str) -> float:
+        """The sum over all samples with these labels."""
+        return sum(value for _, value in self._of(metric.name, labels))
+
+    def values(self, metric: Metric, label: str) -> dict[str, float]:
+        """The sum for every value of a label."""
+        sums: dict[str, float] = {}
+        for found, value in self._of(metric.name, {}):
+            sums[found[label]] = sums.get(found[label], 0.0) + value
+        return sums
+
+    def buckets(self, metric: Metric, **labels: str) -> dict[float, float]:
+        """How many values of a histogram are at or below each bound."""
+        counts: dict[float, float] = {}
+        for found, value in self._of(f"{metric.name}_bucket", labels):
+            bound = float(found["le"])
+            counts[bound] = counts.get(bound, 0.0) + value
+        return counts
+
+    def _of(self, name: str, labels: Mapping[str, str]) -> Iterator[tuple[dict[str, str], float]]:
+        for (its_name, pairs), value in self.samples.items():
+            if its_name == name and (found := dict(pairs)).items() >= labels.items():
+                yield found, value
+
+
+def quantile(q: float, before: Mapping[float, float], after: Mapping[float, float]) -> float | None:
+    """The value below which a share of those lie that came between two looks at a histogram; None if none came.
+
+    Within a bucket values are taken to lie evenly, as Prometheus does; past the last bound it is that bound.
+    """
+    counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
+    if not counts or counts[-1][1] <= 0:
+        return None
+    rank = q * counts[-1][1]
+    low, below = 0.0, 0.0
+    for bound, count in counts:
+        if count >= rank and count > below:
+            return low if bound == inf else low + (bound - low) * (rank - below) / (count - below)
+        low, below = bound, count
+    return low

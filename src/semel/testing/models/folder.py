@@ -1,0 +1,25 @@
+"""The files of a model folder, as a published model has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semel.testing.models import weights
+
+if TYPE_CHECKING:
+    from semel.testing.models.weights import Tensors
+
+__all__ = ["write_folder"]
+
+
+def write_folder(directory: Path, *, config: Any, generation: Any, processor: Any, tensors: Tensors) -> None:
+    """Write all files of a model into `directory`, which exists.
+
+    The part of `processor` that takes images or clips is written twice: once more as the `preprocessor_config.json`
+    that published models have.
+    """
+    media = getattr(processor, "image_processor", None) or processor.feature_extractor
+    for part in (config, generation, processor, media):
+        part.save_pretrained(directory)
+    weights.save(tensors, directory)

@@ -1,0 +1,62 @@
+"""The flags that bound decoding: every limit has one, with its own default, and it arrives. S5, S6."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import semel.assemble
+from semel.assemble import FrontendOptions
+from semel.cli.app import app, frontend
+from semel.media import DecodeLimits
+from semel.processing.pool import MAX_MEMORY_BYTES, TIMEOUT_S
+from semel.settings import create_key
+
+LIMITS = [field.name for field in fields(DecodeLimits)]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FrontendOptions]:
+    """What frontends were started with, none of which really were."""
+    options: list[FrontendOptions] = []
+
+    async def run(given: FrontendOptions) -> None:
+        options.append(given)
+
+    monkeypatch.setattr(semel.assemble, "run_frontend", run)
+    return options
+
+
+def start(tmp_path: Path, *flags: str) -> int:
+    create_key(tmp_path / "key")
+    command = ["frontend", "model", "--worker", "ipc:///w", "--key-file", str(tmp_path / "key"), *flags]
+    return CliRunner().invoke(app, command).exit_code
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_every_limit_is_a_flag_with_its_own_default(name: str) -> None:
+    assert inspect.signature(frontend).parameters[name].default == getattr(DecodeLimits(), name)
+
+
+def test_without_flags_a_frontend_has_the_defaults_of_the_pool(tmp_path: Path, started: list[FrontendOptions]) -> None:
+    assert start(tmp_path) == 0
+    (options,) = started
+    assert options.limits == DecodeLimits()
+    assert (options.max_processing_s, options.max_processing_bytes) == (TIMEOUT_S, MAX_MEMORY_BYTES)
+
+
+def test_every_flag_arrives(tmp_path: Path, started: list[FrontendOptions]) -> None:
+    flags = [f"--{name.replace('_', '-')}={number}" for number, name in enumerate(LIMITS, 100)]
+    assert start(tmp_path, *flags, "--max-processing-s=7", "--max-processing-memory-gb=0.5") == 0
+    (options,) = started
+    assert [getattr(options.limits, name) for name in LIMITS] == list(range(100, 100 + len(LIMITS)))
+    assert (options.max_processing_s, options.max_processing_bytes) == (7.0, 512 << 20)
+
+
+def test_a_limit_that_cannot_be_is_refused(tmp_path: Path, started: list[FrontendOptions]) -> None:
+    assert start(tmp_path, "--max-image-pixels=0") == 2
+    assert not started

@@ -1,0 +1,75 @@
+"""What `semel top` shows."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from semel.cli.top import Look, draw, overview
+from semel.telemetry import Meter
+from semel.telemetry.metrics import (
+    FEATURE_BYTES_SAVED,
+    MM_CACHE_HITS,
+    MM_CACHE_QUERIES,
+    REQUESTS,
+    STAGE_SECONDS,
+    WORKER_CONNECTED,
+    WORKER_RUNNING,
+)
+from semel.telemetry.scrape import Scrape
+
+
+def scrape(meter: Meter) -> Scrape:
+    return Scrape.parse(meter.render().decode())
+
+
+def looks() -> tuple[Look, Look]:
+    first, second = Meter(), Meter()
+    for meter in (first, second):
+        meter.count(REQUESTS, "/v1/chat/completions", "200", amount=5)
+        meter.set(WORKER_CONNECTED, 1, "w1")
+        meter.set(WORKER_CONNECTED, 0, "w2")
+    before = Look(10.0, {"a": scrape(first), "b": scrape(second), "c": None})
+    first.count(REQUESTS, "/v1/chat/completions", "200", amount=20)
+    second.count(REQUESTS, "/v1/chat/completions", "503", amount=4)
+    for tier, hits in (("processor", 3), ("worker", 4)):
+        first.count(MM_CACHE_QUERIES, "m", "image", tier, amount=4)
+        first.count(MM_CACHE_HITS, "m", "image", tier, amount=hits)
+    first.count(FEATURE_BYTES_SAVED, amount=4e9)
+    first.set(WORKER_RUNNING, 7, "w1")
+    second.set(WORKER_RUNNING, 6, "w1")
+    for _ in range(10):
+        first.observe(STAGE_SECONDS, 0.004, "render")
+    return before, Look(12.0, {"a": scrape(first), "b": scrape(second), "c": None})
+
+
+def test_rates_are_of_the_time_between_two_looks_over_all_processes() -> None:
+    seen = overview(*looks())
+    assert (seen.requests_per_s, seen.errors_per_s) == (12.0, 2.0)
+    assert seen.hit_rates == {"processor": 0.75, "worker": 1.0}
+    assert seen.saved_bytes_per_s == 2e9
+    assert seen.workers == {"w1": 7.0, "w2": None}
+    assert seen.unreachable == ("c",)
+    median, high = seen.stages_s["render"]
+    assert 0.0025 <= median <= high <= 0.005
+
+
+def test_a_process_that_was_not_there_before_counts_from_the_next_look_on() -> None:
+    before, after = looks()
+    seen = overview(Look(before.at_s, {}), after)
+    assert seen.requests_per_s == 0
+    assert seen.hit_rates == {"processor": None, "worker": None}
+
+
+def test_a_process_that_was_started_again_gives_no_negative_rate() -> None:
+    before, after = looks()
+    assert overview(Look(0.0, after.scrapes), Look(1.0, before.scrapes)).requests_per_s == 0
+
+
+def test_the_page_has_every_figure() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(draw(overview(*looks()), 2.0))
+    page = console.export_text()
+    for words in ("12.0/s", "75%", "2.0 GB/s", "w1", "lost", "render", "does not answer: c/metrics"):
+        assert words in page

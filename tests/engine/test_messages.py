@@ -1,0 +1,62 @@
+"""Submissions and outputs as messages: nothing is lost on the way, and what is not said takes no room."""
+
+from __future__ import annotations
+
+from msgspec.structs import fields
+
+from semel.core import Dialogue, Prompt, Timeline
+from semel.engine import Output, Submission
+from semel.engine.messages import delta_of, output_of, submission_of, submit_for
+from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
+from semel.wire.limits import Limits
+from semel.wire.messages import Deltas, Submit
+
+FULL = Output(
+    1,
+    "x",
+    (5, 6),
+    ({5: -0.5}, {6: float("-inf")}),
+    "stop",
+    "end",
+    ({5: "a"}, {6: "b"}),
+    {"content": None, "tool_calls": [{"index": 0}]},
+    2,
+    16,
+    32,
+    (None, {7: (-1.0, 3, "c"), 8: (-2.0, None, None)}),
+)
+
+
+def travelled(output: Output) -> Output:
+    frames = encode(1, 2, pack(Deltas((delta_of("r", output),)), Limits()), ())
+    message = decode([bytes(frame) for frame in frames], FROM_WORKER, Limits()).message
+    assert isinstance(message, Deltas)
+    return output_of(message.deltas[0])
+
+
+def test_an_output_arrives_as_it_was_sent() -> None:
+    assert all(getattr(FULL, field.name) for field in fields(FULL)), "a field that is empty proves nothing"
+    assert travelled(FULL) == FULL
+    assert travelled(Output(0, "", ())) == Output(0, "", ())
+    assert delta_of("r", Output(0, "x", (1,), finish_reason="stop")).details is None
+
+
+def test_a_submission_arrives_as_it_was_sent() -> None:
+    dialogue = Dialogue(
+        tools=[{"type": "function"}],
+        tool_choice={"type": "function"},
+        parallel_tool_calls=False,
+        past_tool_calls=3,
+        response_format={"type": "text"},
+        include_reasoning=False,
+        reasoning_effort="low",
+        template_kwargs={"enable_thinking": False},
+        stream=True,
+    )
+    sampling = {"logit_bias": {5: 1.0}, "structured_outputs": {"choice": ["a"]}}
+    prompt = Prompt([1, 2], Timeline.decoder([]), ())
+    sent = Submission("r", prompt, {}, sampling, "salt", dialogue=dialogue, priority=-7)
+    frames = encode(1, 2, pack(submit_for(sent, ()), Limits()), ())
+    message = decode([bytes(frame) for frame in frames], FROM_FRONTEND, Limits()).message
+    assert isinstance(message, Submit)
+    assert submission_of(message, prompt, {}) == sent

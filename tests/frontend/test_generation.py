@@ -1,0 +1,318 @@
+"""Prompts that were rendered elsewhere: tokens in and out in vLLM's shapes, items by digest, only one's own (E2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cache import LruCache
+from semel.core import Digest, Key, Keyring, Tenant
+from semel.frontend import generation
+from semel.frontend.attribution import is_of, tag_of
+from semel.render import ChatRenderer
+from tests.frontend.rig import MAX_IMAGES, Rig, rig
+from tests.render.drawn import FEATURE_BYTES, Drawing, chat
+from tests.waiting import until
+
+CHAT, RENDER, GENERATE = "/v1/chat/completions", "/v1/chat/completions/render", "/inference/v1/generate"
+ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
+
+
+@pytest.fixture
+def drawing(parts_renderer: ChatRenderer) -> Drawing:
+    return Drawing(parts_renderer, LruCache(64 * FEATURE_BYTES))
+
+
+@pytest.fixture
+async def app(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
+    async with rig(tmp_path, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES) as made:
+        yield made
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
+    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
+    async with rig(tmp_path, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=keys) as made:
+        yield made
+
+
+def body(*numbers: int, **fields: Any) -> dict[str, Any]:
+    return {"messages": list(chat(*numbers).messages), **fields}
+
+
+def digests_of(rendered: dict[str, Any]) -> list[Digest]:
+    return [Digest(bytes.fromhex(one)) for hashes in rendered["features"]["mm_hashes"].values() for one in hashes]
+
+
+async def executed(app: Rig, *numbers: int, **fields: Any) -> tuple[dict[str, Any], list[int]]:
+    """A chat that was answered and rendered, once its worker has announced its items; and the answer's tokens."""
+    answer = await app.ok(CHAT, body(*numbers, return_token_ids=True, **fields))
+    rendered = await app.ok(RENDER, body(*numbers, **fields))
+    await until(lambda: all(app.worker.holding(digest) for digest in digests_of(rendered)))
+    return rendered, answer["choices"][0]["token_ids"]
+
+
+async def refused(app: Rig, rendered: dict[str, Any]) -> tuple[int, str, str]:
+    reply = await app.post(GENERATE, rendered)
+    error = reply.json()["error"]
+    return reply.status_code, error["code"], error["message"]
+
+
+async def test_what_was_rendered_is_taken_as_it_is_and_answered_as_the_chat_was(app: Rig) -> None:
+    rendered, tokens = await executed(app, 1, 2, 1)
+    answer = await app.ok(GENERATE, rendered)
+    assert answer["choices"][0]["token_ids"] == tokens
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["request_id"] == f"generate-tokens-{rendered['request_id']}"
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(rendered["token_ids"]), 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5, "max_tokens": 3, "seed": 7, "stop": ["x"], "priority": 3},
+        {"logprobs": True, "top_logprobs": 2, "n": 1},
+        {"logprobs": True, "logprob_token_ids": [1, 2]},
+        {"structured_outputs": {"choice": ["a", "b"]}, "bad_words": ["x"]},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"cache_salt": "mine"},
+    ],
+)
+async def test_every_rendering_of_ours_is_taken_with_the_same_sampling(app: Rig, fields: dict[str, Any]) -> None:
+    await executed(app, 1, **({"cache_salt": fields["cache_salt"]} if "cache_salt" in fields else {}))
+    rendered = await app.ok(RENDER, body(1, **fields))
+    reply = await app.post(GENERATE, rendered)
+    assert reply.status_code == 200, reply.text
+    assert app.engine.last is not None
+    assert app.engine.last.sampling == rendered["sampling_params"]
+    assert app.engine.last.cache_salt == fields.get("cache_salt")
+
+
+async def test_text_is_completed_and_its_longest_answer_left_to_the_context(app: Rig) -> None:
+    for rendered in await app.ok("/v1/completions/render", {"prompt": ["hello", "there you"], "max_tokens": 3}):
+        assert (await app.ok(GENERATE, rendered))["choices"][0]["token_ids"]
+    await app.ok(GENERATE, {"token_ids": [1, 2], "sampling_params": {"temperature": 0.0}})
+    assert app.engine.last is not None
+    assert app.engine.last.sampling == {"n": 1, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def vllm_types() -> Any:
+    """Before there is a worker: the import takes so long that a link would be given up meanwhile."""
+    from vllm.entrypoints.scale_out.token_in_token_out import protocol
+
+    return protocol
+
+
+async def test_vllm_s_own_types_take_every_answer_E2(vllm_types: Any, app: Rig) -> None:
+    rendered, _ = await executed(app, 1, 2)
+    answer = await app.ok(GENERATE, {**rendered, "return_token_ids": True})
+    taken = vllm_types.GenerateTokensResponse.model_validate(answer)
+    assert taken.prompt_token_ids == rendered["token_ids"]
+    assert taken.mm_placeholders is not None
+    assert answer.keys() == taken.model_dump().keys()
+    assert answer["choices"][0].keys() == taken.choices[0].model_dump().keys()
+    streamed = {**rendered, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    *events, done = (await app.post(GENERATE, streamed)).text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    kind = vllm_types.GenerateTokensStreamResponse
+    chunks = [kind.model_validate(json.loads(one.removeprefix("data: "))) for one in events]
+    assert [token for chunk in chunks for one in chunk.choices for token in one.token_ids] == taken.choices[0].token_ids
+    assert [chunk.prompt_token_ids is not None for chunk in chunks] == [True, False, False, False, False]
+    assert chunks[-1].usage.completion_tokens == 4
+    assert app.service.budget.in_flight == 0
+
+
+async def test_what_vllm_s_types_drop_is_not_needed(app: Rig) -> None:
+    rendered, tokens = await executed(app, 1)
+    for place in rendered["features"]["mm_placeholders"]["image"]:
+        del place["is_embed"]
+    assert (await app.ok(GENERATE, rendered))["choices"][0]["token_ids"] == tokens
+
+
+async def test_nothing_of_it_fills_the_main_cache_or_moves_its_counters_E2(app: Rig, drawing: Drawing) -> None:
+    rendered, _ = await executed(app, 1, 2)
+    labels = 'modality="image",model="tiny",tier="processor"'
+    before = (
+        drawing.seen(),
+        len(drawing.processed),
+        app.metrics("semel_mm_cache_queries_total")[f"semel_mm_cache_queries_total{{{labels}}}"],
+    )
+    for _ in range(3):
+        await app.ok(GENERATE, rendered)
+    after = (
+        drawing.seen(),
+        len(drawing.processed),
+        app.metrics("semel_mm_cache_queries_total")[f"semel_mm_cache_queries_total{{{labels}}}"],
+    )
+    assert after == before
+
+
+async def test_what_was_rendered_but_never_executed_is_unknown_and_named(app: Rig, drawing: Drawing) -> None:
+    known, _ = await executed(app, 1)
+    rendered = await app.ok(RENDER, body(1, 2))
+    status, code, message = await refused(app, rendered)
+    assert (status, code) == (404, "unknown_features")
+    assert rendered["features"]["mm_hashes"]["image"][1] in message
+    assert known["features"]["mm_hashes"]["image"][0] not in message
+    assert "/v1/chat/completions" in message
+    assert drawing.processed.count(2) == 1  # by the route that renders, not by this one
+
+
+async def test_what_the_worker_has_lost_meanwhile_is_unknown_too(app: Rig) -> None:
+    rendered, _ = await executed(app, 1)
+    app.engine.lost.update(digests_of(rendered))
+    assert (await refused(app, rendered))[:2] == (404, "unknown_features")
+    assert app.service.budget.requests == 0
+
+
+async def spied(app: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What acme rendered and executed, and what umbra makes of it with all that acme was told but its key."""
+    headers = {"authorization": f"Bearer {ACME}"}
+    await app.client.post(CHAT, json=body(1), headers=headers)
+    rendered = (await app.client.post(RENDER, json=body(1), headers=headers)).json()
+    await until(lambda: all(app.worker.holding(digest) for digest in digests_of(rendered)))
+    return rendered, headers
+
+
+async def test_a_naive_frontend_answers_for_a_digest_that_somebody_else_has_learnt_S12(
+    guarded: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered, _ = await spied(guarded)
+    monkeypatch.setattr(generation, "is_of", lambda *_: True)
+    reply = await guarded.client.post(GENERATE, json=rendered, headers={"authorization": f"Bearer {UMBRA}"})
+    assert reply.status_code == 200
+
+
+async def test_a_foreign_digest_is_answered_as_one_that_nobody_holds_S12(guarded: Rig) -> None:
+    """Word for word: neither status, nor code, nor message tells whether somebody else holds it."""
+    rendered, own = await spied(guarded)
+    assert (await guarded.client.post(GENERATE, json=rendered, headers=own)).status_code == 200
+    (digest,) = digests_of(rendered)
+    nobody_s = "0" * 64
+    text = json.dumps(rendered).replace(digest.hex(), nobody_s)
+    submissions = guarded.engine.submissions
+    for foreign in ({"authorization": f"Bearer {UMBRA}"}, own):
+        absent = await guarded.client.post(GENERATE, json=json.loads(text), headers=foreign)
+        assert (absent.status_code, absent.json()["error"]["code"]) == (404, "unknown_features")
+        for salt in (None, "acme", ""):
+            if salt is None and foreign is own:
+                continue
+            stolen = await guarded.client.post(GENERATE, json={**rendered, "cache_salt": salt}, headers=foreign)
+            assert stolen.status_code == 404
+            assert stolen.text == absent.text.replace(nobody_s, digest.hex())
+    assert guarded.engine.submissions == submissions
+
+
+async def test_a_digest_without_its_tag_is_unknown_S12(app: Rig) -> None:
+    rendered, _ = await executed(app, 1)
+    features = rendered["features"]
+    for tags in (None, {}, {"image": [""]}, {"image": ["0" * 32]}, {"image": [features["mm_tags"]["image"][0] + "0"]}):
+        status, code, _ = await refused(app, {**rendered, "features": {**features, "mm_tags": tags}})
+        assert (status, code) == (404, "unknown_features")
+
+
+def test_a_tag_is_of_one_digest_one_tenant_and_one_key_S12() -> None:
+    digests = [Digest(bytes([number]) * 32) for number in range(2)]
+    tenants = [
+        Tenant(),
+        Tenant("a"),
+        Tenant("", "a"),
+        Tenant("a", ""),
+        Tenant("a", "b"),
+        Tenant("ab"),
+        Tenant("", "\1a"),
+    ]
+    keys = [Key(bytes([number]) * 32) for number in range(2)]
+    tags = {(d, t, k.id): tag_of(d, t, k) for d in digests for t in tenants for k in keys}
+    assert len(set(tags.values())) == len(tags)
+    assert is_of(digests[0], tag_of(digests[0], tenants[0], keys[0]), tenants[0], keys[0])
+    assert not is_of(digests[0], "é", tenants[0], keys[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda one: one["token_ids"].__setitem__(one["features"]["mm_placeholders"]["image"][0]["offset"], 9),
+            "other tokens",
+        ),
+        (lambda one: one["features"]["mm_placeholders"]["image"][0].update(length=3), "other tokens"),
+        (lambda one: one["features"]["mm_placeholders"]["image"][0].update(offset=0), "other tokens"),
+        (lambda one: one["features"]["mm_placeholders"]["image"][0].update(offset=10**9), "other tokens"),
+        (lambda one: one["features"]["mm_placeholders"]["image"][0].update(is_embed=[True] * 4), "is_embed"),
+        (lambda one: one["features"]["mm_placeholders"]["image"].pop(), "mm_placeholders"),
+        (lambda one: one["features"]["mm_tags"]["image"].pop(), "mm_tags"),
+        (lambda one: one["features"]["mm_placeholders"].update(video=[]), "mm_placeholders"),
+        (lambda one: one["features"]["mm_hashes"].update(image=["0" * 63, "0" * 64]), "mm_hashes"),
+        (lambda one: one["features"].update(kwargs_data={"image": ["AAAA", None]}), "tensors do not travel in JSON"),
+        (lambda one: one["features"].update(mm_metadata={"image": ["AAAA", None]}), "mm_metadata"),
+        (lambda one: one.update(content_parts=[{"type": "image_url"}]), "send media in a chat"),
+        (lambda one: one.update(output_mode="text"), "output_mode"),
+        (lambda one: one.update(kv_transfer_params={}), "kv_transfer_params"),
+        (lambda one: one.update(token_ids=[]), "token_ids"),
+        (lambda one: one.update(token_ids=[2**31]), "token_ids"),
+        (lambda one: one.update(cache_salt="x" * 1_025), "cache_salt"),
+        (lambda one: one["sampling_params"].update(n=129), "sampling_params.n"),
+        (lambda one: one["sampling_params"].update(stop=["x"] * 17), "sampling_params.stop"),
+        (lambda one: one["sampling_params"].update(echo=True), "no sampling parameter"),
+        (lambda one: one["sampling_params"].update(extra_args={"a": 1}), "sampling_params.extra_args"),
+        (lambda one: one.update(features=None), "placeholder"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_before_an_engine_sees_it_S9_S14_S15(
+    app: Rig, change: Any, why: str
+) -> None:
+    rendered, _ = await executed(app, 1, 2)
+    submissions = app.engine.submissions
+    ids = app.pipeline.chat_renderer.placeholder_ids() if app.pipeline.chat_renderer else {}
+    rendered["token_ids"].append(next(iter(ids))) if why == "placeholder" else None
+    change(rendered)
+    status, code, message = await refused(app, rendered)
+    assert (status, code) == (400, "invalid_request"), message
+    assert why in message
+    assert app.engine.submissions == submissions
+
+
+@pytest.mark.parametrize("kind", ["application/x-safetensors", "multipart/form-data; boundary=b"])
+async def test_tensors_from_a_client_are_refused_before_they_are_read(app: Rig, kind: str) -> None:
+    reply = await app.client.post(GENERATE, content=b"x" * 99, headers={"content-type": kind})
+    assert reply.status_code == 400
+    assert "by digest" in reply.json()["error"]["message"]
+
+
+async def test_two_items_in_one_place_are_refused(app: Rig) -> None:
+    rendered, _ = await executed(app, 1, 1)
+    places = rendered["features"]["mm_placeholders"]["image"]
+    places[1] = places[0]
+    status, _, message = await refused(app, rendered)
+    assert (status, "overlap" in message) == (400, True)
+
+
+async def test_there_are_no_tokens_beyond_the_vocabulary(app: Rig) -> None:
+    status, _, message = await refused(app, {"token_ids": [2**31 - 1], "sampling_params": {}})
+    assert (status, "there is no token" in message) == (400, True)
+
+
+async def test_more_items_than_a_prompt_may_have_are_refused(app: Rig) -> None:
+    rendered, _ = await executed(app, 1)
+    for name in ("mm_hashes", "mm_placeholders", "mm_tags"):
+        rendered["features"][name]["image"] *= MAX_IMAGES + 1
+    assert (await refused(app, rendered))[0] == 400
+
+
+async def test_log_probabilities_have_vllm_s_shape(app: Rig) -> None:
+    from semel.engine import Output
+    from semel.frontend.generated import _logprobs
+    from semel.frontend.showing import Showing
+
+    output = Output(0, "", (5, 6), ({5: -1.0, 7: -0.5}, {6: float("-inf"), 8: -0.1}))
+    first, second = _logprobs(output, Showing(logprobs=True, top_logprobs=1))
+    own = {"token_id": 5, "logprob": -1.0, "rank": None}
+    assert first == {**own, "top_logprobs": [own]}
+    assert second["logprob"] == -9999.0

@@ -1,0 +1,218 @@
+"""What a client may send: carried out, accepted without effect, or refused by name (S15)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from semel.core import Digest
+from semel.errors import InvalidRequest
+from semel.frontend.fields import REFUSED, Ignored
+from semel.frontend.requests import ChatCompletionRequest, CompletionRequest
+from tests.frontend.rig import Rig
+from tests.render.drawn import image_part
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f", "cache_control": {"type": "ephemeral"}}}
+SHOWN = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return TypeAdapter(ChatCompletionRequest).validate_python({"messages": HELLO, **fields})
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return TypeAdapter(CompletionRequest).validate_python({"prompt": "hello", **fields})
+
+
+def test_null_means_the_same_as_leaving_it_out() -> None:
+    nulls = dict.fromkeys({*ChatCompletionRequest.model_fields, *REFUSED} - {"messages"})
+    assert chat(**nulls) == chat()
+
+
+def test_a_field_that_nobody_knows_is_refused_even_if_it_is_null() -> None:
+    with pytest.raises(ValidationError, match="tempurature"):
+        chat(tempurature=None)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_not_supported_is_refused_with_what_to_do_instead(name: str) -> None:
+    neutral, instead = REFUSED[name]
+    taken = name in ChatCompletionRequest.model_fields
+    for value in neutral:
+        assert taken or chat(**{name: value}) == chat()
+    if not taken:
+        with pytest.raises(InvalidRequest, match=rf"^{name}: not supported: "):
+            chat(**{name: "something else"})
+    assert instead
+
+
+def test_a_number_that_only_equals_a_neutral_value_is_not_taken_for_it() -> None:
+    with pytest.raises(InvalidRequest):
+        chat(use_beam_search=0.0)
+
+
+@pytest.mark.parametrize("name", sorted(Ignored.model_fields))
+def test_what_cannot_change_the_answer_is_accepted(name: str) -> None:
+    asked = chat(**{name: {"any": "thing"}})
+    assert asked.sampling() == chat().sampling()
+    assert asked.dialogue() == chat().dialogue()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 129},
+        {"n": 0},
+        {"max_tokens": 2**31},
+        {"top_logprobs": 21, "logprobs": True},
+        {"prompt_logprobs": 21},
+        {"stop": ["x"] * 17},
+        {"stop": "x" * 1_025},
+        {"logit_bias": {str(number): 1 for number in range(1_025)}},
+        {"bad_words": ["x"] * 1_025},
+        {"stop_token_ids": [1] * 129},
+        {"logprob_token_ids": [1] * 129, "logprobs": True},
+        {"tools": [TOOL] * 1_025},
+        {"seed": 2**63},
+        {"priority": 2**63},
+        {"structured_outputs": {"regex": "x" * 262_145}},
+        {"structured_outputs": {"choice": ["x"] * 1_025}},
+        {"structured_outputs": {"choice": []}},
+        {"temperature": float("nan")},
+        {"request_id": "x" * 129},
+        {"request_id": "a b"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_costs_memory_or_time_is_bounded_S15(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        chat(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"tools": []}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "'g'"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        chat(**fields)
+
+
+def test_constraints_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="regex and choice"):
+        chat(structured_outputs={"regex": "a", "choice": ["b"]}).sampling()
+    with pytest.raises(InvalidRequest, match="regex and json_object"):
+        completion(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}).sampling()
+
+
+def test_a_response_format_is_the_engines_constraint() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    assert completion(response_format=schema).sampling()["structured_outputs"] == {"json": {"type": "object"}}
+    assert "structured_outputs" not in completion(response_format={"type": "text"}).sampling()
+    tag = {"type": "structural_tag", "structures": [], "triggers": []}
+    assert "structural_tag" in str(completion(response_format=tag).sampling()["structured_outputs"])
+    assert chat(response_format=schema).dialogue().response_format == schema
+
+
+def test_tools_are_shown_alike_whatever_a_client_adds_or_leaves_out() -> None:
+    asked = chat(tools=[TOOL])
+    assert asked.chat().tools == asked.dialogue().tools == [SHOWN]
+    assert asked.dialogue().tool_choice == "auto"
+    assert chat().dialogue().tool_choice == "none"
+    named = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})
+    assert named.dialogue().tool_choice == {"type": "function", "function": {"name": "f"}}
+
+
+def test_calls_in_the_history_are_counted() -> None:
+    called = {"role": "assistant", "tool_calls": [{"id": "1"}, {"id": "2"}]}
+    assert chat(messages=[*HELLO, called, called]).dialogue().past_tool_calls == 4
+
+
+def test_reasoning_effort_reaches_the_template_as_it_does_in_vllm() -> None:
+    assert chat(reasoning_effort="low").template_kwargs() == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert chat(reasoning_effort="none").template_kwargs()["enable_thinking"] is False
+    own = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}, documents=[{"text": "x"}])
+    assert own.template_kwargs()["enable_thinking"] is True
+    assert own.template_kwargs()["documents"] == [{"text": "x"}]
+
+
+def test_the_longest_answer_is_what_was_asked_for_last() -> None:
+    assert "max_tokens" not in chat().sampling()
+    assert chat(max_tokens=5).sampling()["max_tokens"] == 5
+    assert chat(max_tokens=5, max_completion_tokens=7).sampling()["max_tokens"] == 7
+    assert completion().sampling()["max_tokens"] == 16
+    assert completion(echo=True, max_tokens=0).sampling()["max_tokens"] == 1
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        completion(max_tokens=0)
+
+
+async def test_what_was_asked_reaches_the_engine(app: Rig) -> None:
+    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": "required", "priority": -2, "bad_words": ["x"]}
+    await app.ok(CHAT, body)
+    submission = app.engine.last
+    assert submission is not None
+    assert submission.dialogue is not None
+    assert (submission.dialogue.tool_choice, submission.dialogue.tools) == ("required", [SHOWN])
+    assert submission.priority == -2
+    assert submission.sampling["bad_words"] == ["x"]
+    await app.ok("/v1/completions", {"prompt": "hello"})
+    assert app.engine.last is not None
+    assert app.engine.last.dialogue is None
+
+
+async def test_an_answers_id_may_be_wished_for_and_need_not_be_unique(app: Rig) -> None:
+    """Ids of clients stay at the surface: two requests with the same one do not meet inside."""
+    for _ in range(2):
+        answer = await app.ok(CHAT, {"messages": HELLO, "request_id": "mine"})
+        assert answer["id"] == "chatcmpl-mine"
+        assert app.engine.last is not None
+        assert app.engine.last.request_id != "mine"
+    response = await app.client.post(CHAT, json={"messages": HELLO}, headers={"x-request-id": "yours"})
+    assert response.json()["id"] == "chatcmpl-yours"
+    response = await app.client.post(CHAT, json={"messages": HELLO}, headers={"x-request-id": "x" * 129})
+    assert "xxx" not in response.json()["id"]
+
+
+async def test_a_uuid_is_a_hint_and_never_an_identity_S11(app: Rig) -> None:
+    """The naive server would answer for the second picture from what it keeps of the first."""
+
+    async def shown(number: int, **fields: Any) -> Digest:
+        part = {**image_part(number), **fields}
+        await app.ok(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+        assert app.engine.last is not None
+        (item,) = app.engine.last.prompt.items
+        return item.digest
+
+    by_uuid: dict[str, Digest] = {}
+    naive = [by_uuid.setdefault("same", await shown(number, uuid="same")) for number in (1, 2)]
+    assert naive[0] == naive[1], "the control: two pictures are one"
+    assert await shown(1, uuid="same") != await shown(2, uuid="same")
+    assert await shown(1, uuid="same") == await shown(1, uuid="other") == await shown(1)
+    unseen = {"type": "image_url", "image_url": None, "uuid": "same"}
+    status, message = await app.refused(CHAT, {"messages": [{"role": "user", "content": [unseen]}]})
+    assert (status, "messages[0].content[0].image_url" in message) == (400, True)
+
+
+async def test_a_model_that_is_not_served_is_404(app: Rig) -> None:
+    status, message = await app.refused(CHAT, {"messages": HELLO, "model": "gpt-5"})
+    assert (status, "gpt-5" in message) == (404, True)
+
+
+def test_the_documentation_lists_every_field_that_is_refused_or_ignored() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    missing = [name for name in (*REFUSED, *Ignored.model_fields) if f"`{name}`" not in text]
+    fields = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
+    assert not missing + [name for name in fields if f"`{name}`" not in text]

@@ -1,0 +1,70 @@
+"""What is not served is answered with what to use instead, in OpenAI's shape; and the version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from semel.frontend.unsupported import NOT_SUPPORTED, UNSUPPORTED
+from tests.frontend.asgi import Exchange, stream_of
+from tests.frontend.rig import Rig
+
+VLLM_FRONTDOOR = {
+    *("/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/audio/translations"),
+}
+
+
+async def test_the_version_is_told_as_vllm_tells_it(app: Rig) -> None:
+    answer = (await app.client.get("/version")).json()
+    assert answer == {"version": version("semel")}
+
+
+def test_what_vllm_serves_to_clients_and_semel_does_not_is_in_the_table() -> None:
+    assert UNSUPPORTED.keys() >= VLLM_FRONTDOOR
+
+
+@pytest.mark.parametrize("path", UNSUPPORTED)
+async def test_a_route_that_is_not_supported_says_so_and_what_to_do(app: Rig, path: str) -> None:
+    for method in ("POST", "GET"):
+        reply = await app.client.request(method, path.replace("{response_id}", "resp_1"))
+        assert reply.status_code == 404
+        error = reply.json()["error"]
+        assert (error["code"], error["type"]) == (NOT_SUPPORTED, "invalid_request_error")
+        assert error["message"].startswith(f"{path} is not supported: ")
+    assert app.engine.submissions == 0
+
+
+def test_the_openapi_document_tells_only_what_can_be_used(app: Rig) -> None:
+    assert not UNSUPPORTED.keys() & app.app.openapi()["paths"].keys()
+
+
+async def test_nothing_of_a_request_that_is_not_supported_is_read_S18(app: Rig) -> None:
+    exchange = Exchange()
+    pulled = []
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            pulled.append(True)
+            yield b"x" * 65_536
+
+    await exchange.run(app.app, "/v1/embeddings", stream_of(endless()))
+    assert (exchange.status, exchange.code, pulled) == (404, NOT_SUPPORTED, [])
+
+
+async def test_a_wrong_method_and_an_unknown_path_are_answered_in_openai_s_shape(app: Rig) -> None:
+    wrong = await app.client.get("/v1/chat/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    unknown = await app.client.post("/v1/nothing", json={})
+    assert unknown.status_code == 404
+    for reply in (wrong, unknown):
+        assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert reply.json()["error"]["code"] == "invalid_request"
+
+
+def test_the_documentation_names_every_route_that_is_not_supported() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    assert not [path for path in UNSUPPORTED if f"`{path}`" not in text]

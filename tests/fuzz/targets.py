@@ -1,0 +1,109 @@
+"""The table of what is fuzzed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.fuzz.target import Target
+
+__all__ = ["PLANTED", "TARGETS", "find"]
+
+_PILLOW: Final = (
+    *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.TiffImagePlugin"),
+    *("PIL.WebPImagePlugin", "PIL.ImageFile", "PIL.ImageOps"),
+)
+"""What of Pillow reads the accepted formats: to instrument all of it takes seconds."""
+
+TARGETS: Final = (
+    Target(
+        "image",
+        "tests.fuzz.image",
+        "bytes to RGB, upright, within limits (S5, S7, S8, S13)",
+        ("semel.media", *_PILLOW),
+    ),
+    Target(
+        "audio",
+        "tests.fuzz.audio",
+        "bytes to mono float32 samples (S5, S7, S8, S13)",
+        ("semel.media",),
+    ),
+    Target(
+        "video",
+        "tests.fuzz.video",
+        "bytes to the frames that are wanted (S5, S7, S8)",
+        ("semel.media",),
+        max_bytes=6_144,
+    ),
+    Target(
+        "wire",
+        "tests.fuzz.wire",
+        "frames of a peer to events or a reset (S10)",
+        ("semel.core", "semel.wire"),
+    ),
+    Target(
+        "safetensors",
+        "tests.fuzz.safetensors_file",
+        "an injected file to features, as the library reads it (S9, S10)",
+        ("semel.core", "semel.wire"),
+    ),
+    Target(
+        "pipe",
+        "tests.fuzz.pipe",
+        "what a pool process says to a feature or an error (S6, S10)",
+        ("semel.core", "semel.processing"),
+    ),
+    Target(
+        "data-url",
+        "tests.fuzz.data_url",
+        "a data URL to bytes, as the standard library decodes it (S2, S11)",
+        ("semel.render",),
+        max_bytes=1_024,
+    ),
+    Target(
+        "url",
+        "tests.fuzz.url",
+        "a URL and a redirect to host, port and target, as other parsers read them (S1, S2, S3)",
+        ("semel.media", "idna"),
+        max_bytes=512,
+    ),
+    Target(
+        "freshness",
+        "tests.fuzz.freshness",
+        "fields of a response to how long it may be used (S4)",
+        ("semel.media", "email"),
+        max_bytes=1_024,
+    ),
+    Target(
+        "chat",
+        "tests.fuzz.chat",
+        "JSON of a chat to a prompt in which no text is a placeholder (S14, S15)",
+        ("semel.render",),
+    ),
+)
+
+PLANTED: Final = (
+    Target(
+        "planted-codec",
+        "tests.fuzz.planted",
+        "a frame whose length nobody checks",
+        ("tests.fuzz.planted",),
+        max_bytes=64,
+        function="run_codec",
+    ),
+    Target(
+        "planted-image",
+        "tests.fuzz.planted",
+        "an image decoder that maps no errors",
+        _PILLOW,
+        function="run_image",
+    ),
+)
+"""Known bugs, which show that the harness finds some; no part of what is fuzzed."""
+
+
+def find(name: str) -> Target:
+    """The target of that name."""
+    for target in (*TARGETS, *PLANTED):
+        if target.name == name:
+            return target
+    raise SystemExit(f"there is no target {name!r}: choose one of {', '.join(target.name for target in TARGETS)}")

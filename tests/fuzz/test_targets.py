@@ -1,0 +1,191 @@
+"""The corpus holds, the oracles can fail, and the harness finds what is planted (S5 to S10, S13 to S15)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from semel.media.url import WebUrl, parse_url
+from semel.render import ChatRenderer, Conversation
+from tests.fuzz import chat, mutation, planted, records, safetensors_file, url, wire
+from tests.fuzz.oracle import Finding, bounded
+from tests.fuzz.reach import reached
+from tests.fuzz.running import Outcome, fuzz
+from tests.fuzz.target import CORPUS, Target
+from tests.fuzz.targets import TARGETS, find
+
+MAX_FILES = 200
+MAX_BYTES = 300_000
+
+each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+@each_target
+def test_every_input_that_the_repository_has_is_read_or_refused(target: Target) -> None:
+    run = target.run()
+    inputs = target.inputs()
+    assert inputs
+    for path in inputs:
+        try:
+            run(path.read_bytes())
+        except Exception as error:
+            raise AssertionError(f"scripts/fuzz {target.name} --repeat {path}") from error
+
+
+@each_target
+def test_the_corpus_has_every_seed_and_no_seed_is_a_finding(target: Target) -> None:
+    run = target.run()
+    for seed in target.seeds().values():
+        assert len(seed) <= target.max_bytes
+        run(seed)
+    missing = target.seeds().keys() - {path.name for path in target.inputs()}
+    assert not missing, "write them with scripts/fuzz --seeds"
+
+
+def test_the_corpus_is_small_and_every_folder_of_it_has_a_target() -> None:
+    files = [path for path in CORPUS.rglob("*") if path.is_file()]
+    assert len(files) <= MAX_FILES
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES
+    assert {path.name for path in CORPUS.iterdir()} == {target.name for target in TARGETS}
+
+
+def test_targets_need_no_fuzzer() -> None:
+    modules = ", ".join({target.module for target in TARGETS} | {"tests.fuzz.command", "tests.fuzz.harness"})
+    program = f"import sys; sys.modules['atheris'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True, cwd=CORPUS.parent.parent.parent)
+
+
+@each_target
+def test_an_edited_input_is_still_one_that_a_target_takes(target: Target) -> None:
+    mutate = target.mutate()
+    if mutate is None:
+        return
+    random = Random(target.name)
+    edits = [mutate(data, random) for data in target.seeds().values() for _ in range(20)]
+    assert len({edit for edit in edits if edit is not None}) > len(edits) // 2
+
+
+def test_records_come_out_as_they_went_in_and_any_bytes_have_some() -> None:
+    assert records.split(records.join([b"a", b"", b"bc"])) == [b"a", b"", b"bc"]
+    assert records.split(b"\xff\xff\x01") == [b"\x01"]
+
+
+def test_an_edit_leaves_the_tree_that_it_was_given() -> None:
+    tree = {"a": [1, {"b": "c"}], "d": None}
+    before = json.dumps(tree)
+    edits = {repr(mutation.edited(tree, Random(seed), ["word", 7])) for seed in range(200)}
+    assert json.dumps(tree) == before
+    assert len(edits) > 100
+
+
+def test_what_an_input_reaches_is_told_apart_from_what_another_does() -> None:
+    packages = ("tests.fuzz.planted",)
+    steps = [reached(planted.run_codec, data, packages) for data in (b"", b"12345678", b"sm345678", b"sn345678")]
+    assert not steps[0] - steps[1]
+    assert steps[2] - steps[1]
+    assert steps[2] != steps[3]
+    assert not reached(planted.run_codec, b"sm\x02\x50\x01\0\0\0", packages), "a finding is not kept"
+
+
+# The oracles: each is held against the naive implementation that it is there to catch.
+
+
+def test_an_allocation_over_the_bound_is_a_finding_S10() -> None:
+    with pytest.raises(Finding, match="bytes were allocated"), bounded(1_000):
+        bytearray(10_000)
+
+
+def test_the_naive_image_decoder_is_a_finding_S5() -> None:
+    with pytest.raises(Finding, match="is not upright"):
+        planted.run_image(planted.seeds()["jpeg"])
+
+
+def test_a_renderer_that_does_not_guard_text_is_a_finding_S14() -> None:
+    class Naive(ChatRenderer):
+        """Tokenises whatever the template shows."""
+
+        def tokenize(self, conversation: Conversation, **_: Any) -> list[int]:
+            return self.tokenizer.encode("".join(conversation.strings()))
+
+    _, ours = chat.renderers()
+    careless = replace(ours, insertion=lambda *_: "")  # the template shows no item
+    naive = Naive(careless.template, careless.tokenizer, careless.placeholders, careless.insertion)
+    image = json.loads(chat.seeds()["image"])["messages"][0]["content"][0]
+    body = {"messages": [{"role": "user", "content": ["<|image_pad|>", image]}]}
+    chat.check(body, careless)
+    with pytest.raises(Finding, match="S14"):
+        chat.check(body, naive)
+
+
+def test_a_url_that_parsers_read_differently_is_a_finding_S2() -> None:
+    text = "https://example.com:443@127.0.0.1/"
+    naive_host = text.removeprefix("https://").partition(":")[0]
+    read = parse_url("https://example.com/")
+    assert isinstance(read, WebUrl)
+    assert read.host == naive_host
+    with pytest.raises(Finding, match="others read"):
+        url.check_parsers(text, read)
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    """A corpus that is refused at the first check would pass every test above."""
+    from semel.wire.safetensors import Given, read
+
+    assert [type(entry) for entry in read(memoryview(safetensors_file.seeds()["features-2"]))] == [Given, Given]
+    conversation = Conversation.parse(json.loads(chat.seeds()["image"])["messages"])
+    renderer, _ = chat.renderers()
+    assert renderer.tokenize(conversation).count(renderer.tokenizer.token_id("<|image_pad|>") or 0) == 1
+    assert wire.opens(wire.seeds()["worker-all"])
+    assert wire.opens(wire.seeds()["frontend-all"])
+
+
+# The harness.
+
+
+def _fuzz(target: Target, folder: Path, *, seconds: int) -> Outcome:
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for name, seed in target.seeds().items():
+        (corpus / name).write_bytes(seed)
+    for path in target.inputs():
+        shutil.copy(path, corpus)
+    return fuzz(target, corpus=corpus, findings=folder / "findings", seconds=seconds)
+
+
+def test_the_harness_finds_a_planted_bug_that_blind_search_does_not(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    random = Random(0)
+    for _ in range(50_000):
+        planted.run_codec(random.randbytes(random.randint(0, 64)))
+    found = _fuzz(find("planted-codec"), tmp_path, seconds=60)
+    assert found.error is not None
+    assert "IndexError" in found.error
+    (finding,) = found.findings
+    with pytest.raises(IndexError):
+        planted.run_codec(finding.read_bytes())
+
+
+@pytest.mark.slow
+def test_the_harness_finds_the_errors_that_a_naive_image_decoder_lets_through_S7(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    found = _fuzz(find("planted-image"), tmp_path, seconds=60)
+    assert found.findings
+    assert found.executions < 100_000
+
+
+@pytest.mark.slow
+@each_target
+def test_a_short_run_of_the_fuzzer_finds_nothing(target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    outcome = _fuzz(target, tmp_path, seconds=2)
+    assert outcome.error is None, outcome.log[-4_000:]
+    assert outcome.executions > len(target.inputs())
+    assert outcome.coverage > 10, "nothing guides the fuzzer: what does the target instrument?"

@@ -1,0 +1,81 @@
+"""Media that ended processes: remembered for a while, in bounded number, and forgiven."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.core import Media
+from semel.errors import MediaTooLarge, MediaUndecodable
+from semel.processing.deadly import DeadlyMedia
+
+REFUSAL = MediaUndecodable("no")
+A, B = Media("image", b"aaaa"), Media("image", b"bbbb")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def deadly(clock: Clock) -> DeadlyMedia:
+    return DeadlyMedia(max_items=3, keep_s=10.0, clock=clock)
+
+
+def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: DeadlyMedia) -> None:
+    deadly.condemn(A, {}, REFUSAL)
+    told = deadly.refusal(A, {})
+    assert isinstance(told, MediaUndecodable)
+    assert told is not REFUSAL, "an error that is raised twice keeps the frames of both"
+    for media, options in ((B, {}), (A, {"size": 1}), (Media("audio", A.data), {})):
+        assert deadly.refusal(media, options) is None
+
+
+def test_a_suspect_has_a_second_try_S6(deadly: DeadlyMedia) -> None:
+    deadly.suspect(A, {}, REFUSAL)
+    assert deadly.refusal(A, {}) is None
+    deadly.suspect(A, {}, MediaTooLarge("too slow"))
+    assert isinstance(deadly.refusal(A, {}), MediaTooLarge)
+
+
+def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: DeadlyMedia) -> None:
+    deadly.suspect(A, {}, REFUSAL)
+    deadly.clear(B, {})
+    deadly.clear(A, {})
+    deadly.suspect(A, {}, REFUSAL)
+    assert deadly.refusal(A, {}) is None
+
+
+def test_it_is_tried_again_after_a_while(deadly: DeadlyMedia, clock: Clock) -> None:
+    deadly.condemn(A, {}, REFUSAL)
+    deadly.suspect(B, {}, REFUSAL)
+    clock.now = 9.9
+    assert deadly.refusal(A, {}) is not None
+    clock.now = 10.0
+    assert deadly.refusal(A, {}) is None
+    deadly.suspect(B, {}, REFUSAL)
+    assert deadly.refusal(B, {}) is None, "what happened long ago is not held against it"
+
+
+def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: DeadlyMedia) -> None:
+    many = [Media("image", bytes([number])) for number in range(5)]
+    for media in many:
+        deadly.condemn(media, {}, REFUSAL)
+    assert len(deadly) == 3
+    assert [deadly.refusal(media, {}) is not None for media in many] == [False, False, True, True, True]
+
+
+def test_nothing_is_hashed_while_nothing_of_that_size_is_remembered(
+    deadly: DeadlyMedia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadly.condemn(A, {}, REFUSAL)
+    monkeypatch.setattr("semel.processing.deadly._name", lambda *_: pytest.fail("it was hashed"))
+    assert deadly.refusal(Media("image", b"another length"), {}) is None
+    deadly.clear(Media("image", b"another length"), {})

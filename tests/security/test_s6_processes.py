@@ -1,0 +1,179 @@
+"""S6: what a decoder does wrong costs one request. Real processes on a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import struct
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semel.core import Feature, Media
+from semel.errors import MediaTooLarge, MediaUndecodable, RequestError, ServiceError
+from semel.media import DecodeLimits, decode_audio
+from semel.processing import child
+from semel.processing.deadly import DeadlyMedia
+from semel.processing.pipe import Load
+from semel.processing.pool import Pool
+from tests.processing.test_pool import TARGET, bomb, picture, stopped
+from tests.security.confined import confined
+from tests.security.corpus import encode_image
+from tests.security.memory import data_limit, status_bytes
+from tests.security.messages import is_ours
+from tests.waiting import until
+
+Folder = Callable[[str], Path]
+MAX_MEMORY_BYTES = 256 << 20
+
+
+@pytest.fixture(scope="module")
+async def pool(tiny: Folder) -> AsyncIterator[Pool]:
+    pool = await Pool.start(
+        tiny("qwen2-vl"), TARGET, processes=1, spares=1, timeout_s=5, max_memory_bytes=MAX_MEMORY_BYTES
+    )
+    yield pool
+    await pool.close()
+
+
+class Forgetful(DeadlyMedia):
+    """The control: whatever ended a process is tried again."""
+
+    def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:
+        del media, options
+        return None
+
+
+async def crash(pool: Pool, media: Media, number: int) -> BaseException | Feature:
+    """Send an item, and let its process die of a signal while it works on it."""
+    await until(lambda: len(pool.pids) == 1 and all(one.free for one in pool._children), within_s=90)
+    with stopped(pool) as (pid,):
+        sent = asyncio.create_task(pool.process(media))
+        await asyncio.sleep(0)
+        await until(lambda: not pool._children[0].free)
+        os.kill(pid, number)
+        if number != signal.SIGKILL:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: pid not in pool.pids)
+    (result,) = await asyncio.gather(sent, return_exceptions=True)
+    return result
+
+
+@pytest.mark.slow
+async def test_every_process_has_a_limit_of_memory_that_the_kernel_keeps_S6(pool: Pool) -> None:
+    (pid,) = pool.pids
+    limit = data_limit(pid)
+    assert limit is not None
+    assert status_bytes(pid, "VmData") <= limit <= status_bytes(pid, "VmData") + MAX_MEMORY_BYTES
+
+
+@pytest.mark.slow
+async def test_memory_beyond_the_limit_costs_one_request_and_no_process_S6(pool: Pool) -> None:
+    pids, media = pool.pids, bomb(12_000)
+    assert len(media.data) < 100_000
+    with pytest.raises(MediaTooLarge, match=r"268,435,456 bytes \(--max-processing-memory-gb\)") as told:
+        await pool.process(media)
+    assert told.value.status == 413
+    assert is_ours(str(told.value))
+    assert (await pool.process(picture(56, 56))).layout.num_embeds == 4
+    assert pool.pids == pids
+    naive = confined('Image.open(io.BytesIO(data)).convert("RGB")', media.data)
+    assert naive.said == "MemoryError", "the control wants it all"
+
+
+@pytest.mark.parametrize(("left_behind", "goes_on"), [(100 << 20, True), (200 << 20, False)])
+def test_a_process_that_its_items_have_used_up_gives_its_place_to_another_S6(
+    left_behind: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by scripts/hostile: what a library leaks counts against the limit, and then every item is refused."""
+    load = Load("", TARGET, DecodeLimits(), timeout_s=1.0, max_memory_bytes=MAX_MEMORY_BYTES)
+    loaded = 400 << 20
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (loaded + MAX_MEMORY_BYTES, -1))
+    monkeypatch.setattr(child, "_data_bytes", lambda: loaded + left_behind)
+    assert child._is_used_up(load) is not goes_on
+
+
+@pytest.mark.slow
+async def test_media_that_crash_their_process_are_not_given_another_S6(pool: Pool) -> None:
+    media = picture(84, 84)
+    first = await crash(pool, media, signal.SIGSEGV)
+    assert isinstance(first, MediaUndecodable), "with 5xx a client would send it again"
+    assert is_ours(str(first))
+    await until(lambda: len(pool.pids) == 1, within_s=90)
+    pids = pool.pids
+    for _ in range(3):
+        with pytest.raises(MediaUndecodable, match="crashes the process that decodes it"):
+            await pool.process(media)
+    assert pool.pids == pids
+    assert (await pool.process(picture(84, 56))).layout.num_embeds == 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # processes have to be started again
+async def test_without_that_memory_every_try_costs_a_process(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_deadly", Forgetful())
+    seen: set[int] = set()
+    for _ in range(2):
+        await until(lambda: len(pool.pids) == 1, within_s=90)
+        seen.update(pool.pids)
+        await crash(pool, picture(84, 84), signal.SIGSEGV)
+    assert len(seen) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_media_whose_process_is_killed_get_a_second_try_and_no_third_S6(pool: Pool) -> None:
+    """The kernel kills for want of memory, and so do people: the item may be innocent."""
+    media = picture(112, 84)
+    for _ in range(2):
+        await until(lambda: len(pool.pids) == 1, within_s=90)
+        assert isinstance(await crash(pool, media, signal.SIGKILL), ServiceError)
+    await until(lambda: len(pool.pids) == 1, within_s=90)
+    pids = pool.pids
+    with pytest.raises(MediaUndecodable, match="crashes the process"):
+        await pool.process(media)
+    assert pool.pids == pids
+
+
+def surround(channels: int) -> bytes:
+    """A clip whose channels are one level each, from 0 up."""
+    levels = (np.arange(channels) / 128)[:, None].repeat(160, axis=1)
+    body = (levels.T * 32_768).astype("<i2").tobytes()
+    form = struct.pack("<HHIIHH", 1, channels, 16_000, 32_000 * channels, 2 * channels, 16)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+NAIVE_PLANES = """
+with av.open(io.BytesIO(data)) as file:
+    to_planes = av.AudioResampler(format="fltp")
+    for frame in file.decode(audio=0):
+        for part in to_planes.resample(frame):
+            if len(part.planes) != part.layout.nb_channels:
+                raise MemoryError
+"""
+
+
+def test_nothing_is_read_behind_the_last_channel_of_a_clip_S6() -> None:
+    """Found by scripts/hostile: PyAV reads on behind the planes of more than eight channels, into foreign memory."""
+    counts = (1, 2, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 63, 64)
+    for channels in counts:
+        samples = decode_audio(surround(channels), DecodeLimits(), sampling_rate=16_000)
+        assert samples.shape == (160,)
+        assert np.allclose(samples, (channels - 1) / 256, atol=1e-5), channels
+    naive = [confined(NAIVE_PLANES, surround(channels)).said for channels in (9, 11, 13)]
+    assert "MemoryError" in naive, "the control reads planes that are none"
+
+
+@pytest.mark.slow
+async def test_an_image_of_a_format_that_is_not_listed_is_not_opened_S6(pool: Pool) -> None:
+    """CVE-2026-22778. Pillow, left alone, opens it."""
+    data = encode_image(Image.new("RGB", (64, 64)), "JPEG2000")
+    with pytest.raises(MediaUndecodable):
+        await pool.process(Media("image", data, "image/png"))
+    assert confined("Image.open(io.BytesIO(data)).load()", data).said == "done"

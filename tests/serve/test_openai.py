@@ -1,0 +1,354 @@
+"""The unmodified `openai` package against `semel serve` and against bare vLLM's server: the same answers (issue 8).
+
+Every request goes to both. What may differ stands in `differences`, with reasons; everything else is compared, field by
+field, also what the package does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import openai
+import pytest
+
+from tests.engine.parity import picture
+from tests.serve.bare import bare_starting, until_healthy
+from tests.serve.differences import comparable, joined
+from tests.serve.served import Served, image_url, serving, until
+from tests.serve.speaking import CALL_START, THINK_END, speaking
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+MODEL: Final = "tiny"
+FLAGS: Final = ("--served-model-name", MODEL, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+REASONING: Final = ("--reasoning-parser", "qwen3")
+HELLO: Final = [{"role": "user", "content": "Hello there"}]
+PLAIN: Final = {"chat_template_kwargs": {"enable_thinking": False}}
+"""Without it all is reasoning, until the model says that it is over, which it does by chance."""
+
+CITY: Final = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+CITIES: Final = {**CITY, "additionalProperties": False}
+WEATHER: Final = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": CITIES}}
+NOW: Final = {"type": "function", "function": {"name": "now", "description": "The time."}}
+NAMED: Final = {"type": "function", "function": {"name": "weather"}}
+SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "place", "schema": CITIES, "strict": True}}
+
+
+@dataclass(frozen=True)
+class Both:
+    """One client of each server."""
+
+    served: Served
+    ours: openai.OpenAI
+    bare: openai.OpenAI
+
+    def chat(self, *, cached: bool = True, **fields: Any) -> Any:
+        """Ask both for a whole answer, compare, and give ours."""
+        asked = _asked(fields)
+        mine, theirs = (client.chat.completions.create(**asked) for client in (self.ours, self.bare))
+        _compare(mine.model_dump(), theirs.model_dump(), cached=cached)
+        return mine
+
+    def stream(self, **fields: Any) -> dict[str, Any]:
+        """Ask both for a stream, compare what it says, and give ours, joined."""
+        asked = {**_asked(fields), "stream": True}
+        mine, theirs = (list(client.chat.completions.create(**asked)) for client in (self.ours, self.bare))
+        return _compare_streams(mine, theirs)
+
+    def complete(self, *, cached: bool = True, **fields: Any) -> Any:
+        asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 6, **fields}
+        mine, theirs = (client.completions.create(**asked) for client in (self.ours, self.bare))
+        if asked.get("stream"):
+            return _compare_streams(list(mine), list(theirs))
+        _compare(mine.model_dump(), theirs.model_dump(), cached=cached)
+        return mine
+
+    def refuse(self, **fields: Any) -> openai.APIStatusError:
+        """Both refuse with the same exception; ours."""
+        errors = []
+        for client in (self.ours, self.bare):
+            with pytest.raises(openai.APIStatusError) as caught:
+                client.chat.completions.create(**_asked(fields))
+            errors.append(caught.value)
+        mine, theirs = errors
+        assert (type(mine), mine.status_code) == (type(theirs), theirs.status_code), (str(mine), str(theirs))
+        return mine
+
+
+def _asked(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 6, **fields}
+
+
+def _compare(mine: dict[str, Any], theirs: dict[str, Any], *, cached: bool) -> None:
+    assert comparable(mine, cached=cached) == comparable(theirs, cached=cached)
+
+
+def _compare_streams(mine: list[Any], theirs: list[Any]) -> dict[str, Any]:
+    ours, bare = (joined([chunk.model_dump() for chunk in chunks]) for chunks in (mine, theirs))
+    for one in (ours, bare):
+        assert (one["usage"] is None) or one["usage"].pop("prompt_tokens_details") is not None
+    assert ours == bare
+    return ours
+
+
+@pytest.fixture(scope="module")
+def both(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    home = tmp_path_factory.mktemp("both")
+    folder = speaking(tiny("qwen2-vl"), home / "model")
+    flags = (*FLAGS, *REASONING)
+    with (
+        bare_starting(folder, home, *flags, "--enable-prompt-tokens-details") as (url, process),
+        serving(folder, home, *flags, within_s=400) as served,
+    ):
+        until_healthy(url, process, 240)
+        options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        with (
+            openai.OpenAI(base_url=f"{served.url}/v1", **options) as ours,
+            openai.OpenAI(base_url=f"{url}/v1", **options) as bare,
+        ):
+            yield Both(served, ours, bare)
+
+
+def test_a_chat_is_answered_alike(both: Both) -> None:
+    assert both.chat(extra_body=PLAIN).choices[0].message.content
+    assert both.chat(max_completion_tokens=4, extra_body=PLAIN).usage.completion_tokens == 4
+    both.chat(
+        messages=[{"role": "system", "content": "Be brief."}, *HELLO], user="me", store=False, metadata={"a": "b"}
+    )
+
+
+def test_what_is_left_open_is_what_vllm_takes(both: Both) -> None:
+    fields: dict[str, Any] = {"temperature": 1, "seed": 5, "extra_body": {"max_tokens": None, **PLAIN}, "stop": ["e"]}
+    assert both.chat(**fields).choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "options", [{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}, None]
+)
+def test_a_stream_says_the_same(both: Both, options: dict[str, bool] | None) -> None:
+    fields = {} if options is None else {"stream_options": options}
+    said = both.stream(**fields, extra_body=PLAIN)
+    assert said["choices"][0]["content"]
+    assert (said["usage"] is not None) == (options is not None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1.0, "seed": 7, "n": 3},
+        {"temperature": 1.0, "seed": 7, "top_p": 0.5, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+        {"stop": ["o", "e"]},
+        {"stop": "e", "extra_body": {"include_stop_str_in_output": True}},
+        {"logit_bias": {"300": 100, "301": 99.5}},
+        {"extra_body": {"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 4, "ignore_eos": True}},
+        {"extra_body": {"allowed_token_ids": [300, 301, 302], "stop_token_ids": [302]}},
+        {"extra_body": {"bad_words": [" maps", "gn"]}},
+        {"extra_body": {"return_token_ids": True, "skip_special_tokens": False}},
+        {"extra_body": {"prompt_logprobs": 2}},
+        {"extra_body": {"priority": 3, "cache_salt": "pepper"}},
+        {"reasoning_effort": "low"},
+    ],
+    ids=lambda fields: "-".join([*fields.get("extra_body", {}), *fields]).replace("-extra_body", ""),
+)
+def test_every_way_to_sample_gives_the_same(both: Both, fields: dict[str, Any]) -> None:
+    body = {**PLAIN, **fields.get("extra_body", {})}
+    both.chat(**{**fields, "extra_body": body}, cached=False)
+
+
+@pytest.mark.parametrize("body", [{}, {"return_tokens_as_token_ids": True}, {"logprob_token_ids": [300, 301]}])
+@pytest.mark.parametrize("top", [0, 3])
+def test_log_probabilities_are_the_same_whole_and_streamed(both: Both, top: int, body: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": top, "temperature": 1, "seed": 3}
+    both.chat(**fields, extra_body={**PLAIN, **body})
+    both.stream(**fields, extra_body={**PLAIN, **body, "return_token_ids": True})
+
+
+def test_bytes_of_one_character_read_as_they_do_in_their_context(both: Both) -> None:
+    """Tokens that are no text by themselves: a tokenizer asked for each of them alone would answer otherwise."""
+    body = {**PLAIN, "structured_outputs": {"choice": ["é↦日本"]}}
+    answer = both.chat(logprobs=True, top_logprobs=2, max_tokens=20, extra_body=body)
+    assert answer.choices[0].message.content.startswith("é")
+    both.stream(logprobs=True, max_tokens=20, extra_body=body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"response_format": SCHEMA}, '"city"'),
+        ({"response_format": {"type": "json_object"}}, "{"),
+        ({"response_format": {"type": "text"}}, ""),
+        ({"extra_body": {"structured_outputs": {"choice": ["red", "blue"]}}}, ""),
+        ({"extra_body": {"structured_outputs": {"regex": "[a-c]{3}"}}}, ""),
+        ({"extra_body": {"structured_outputs": {"json": CITIES}}}, '"city"'),
+        ({"extra_body": {"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}}, ""),
+    ],
+    ids=["schema", "object", "text", "choice", "regex", "json", "grammar"],
+)
+def test_structured_outputs_are_held_to(both: Both, fields: dict[str, Any], form: str) -> None:
+    fields = {**fields, "max_tokens": 60, "extra_body": {**PLAIN, **fields.get("extra_body", {})}}
+    assert form in both.chat(**fields).choices[0].message.content
+    both.stream(**fields)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_call_that_is_forced_is_made_whole_and_streamed(both: Both, choice: Any) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 200, "extra_body": PLAIN}
+    whole = both.chat(**fields, parallel_tool_calls=False).choices[0]
+    (call,) = whole.message.tool_calls
+    assert (call.function.name, whole.finish_reason) == ("weather", "tool_calls" if choice == "required" else "stop")
+    streamed = both.stream(**fields, parallel_tool_calls=False)["choices"][0]
+    assert streamed["tool_calls"][0]["name"] == "weather"
+    assert streamed["tool_calls"][0]["has_id"]
+    both.stream(**fields, stream_options={"include_usage": True})
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_tools_that_need_not_be_called_do_not_change_the_answer_otherwise(both: Both, choice: str | None) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER, NOW], "extra_body": PLAIN}
+    fields |= {} if choice is None else {"tool_choice": choice}
+    both.chat(**fields)
+    both.stream(**fields)
+
+
+def test_a_call_that_the_model_chooses_to_make_is_read(both: Both) -> None:
+    """Pushed to open a call, the model is held to its form from there on."""
+    fields: dict[str, Any] = {"tools": [{**NOW}], "tool_choice": "auto", "max_tokens": 60, "extra_body": PLAIN}
+    fields |= {"logit_bias": {str(CALL_START): 100}, "parallel_tool_calls": False}
+    (call,) = both.chat(**fields).choices[0].message.tool_calls
+    assert call.function.name == "now"
+    assert both.stream(**fields)["choices"][0]["tool_calls"][0]["name"] == "now"
+
+
+def test_a_history_with_calls_and_their_results_is_rendered_alike(both: Both) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_call_id": "c1", "content": "noon"}]
+    both.chat(messages=messages, tools=[NOW], extra_body={**PLAIN, "return_token_ids": True})
+
+
+@pytest.mark.parametrize("included", [True, False])
+def test_reasoning_is_told_apart_and_counted(both: Both, included: bool) -> None:
+    body: dict[str, Any] = {"allowed_token_ids": [THINK_END, 300, 301, 302, 303], "include_reasoning": included}
+    told = []
+    for seed in range(6):
+        fields: dict[str, Any] = {"temperature": 1, "seed": seed, "max_tokens": 24, "extra_body": body}
+        fields["logit_bias"] = {str(THINK_END): seed - 2}
+        told.append(both.chat(**fields, logprobs=True))
+        both.stream(**fields, logprobs=True, stream_options={"include_usage": True})
+    messages = [answer.choices[0].message for answer in told]
+    assert any(message.content for message in messages)
+    assert any(message.reasoning for message in messages) == included
+    assert any(answer.usage.completion_tokens_details.reasoning_tokens for answer in told)
+
+
+def test_a_picture_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
+    part = image_url(picture(np.random.default_rng(5)))
+    messages = [{"role": "user", "content": [part, {**part, "uuid": "mine"}, {"type": "text", "text": "What?"}]}]
+    answer = both.chat(messages=messages, extra_body=PLAIN)
+    assert answer.usage.prompt_tokens_details.multimodal_tokens["image"] > 0
+    both.stream(messages=messages, extra_body=PLAIN, stream_options={"include_usage": True})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "Hello"},
+        {"prompt": [39, 546, 75, 78]},
+        {"prompt": ["Hello", "you there"], "n": 2, "temperature": 1, "seed": 1},
+        {"prompt": [[39, 546], [88, 268, 300]]},
+        {"prompt": "Hello", "logprobs": 2},
+        {"prompt": "Hello", "logprobs": 1, "echo": True},
+        {"prompt": [39, 546, 75, 78], "echo": True, "max_tokens": 0, "logprobs": 0},
+        {"prompt": "Hello", "extra_body": {"return_token_ids": True}},
+        {"prompt": "Hello", "extra_body": {"structured_outputs": {"choice": ["red", "blue"]}}},
+        {"prompt": "Hello", "extra_body": {"response_format": SCHEMA}, "max_tokens": 60},
+        {"prompt": "Hello", "stop": ["a"], "max_tokens": 30},
+    ],
+)
+def test_completions_go_on_alike_whole_and_streamed(both: Both, fields: dict[str, Any]) -> None:
+    both.complete(**fields, cached=False)
+    both.complete(**fields, stream=True, stream_options={"include_usage": True})
+
+
+async def test_the_asynchronous_client_gets_the_same_many_at_a_time(both: Both) -> None:
+    chats: list[Any] = [[{"role": "user", "content": f"Count to {number}"}] for number in range(12)]
+    answers = []
+    for client in (both.ours, both.bare):
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0) as asking:
+            create = asking.chat.completions.create
+            asked = [
+                create(model=MODEL, messages=chat, max_tokens=6, temperature=0, extra_body=PLAIN) for chat in chats
+            ]
+            answers.append([comparable(answer.model_dump(), cached=False) for answer in await asyncio.gather(*asked)])
+            text = ""
+            options: Any = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 6, "stream": True}
+            async for chunk in await create(**options, extra_body=PLAIN):
+                text += chunk.choices[0].delta.content or ""
+            answers[-1].append({"streamed": text})
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "gpt-5"}, "gpt-5"),
+        ({"max_tokens": 5_000}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "a b " * 5_000}]}, "tokens"),
+        ({"messages": []}, "messages"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"logprobs": True, "top_logprobs": 100}, "logprobs"),
+        ({"top_logprobs": 3}, "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream"),
+        ({"tools": []}, "tools"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"response_format": {"type": "nonsense"}}, "response_format"),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, ""),
+        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured"),
+        ({"extra_body": {"chat_template": "{{ messages }}"}}, "template"),
+        ({"extra_body": {"allowed_token_ids": [5_000]}}, "allowed_token_ids"),
+        ({"messages": [{"role": "user", "content": [image_url(b"no picture")]}]}, ""),
+    ],
+    ids=lambda value: next(iter(value.get("extra_body", value))) if isinstance(value, dict) else "",
+)
+def test_what_vllm_refuses_is_refused_with_the_same_exception_and_says_why_S15(
+    both: Both, fields: dict[str, Any], said: str
+) -> None:
+    error = both.refuse(**fields)
+    assert said in str(error)
+    assert both.served.ready()[0]
+
+
+def test_what_vllm_ignores_and_would_answer_wrongly_is_refused_by_name(both: Both) -> None:
+    """The control: bare vLLM answers, as if nothing had been asked."""
+    for body, said in (({"guided_choice": ["red"]}, "structured_outputs"), ({"tempurature": 0}, "tempurature")):
+        assert both.bare.chat.completions.create(**_asked({"extra_body": body})).choices
+        with pytest.raises(openai.BadRequestError, match=said):
+            both.ours.chat.completions.create(**_asked({"extra_body": body}))
+
+
+def test_a_client_that_gives_up_is_told_so_and_its_request_is_aborted(both: Both) -> None:
+    impatient = both.ours.with_options(timeout=0.5)
+    with pytest.raises(openai.APITimeoutError):
+        impatient.chat.completions.create(**_asked({"max_tokens": 4_000, "extra_body": {"ignore_eos": True, **PLAIN}}))
+    until(lambda: both.served.running() == 0, 10)
+    chunks = both.ours.chat.completions.create(**_asked({"max_tokens": 4_000, "stream": True, "extra_body": PLAIN}))
+    next(iter(chunks))
+    chunks.close()
+    until(lambda: both.served.running() == 0, 10)
+
+
+def test_the_answer_bears_the_id_that_the_client_wished_for(both: Both) -> None:
+    for client in (both.ours, both.bare):
+        create = client.chat.completions.create
+        assert create(**_asked({"extra_headers": {"X-Request-Id": "mine"}})).id == "chatcmpl-mine"
+        assert create(**_asked({"extra_body": {"request_id": "yours"}})).id == "chatcmpl-yours"

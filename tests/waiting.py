@@ -1,0 +1,13 @@
+"""Waiting for what sets no event of ours: another process, or tasks in this event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> None:
+    """Wait until something is so, or fail."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
