@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +15,24 @@ from typing import Final
 from semel.core import Key, Keyring
 from semel.errors import ConfigError
 
-__all__ = ["create_key", "default_variable", "read_admin_key", "read_api_keys", "read_key"]
+__all__ = ["create_key", "default_folder", "read_admin_key", "read_api_keys", "read_key"]
 
 _DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @contextmanager
-def default_variable(name: str, value: str) -> Iterator[None]:
-    """Give a variable of the environment a value for a while, unless it has one: children are started with it."""
+def default_folder(name: str) -> Iterator[None]:
+    """Let a variable of the environment name a folder for a while, unless it has a value; children are told of it."""
     if name in os.environ:
         yield
         return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
+    with tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            del os.environ[name]
 
 
 def create_key(path: Path) -> Key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +97,29 @@ def test_each_sequence_has_a_parser_of_its_own(parse: Parse) -> None:
         first = next(call for output in outputs for call in (output.message or {}).get("tool_calls", ()))
         assert (first["index"], first["function"]["name"]) == (0, "f")
         assert outputs[-1].finish_reason == "tool_calls"
+
+
+class Counted(list[int]):
+    """A prompt that counts how often it is gone through."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        super().__init__(token_ids)
+        self.times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_told_to_each_parser_once_however_often_the_engine_tells_it_S16(parse: Parse, stream: bool) -> None:
+    """Control: a list of it for every output would be one for each of the 20."""
+    prompt = Counted([1] * 100)
+    conversing = parse().begin(Dialogue(tools=[TOOL], tool_choice="auto", stream=stream), {"n": 2}, [1])
+    for number in range(10):
+        for index in (0, 1):
+            conversing.read(Output(index, "a", (5,), finish_reason="stop" if number == 9 else None), prompt)
+    assert prompt.times == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,10 +13,11 @@ from semel.telemetry.metrics import Metric
 from tests.fleet.processes import Node
 from tests.serve.served import sum_of
 
-__all__ = ["Counts", "settled"]
+__all__ = ["Counts", "settled", "until_idle"]
 
 SETTLE_S = 60.0
 PAUSE_S = 0.25
+TOLD_S = 0.03  # workers tell what they are answering every 20 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,27 @@ class Counts:
         return self.sent_in_frames + self.sent_by_memory
 
 
+async def until_idle(frontends: Sequence[Node]) -> None:
+    """Wait until every frontend has heard that no worker answers anything: it decides where the next request goes."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        await asyncio.sleep(TOLD_S)
+        if not any(_running(node) for node in frontends):
+            return
+        assert time.monotonic() < deadline, f"requests run after {SETTLE_S:g} s"
+
+
+def _running(frontend: Node) -> float:
+    return sum_of(frontend.metrics(), metrics.WORKER_RUNNING.name)
+
+
 def settled(frontends: Sequence[Node], workers: Sequence[Node]) -> Counts:
     """The counters once nothing is running and they stand still."""
     deadline = time.monotonic() + SETTLE_S
     before = None
     while True:
         now = Counts.read(frontends, workers)
-        running = sum(sum_of(node.metrics(), metrics.WORKER_RUNNING.name) for node in frontends)
+        running = sum(map(_running, frontends))
         if now == before and not running:
             return now
         assert time.monotonic() < deadline, f"after {SETTLE_S:g} s {running:g} requests run; {now}"

@@ -19,7 +19,7 @@ import pytest
 import semel
 from semel.telemetry import metrics
 from tests.fleet.bare import running_bare
-from tests.fleet.counters import Counts, settled
+from tests.fleet.counters import Counts, settled, until_idle
 from tests.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tests.fleet.features import contract_of, digests_of, features_of
 from tests.fleet.load import drive
@@ -114,6 +114,7 @@ async def test_an_oracle_foretells_every_hit_of_requests_one_after_another_D8(fl
         status, answer = await exchange(frontends[frontend].url, body_of(Ask((image,), frontend), IMAGES))
         assert status == 200, answer
         oracle.ask(digests[image], frontend)
+        await until_idle(frontends)
     counts = settled(frontends, fleet.workers) - before
     assert oracle.evictions > 20
     assert 50 < oracle.worker_hits < oracle.processor_hits < oracle.queries

@@ -142,6 +142,7 @@ def test_a_frontend_knows_its_own_requests_at_once_and_those_of_others_after_the
     assert seen == [([0, 0], [0, 0]), ([1, 0], [1, 0]), ([0, 0], [0, 0]), ([3, 0], [1, 0]), ([0, 0], [1, 0])]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_no_trace_of_a_thousand_takes_over_a_twentieth_longer_than_round_robin(
     capsys: pytest.CaptureFixture[str],

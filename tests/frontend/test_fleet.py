@@ -145,6 +145,43 @@ async def test_a_whole_answer_whose_second_worker_is_lost_too_ends_with_the_trut
     assert two.queries == 1
 
 
+async def test_a_request_is_submitted_twice_at_most_also_if_it_was_lost_before_it_was_taken(two: Two) -> None:
+    """Control: both losses have a remedy of their own, and together they made a third attempt."""
+    for one in two.rigs:
+        one.engine.pause_s = 0.2
+    submitting = asyncio.create_task(two.submit("r", 1))
+    await until(lambda: any(side.worker._streams for side in two.sides))
+    (first,) = [one for one in two.rigs if one.frontends[0].worker._streams]
+    (second,) = [one for one in two.rigs if one is not first]
+    await lose(first)
+    stream = await submitting
+    await until(lambda: len(two.fleet.serving) == 2)
+    await lose(second)
+    with pytest.raises(WorkerLost, match="send the request again"):
+        await tokens(stream)
+    await stream.close()
+    assert [first.engine.submissions, second.engine.submissions] == [1, 1]
+    assert two.queries == 1, "one query per item and request (D8)"
+
+
+async def test_a_worker_that_stopped_serving_after_it_was_chosen_gets_nothing(two: Two) -> None:
+    """Control: it is connected, and would take the request."""
+
+    async def make(_: Digest) -> Feature:
+        return feature(1)
+
+    chosen, submission = two.fleet.choose([digest_of(1)]), Submission("r", prompt([1]), {})
+    two.fleet.retire(chosen)
+    assert chosen.is_connected
+    stream = await two.fleet.submit(chosen, submission, make)
+    assert await tokens(stream) == expected([1])
+    await stream.close()
+    assert two.busy.frontends[0].worker is not chosen
+    two.fleet.retire(two.busy.frontends[0].worker)
+    with pytest.raises(NotReady, match="leaves the fleet"):
+        await two.fleet.submit(chosen, submission, make)
+
+
 async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_same_D8(two: Two) -> None:
     """Control: what was promised when the request was submitted, that another would count them."""
     for one in two.rigs:

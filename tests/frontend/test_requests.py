@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ def test_what_cannot_change_the_answer_is_accepted(name: str) -> None:
         {"stop_token_ids": [1] * 129},
         {"logprob_token_ids": [1] * 129, "logprobs": True},
         {"tools": [TOOL] * 1_025},
+        {"stream_interval": 65},
+        {"stream_interval": 0},
+        {"repetition_detection": {"max_pattern_size": 257}},
+        {"repetition_detection": {"min_pattern_size": 257}},
+        {"repetition_detection": {"min_count": 1_025}},
         {"seed": 2**63},
         {"priority": 2**63},
         {"structured_outputs": {"regex": "x" * 262_145}},
@@ -104,11 +110,59 @@ def test_what_costs_memory_or_time_is_bounded_S15(fields: dict[str, Any]) -> Non
         ({"tools": []}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "'g'"),
+        ({"logprobs": True, "logprob_token_ids": [1] * 128, "n": 33}, "4,224 for the 33 answers; the limit is 4,096"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         chat(**fields)
+
+
+def _described(chars: int) -> dict[str, Any]:
+    """A schema whose JSON has so many characters."""
+    return {"description": "é" * (chars - len('{"description":""}'))}
+
+
+def _json_format(chars: int) -> dict[str, Any]:
+    empty = '{"type":"json_schema","json_schema":{"name":"n","description":null,"schema":,"strict":null}}'
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": _described(chars - len(empty))}}
+
+
+def _tag_format(chars: int) -> dict[str, Any]:
+    return {"type": "structural_tag", "x": "x" * (chars - len('{"type":"structural_tag","x":""}'))}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "limit"),
+    [
+        ("response_format", _json_format, 262_144),
+        ("response_format", _tag_format, 262_144),
+        ("structured_outputs", lambda chars: {"json": _described(chars)}, 262_144),
+        ("chat_template_kwargs", lambda chars: _described(chars - len("[[],]")), 1_048_576),
+    ],
+    ids=["schema", "tag", "json", "chat_template_kwargs"],
+)
+def test_what_travels_in_one_message_is_bounded_S15(
+    name: str, given: Callable[[int], dict[str, Any]], limit: int
+) -> None:
+    """Control: one character less is taken."""
+    assert chat(**{name: given(limit)})
+    with pytest.raises(InvalidRequest, match=rf"{name}.* {limit + 1:,} characters; the limit is {limit:,}"):
+        chat(**{name: given(limit + 1)})
+
+
+async def test_a_schema_that_no_message_could_carry_is_the_requests_fault_S15(app: Rig) -> None:
+    status, message = await app.refused(CHAT, {"messages": HELLO, "response_format": _json_format(17_000_000)})
+    assert (status, message.partition(":")[0]) == (400, "response_format")
+    assert len(message) < 200
+
+
+def test_tools_are_bounded_in_all_and_with_what_is_for_the_template_S15() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "x" * 260_000}}
+    assert chat(tools=[tool] * 4)
+    for more in ({"tools": [tool] * 5}, {"tools": [tool] * 4, "chat_template_kwargs": {"x": "y" * 10_000}}):
+        with pytest.raises(InvalidRequest, match=r"tools and chat_template_kwargs.*the limit is 1,048,576"):
+            chat(**more)
 
 
 def test_constraints_exclude_each_other() -> None:

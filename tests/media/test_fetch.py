@@ -213,7 +213,8 @@ async def test_connections_to_one_host_are_bounded(server: Origin) -> None:
     for number in range(6):
         server[f"/{number}"] = wait
     async with reaching(server, limits=replace(LIMITS, connections_per_host=2)) as fetching:
-        tasks = [asyncio.create_task(get(fetching, server.url(f"/{number}"))) for number in range(6)]
+        tenants = [Tenant(name) for name in "abcdef"]
+        tasks = [asyncio.create_task(get(fetching, server.url(f"/{n}"), tenant)) for n, tenant in enumerate(tenants)]
         await server.until(lambda: len(server.seen) == 2)
         go.set()
         await asyncio.gather(*tasks)

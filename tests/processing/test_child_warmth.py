@@ -30,6 +30,9 @@ TARGET = Target("float32")
 MOST = 1.5
 
 
+pytestmark = pytest.mark.slow
+
+
 class Recorder:
     """A processor that remembers what it was given, and refuses one modality."""
 

@@ -95,14 +95,21 @@ async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(p
 
 @pytest.mark.slow
 async def test_items_without_a_group_take_turns_in_the_order_in_which_they_came_D3(pool: Pool) -> None:
+    """One process stands still with the second item, so that the other ends items in the order in which it begins."""
+    await until(lambda: len(pool.pids) == 2 and all(child.free for child in pool._children), within_s=LOADING_S)
     ended_ones: list[int] = []
 
     async def process(number: int) -> None:
         await pool.process(picture(56, 56))
         ended_ones.append(number)
 
-    await asyncio.gather(*(process(number) for number in range(20)))
-    assert all(abs(place - number) <= 1 for place, number in enumerate(ended_ones))
+    with stopped(pool) as (first, _):
+        tasks = [asyncio.create_task(process(number)) for number in range(20)]
+        await asyncio.sleep(0)
+        os.kill(first, signal.SIGCONT)
+        await until(lambda: len(ended_ones) == 19)
+    await asyncio.gather(*tasks)
+    assert ended_ones == [0, *range(2, 20), 1]
 
 
 def test_the_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ def part(value: Any) -> Any:
     return only
 
 
+def clip_of(name: str) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": "YWJj", "format": name}}
+
+
 def test_content_is_a_string_a_list_or_null() -> None:
     assert parsed(content="hi") == Message("user", (Text("hi"),))
     assert parsed(content=["hi", {"type": "text", "text": "there"}]).parts == (Text("hi"), Text("there"))
@@ -117,6 +121,12 @@ def test_sources_are_listed_in_the_order_of_the_messages() -> None:
             [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
             "input_audio.data: must be a string",
         ),
+        (
+            [{"role": "user", "content": [clip_of("a" * 65)]}],
+            'messages[0].content[0].input_audio.format: must be a short name such as "wav", not \'aaaaaaaa',
+        ),
+        ([{"role": "user", "content": [clip_of("wav\nERROR all is lost")]}], "'wav\\nERROR all is lost' of 21"),
+        ([{"role": "user", "content": [clip_of("wäv")]}], "input_audio.format: must be a short name"),
         ([{"role": "assistant", "tool_calls": {"a": 1}}], "messages[0].tool_calls: must be a list, not an object"),
         ([{"role": "assistant", "tool_calls": ["a"]}], "messages[0].tool_calls[0]: must be an object of type"),
         ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}], "messages[0].tool_calls[0]"),
@@ -127,6 +137,11 @@ def test_what_is_wrong_is_named_with_its_place(messages: Any, error: str) -> Non
     with pytest.raises(InvalidRequest) as caught:
         Conversation.parse(messages)
     assert error in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["wav", "x-wav", "pcm16", "vnd.wave", "audio/mp3", "webm;codecs=opus", "a" * 64])
+def test_names_of_formats_that_clients_send_are_taken(name: str) -> None:
+    assert part(clip_of(name)) == Attachment(Media("audio", b"abc", f"audio/{name}"))
 
 
 def test_media_errors_name_the_place() -> None:

@@ -12,7 +12,8 @@ import zlib
 import av
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from semel.errors import MediaUndecodable
 from semel.media import DecodeLimits, decode_audio, decode_image, decode_video
@@ -77,6 +78,78 @@ def test_all_eight_orientations_are_applied_S13(tag: int, kind: str) -> None:
     if tag > 1 and kind != "TIFF":  # Pillow itself turns TIFF
         naive = np.asarray(naive_image(data))[..., 0].astype(int)
         assert naive.shape != shown.shape or np.abs(naive - shown).max() > 2
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+def sideways(kind: str, exif: Image.Exif | None = None) -> bytes:
+    """An image of 16×32 pixels whose XMP says that it lies on its side."""
+    image = Image.linear_gradient("L").resize((16, 32)).convert("RGB")
+    options: dict[str, object] = {"xmp": XMP}
+    if kind == "PNG":
+        options = {"pnginfo": PngInfo()}
+        options["pnginfo"].add_itxt("XML:com.adobe.xmp", XMP.decode())  # type: ignore[attr-defined]
+    elif kind == "TIFF":
+        options = {"tiffinfo": {700: XMP}}
+    return encode_image(image, kind, **options, **({} if exif is None else {"exif": exif}))
+
+
+def naive_upright(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return ImageOps.exif_transpose(image)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "MPO", "PNG", "TIFF", "WEBP"])
+def test_an_orientation_that_only_XMP_tells_is_not_applied_as_in_viewers_S13(kind: str) -> None:
+    data = sideways(kind)
+    assert decode_image(data, LIMITS).size == (16, 32)
+    if kind != "MPO":  # its writer leaves XMP out
+        assert naive_upright(data).size == (32, 16)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_EXIF_counts_beside_XMP_and_XMP_does_not_count_beside_EXIF_S13(kind: str) -> None:
+    """Pillow reads both when it opens a JPEG, in search of its resolution, and remembers what XMP says."""
+    exif = Image.Exif()
+    exif[0x0131] = "a camera"
+    assert decode_image(sideways(kind, exif), LIMITS).size == (16, 32)
+    assert naive_upright(sideways(kind, exif)).size == (32, 16)
+    exif[0x0112] = 3
+    turned_over = decode_image(sideways(kind, exif), LIMITS)
+    assert turned_over.size == (16, 32)
+    assert corner(turned_over)[0] > 200, "the gradient begins black"
+    exif[0x0112] = 8
+    assert decode_image(sideways(kind, exif), LIMITS).size == (32, 16)
+
+
+@pytest.mark.parametrize("behind_the_pixels", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"XML:com.adobe.xmp\x00" + XMP,
+        b"Raw profile type exif\x00\nexif\n      26\n" + b"4d4d002a000000080001011200030000000100060000" + b"00000000",
+        b"Raw profile type exif\x00\nexif\n       9\nno digits",
+    ],
+)
+def test_an_orientation_in_the_text_of_a_PNG_is_not_applied_as_in_browsers_S13(
+    text: bytes, behind_the_pixels: bool
+) -> None:
+    note = chunk(b"tEXt", text)
+    row = b"\x00\x40\x80\xff"
+    data = png(8, 0, row, after=note) if behind_the_pixels else png(8, 0, row, before=note)
+    shown = decode_image(data, LIMITS)
+    assert [shown.getpixel((x, 0)) for x in range(4)] == [(level,) * 3 for level in row]
+    if not text.endswith(b"no digits"):
+        naive = naive_upright(data)
+        assert [naive.getpixel((x, 0)) for x in range(4)] == [0] * 4
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_EXIF_that_is_damaged_turns_nothing_and_costs_nothing_S13(kind: str) -> None:
+    image = Image.linear_gradient("L").resize((16, 32)).convert("RGB")
+    assert decode_image(encode_image(image, kind, exif=b"Exif\x00\x00no EXIF"), LIMITS).size == (16, 32)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,11 +22,12 @@ from starlette.requests import Request
 
 from semel.cache import LruCache
 from semel.core import Feature, Media
-from semel.errors import MediaUndecodable, SemelError
+from semel.errors import InvalidRequest, MediaError, MediaUndecodable, SemelError
 from semel.frontend.exchange import BodyLimits, read
 from semel.frontend.pace import PaceLimits
 from semel.media.budget import Budget, BudgetLimits
-from semel.render import ChatRenderer
+from semel.render import ChatRenderer, Tokenizer, source_from
+from semel.render.source import media_from_base64
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer
@@ -230,3 +232,47 @@ async def test_beside_a_request_with_very_many_items_another_is_not_kept_waiting
     attack = asyncio.create_task(app.post(CHAT, many))
     assert (await app.post(CHAT, json.loads(body(1)))).status_code == 200
     assert (await attack).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a b " * 300_000}),
+        ("/v1/completions/render", {"prompt": "a b " * 300_000}),
+        ("/tokenize", {"prompt": "a b " * 300_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 300_000}]}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a b " * 300_000}]}),
+    ],
+)
+async def test_a_text_longer_than_any_prompt_is_refused_before_tokens_are_made_of_it(
+    app: Rig, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making tokens of a text takes 200 times its memory, and is not in any account."""
+    monkeypatch.setattr(Tokenizer, "_encode", None)
+    status, message = await app.refused(path, body)
+    assert status == 400
+    assert "1,200,00" in message
+
+
+async def test_a_body_of_faults_costs_as_little_as_one_fault(app: Rig) -> None:
+    faults = {str(number) + "x": "?" for number in range(5_000)}
+    status, message = await app.refused("/v1/completions", {"prompt": "a", "logit_bias": faults})
+    assert status == 400
+    assert "10,000 faults" in message or "5,000 faults" in message
+
+
+async def test_a_refusal_that_waits_has_nothing_of_the_body() -> None:
+    with pytest.raises(MediaError) as caught:
+        media_from_base64("%" * 1_000, "image", mime=None, where="messages[0]")
+    assert caught.value.__cause__ is None
+
+
+def test_a_data_url_of_separators_is_not_taken_apart() -> None:
+    url = "data:" + ";abcd" * 1_000_000
+    begin = time.process_time()
+    with pytest.raises(InvalidRequest, match="is not of the form"):
+        source_from(url, "image", where="messages[0]")
+    taken_s = time.process_time() - begin
+    begin = time.process_time()
+    assert len([field.strip() for field in url.split(";")]) == 1_000_001  # the naive way
+    assert taken_s < (time.process_time() - begin) / 10

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -15,11 +16,11 @@ import pytest
 from PIL import Image
 
 from semel.core import Feature, Media
-from semel.errors import MediaTooLarge, MediaUndecodable, RequestError, ServiceError
+from semel.errors import InvalidRequest, MediaTooLarge, MediaUndecodable, ProtocolError, RequestError, ServiceError
 from semel.media import DecodeLimits, decode_audio
-from semel.processing import child
+from semel.processing import HfProcessor, child
 from semel.processing.deadly import DeadlyMedia
-from semel.processing.pipe import Load
+from semel.processing.pipe import HEADER_BYTES, Failed, Load, Work, decode_answer, encode, read_header
 from semel.processing.pool import Pool
 from tests.processing.test_pool import TARGET, bomb, picture, stopped
 from tests.security.confined import confined
@@ -96,6 +97,58 @@ def test_a_process_that_its_items_have_used_up_gives_its_place_to_another_S6(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (loaded + MAX_MEMORY_BYTES, -1))
     monkeypatch.setattr(child, "_data_bytes", lambda: loaded + left_behind)
     assert child._is_used_up(load) is not goes_on
+
+
+@pytest.mark.parametrize("used_up", [False, True])
+def test_a_process_that_is_used_up_says_so_in_its_last_answer_S6(
+    tiny: Folder, used_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Load("", TARGET, DecodeLimits(), timeout_s=1.0, max_memory_bytes=MAX_MEMORY_BYTES)
+    monkeypatch.setattr(child, "_is_used_up", lambda _: used_up)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        processor = HfProcessor.load(tiny("qwen2-vl"), TARGET)
+        goes_on = child._answer(theirs, processor, load, Work(0, "image", None, {}), b"no image", None)
+        answer = decode_answer(ours.recv(1_000)[HEADER_BYTES:], payload_bytes=0)
+    assert isinstance(answer, Failed)
+    assert (answer.error, answer.last, goes_on) == ("MediaUndecodable", used_up, not used_up)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_process_that_gives_up_its_place_takes_no_item_with_it_S6(pool: Pool) -> None:
+    """The next item waits already. A pool that gives it to a process about to end has it fail, and suspects it."""
+    await until(lambda: len(pool.spare_pids) == 1 and all(one.free for one in pool._children), within_s=90)
+    failed = pool.failed
+    with stopped(pool) as (pid,):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        nearly = status_bytes(pid, "VmData") + MAX_MEMORY_BYTES // 4
+        resource.prlimit(pid, resource.RLIMIT_DATA, (nearly, hard))
+        media = (Media("image", b"no image"), *(picture(56, 56 + 28 * n) for n in range(8)))
+        sent = [asyncio.create_task(pool.process(one)) for one in media]
+        await asyncio.sleep(0)
+    guilty, *innocent = await asyncio.gather(*sent, return_exceptions=True)
+    assert isinstance(guilty, MediaUndecodable)
+    assert [one for one in innocent if not isinstance(one, Feature)] == []
+    assert pid not in pool.pids
+    assert pool.failed == failed + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mime", "options"),
+    [("image/" + "a" * (17 << 20), {}), (None, {"size": "a" * (17 << 20)}), ("image/png", {"size": [1] * (17 << 20)})],
+)
+async def test_words_about_an_item_that_are_too_many_are_refused_and_the_process_lives_S6(
+    pool: Pool, mime: str | None, options: dict[str, object]
+) -> None:
+    pids, media = pool.pids, Media("image", b"x", mime)
+    with pytest.raises(InvalidRequest, match="the limit is 16,777,216"):
+        await pool.process(media, options)
+    assert pool.pids == pids
+    naive = encode(Work(0, "image", mime, options), 1)
+    with pytest.raises(ProtocolError):  # what ends the process of a pool that sends it all the same
+        read_header(naive[:HEADER_BYTES], max_payload_bytes=1)
 
 
 @pytest.mark.slow

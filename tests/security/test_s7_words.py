@@ -43,6 +43,17 @@ def raiser(error: type[Exception]) -> Callable[..., NoReturn]:
     return fail
 
 
+def test_what_a_client_calls_its_media_is_escaped_and_cut_where_it_is_logged_S7() -> None:
+    """The control writes a line of its own into the log."""
+    media = Media("image", b"12345", "image/png\nERROR all is lost\x1b[2J" + "a" * 1_000_000)
+    assert repr(media).startswith("Media(image, 'image/png\\nERROR all is lost\\x1b[2Jaaa")
+    assert repr(media).endswith("aaa', 5 bytes)")
+    assert len(repr(media)) < 100
+    assert repr(media).isprintable()
+    assert len(f"Media({media.modality}, {media.mime})".splitlines()) == 2
+    assert repr(Media("audio", b"")) == "Media(audio, unknown type, 0 bytes)"
+
+
 @pytest.mark.parametrize("error", FOREIGN)
 def test_whatever_a_decoder_raises_the_client_gets_our_words_S7(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

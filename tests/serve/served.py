@@ -36,8 +36,8 @@ class Served:
 
     @property
     def folder(self) -> Path:
-        (key,) = self.home.glob("semel-*/key")  # the worker has a folder of its own beside it
-        return key.parent
+        (folder,) = self.home.glob("semel-*")
+        return folder
 
     def child(self, command: str) -> psutil.Process:
         """The process that runs `semel COMMAND` now."""

@@ -44,6 +44,18 @@ def test_a_feature_has_a_mask_where_marks_stand_among_its_embeddings_A1(
     assert processor.family.fault(processor.config, feature) is None
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("level", [0, 127, 128, 255])
+def test_no_image_of_one_colour_gives_idefics3_a_tile_that_it_leaves_out_S8(
+    tiny: Folder, level: int, dtype: str
+) -> None:
+    """Normalised, black is -1, and the middle lies between two levels. vLLM's Idefics3 takes no other pixels."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (90, 120), (level,) * 3).save(buffer, "PNG")
+    processor = HfProcessor.load(tiny("idefics3"), Target(dtype))
+    assert processor.family.fault(processor.config, processor.process(Media("image", buffer.getvalue()))) is None
+
+
 def test_a_layout_of_gemma3_reaches_from_mark_to_mark_A1(gemma: HfProcessor) -> None:
     feature = gemma.process(picture(90, 120))
     start, image, end = (gemma.config[f"{name}_token_index"] for name in ("boi", "image", "eoi"))

@@ -15,6 +15,7 @@ from semel.engine import Submission
 from semel.frontend.remote import RemoteStream, RemoteWorker
 from semel.telemetry import CacheLookups, Meter
 from semel.testing.engine import EchoEngine, echo
+from semel.wire.limits import Limits
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.waiting import until
@@ -96,19 +97,26 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    folder: Path, *, frontends: int = 1, items: int = 4, shared_items: int | None = None, pause_s: float = 0.0
+    folder: Path,
+    *,
+    frontends: int = 1,
+    items: int = 4,
+    shared_items: int | None = None,
+    pause_s: float = 0.0,
+    limits: Limits | None = None,
 ) -> AsyncIterator[Rig]:
     """A worker whose engine holds a few items. With `shared_items`, frontends lend memory for so many."""
     address = f"ipc://{folder}/w.sock"
     engine = EchoEngine(replace(CONTRACT, cache_bytes=items * ITEM_BYTES), pause_s=pause_s)
     async with AsyncExitStack() as stack:
-        listener = await stack.enter_async_context(WorkerListener(address, key=KEY, contract=engine.contract))
+        listening = WorkerListener(address, key=KEY, contract=engine.contract, limits=limits)
+        listener = await stack.enter_async_context(listening)
         path = memory_path(address)
         assert path is not None
         borrowers = await stack.enter_async_context(Borrowers(path))
         worker = Worker(engine, listener, borrowers)
         tasks = [asyncio.create_task(worker.run())]
-        made = [await _frontend(stack, address, tasks, number, shared_items) for number in range(frontends)]
+        made = [await _frontend(stack, address, tasks, number, shared_items, limits) for number in range(frontends)]
         try:
             await until(lambda: all(one.worker.is_connected for one in made))
             yield Rig(engine, worker, listener, made)
@@ -119,10 +127,15 @@ async def rig(
 
 
 async def _frontend(
-    stack: AsyncExitStack, address: str, tasks: list[asyncio.Task[None]], number: int, shared_items: int | None
+    stack: AsyncExitStack,
+    address: str,
+    tasks: list[asyncio.Task[None]],
+    number: int,
+    shared_items: int | None,
+    limits: Limits | None,
 ) -> Frontend:
     backoff = Backoff(first_s=0.01, max_s=0.05)
-    link = FrontendLink(address, key=KEY, frontend_id=f"f{number}", backoff=backoff)
+    link = FrontendLink(address, key=KEY, frontend_id=f"f{number}", backoff=backoff, limits=limits)
     await stack.enter_async_context(link)
     memory = None if shared_items is None else SharedCache.create(shared_items * (ITEM_BYTES + 128))
     meter, lookups = Meter(), CacheLookups()

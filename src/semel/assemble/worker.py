@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from semel.assemble.stopping import until_stopped
 from semel.cache import Borrowers
 from semel.core import Key, Modality
 from semel.processing.processor import ProcessorKind
-from semel.settings import default_variable
+from semel.settings import default_folder
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import MM_CACHE_EVICTIONS
@@ -58,11 +57,7 @@ async def run_worker(options: WorkerOptions) -> None:
     arguments = parse_engine_flags(
         options.model, engine_flags, encoder_planning=options.encoder_planning, metrics=page.path
     )
-    # The engine's processes leave the sockets between them behind.
-    with (
-        tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as sockets,
-        default_variable(SOCKET_FOLDER, sockets),
-    ):
+    with default_folder(SOCKET_FOLDER):  # the engine's processes leave the sockets between them behind
         engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers)
         try:
             await _serve_engine(options, engine, page)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 __all__ = ["Media", "Modality"]
 
 Modality = Literal["audio", "image", "video"]
+
+_SHOWN_CHARS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -20,4 +22,5 @@ class Media:
     """What the sender says it is: a hint for messages, never trusted for decoding."""
 
     def __repr__(self) -> str:
-        return f"Media({self.modality}, {self.mime or 'unknown type'}, {len(self.data):,} bytes)"
+        mime = "unknown type" if self.mime is None else repr(self.mime[:_SHOWN_CHARS])  # a client's words, in our log
+        return f"Media({self.modality}, {mime}, {len(self.data):,} bytes)"

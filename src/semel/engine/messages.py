@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+
+from msgspec.structs import replace
 
 from semel.core import Digest, Feature, Prompt
 from semel.engine.protocol import Output, Submission
 from semel.wire.messages import Delta, Details, Submit
 from semel.wire.translation import submit_of
 
-__all__ = ["delta_of", "output_of", "submission_of", "submit_for"]
+__all__ = ["delta_of", "deltas_of", "output_of", "submission_of", "submit_for"]
+
+_MAX_LOGPROBS: Final = 16_384
+"""In one message: half a megabyte, and with the longest texts that tokens have still a quarter of what one may be."""
 
 _NONE: Final = Details()
 
@@ -39,6 +44,11 @@ def submission_of(submit: Submit, prompt: Prompt, features: Mapping[Digest, Feat
         dialogue=submit.dialogue,
         priority=submit.priority,
     )
+
+
+def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
+    """The messages that an output of a request travels in: several if its log probabilities are many (S18)."""
+    return (delta_of(request_id, piece) for piece in _pieces(output))
 
 
 def delta_of(request_id: str, output: Output) -> Delta:
@@ -73,6 +83,28 @@ def output_of(delta: Delta) -> Output:
         more.created_cache_tokens,
         more.prompt_logprobs,
     )
+
+
+def _pieces(output: Output) -> Iterator[Output]:
+    """All but the last have tokens alone: what is said with them comes with it, and about the prompt with the first."""
+    entries = max(map(len, output.logprobs or ()), default=0)
+    count, size = len(output.token_ids), _MAX_LOGPROBS // max(entries, 1) or 1
+    if output.logprobs is None or count <= size:
+        yield output
+        return
+    # What parsers have read stays so, or tokens that must not be shown would be.
+    message: dict[str, object] | None = None if output.message is None else {}
+    for start in range(0, count, size):
+        end = start + size
+        texts = None if output.texts is None else output.texts[start:end]
+        piece = replace(output, token_ids=output.token_ids[start:end], logprobs=output.logprobs[start:end], texts=texts)
+        if start:
+            piece = replace(piece, cached_tokens=None, created_cache_tokens=None, prompt_logprobs=None)
+        if end < count:
+            piece = replace(
+                piece, text="", finish_reason=None, stop_reason=None, message=message, reasoning_tokens=None
+            )
+        yield piece
 
 
 def _details(output: Output) -> Details:

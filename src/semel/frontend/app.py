@@ -47,7 +47,8 @@ def create_app(service: Service, meter: Meter, keys: Keyring | None = None) -> F
         answer = as_error(error)
         if isinstance(error, RequestError | Busy | NotReady):
             meter.count(REFUSALS, error.code)
-            error.__traceback__ = error.__context__ = None  # what failed has the body: it must not wait with its answer
+            # What failed has the body: it must not wait with its answer.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
         return answer
 

@@ -97,6 +97,7 @@ async def _complete(wished: str | None, call: Call, asked: CompletionRequest) ->
     handed_over = False
     try:
         for number, prompt in enumerate(asked.prompts()):
+            serving.check_text(prompt)
             stream, rendered = await execute(
                 serving,
                 serving.pipeline.read_completion(prompt, add_special_tokens=asked.add_special_tokens),

@@ -28,6 +28,8 @@ _VALUE_BYTES: Final = 96
 _MARKS: Final = (b",", b"[", b"{")
 _FEW: Final = 64
 
+_MAX_ERRORS: Final = 100
+
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -74,6 +76,8 @@ def parse(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
     try:
         return kind.validate_json(body)
     except ValidationError as error:
+        if (count := error.error_count()) > _MAX_ERRORS:  # shaping half a million of them takes 2 s
+            raise InvalidRequest(f"the body has {count:,} faults; this is the API for OpenAI's requests") from None
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
         raise InvalidRequest(f"{where}: {first['msg']}") from None

@@ -174,8 +174,10 @@ class Fleet:
 
         again = (replace(submission, features={}), make) if self._has_other(worker) else None
         try:
+            self._check_serving(worker)
             stream = await worker.submit(submission, make, goes_on=goes_on)
         except (WorkerLost, NotReady) as error:
+            again = None  # this is the second time
             worker, stream = await self.submit_again(worker, submission, make, error)
         return kind(self, worker, stream, again)
 
@@ -189,6 +191,12 @@ class Fleet:
             raise error from None
         logger.warning("request %s goes to another worker: %s", submission.request_id, error)
         return other, await other.submit(submission, make)
+
+    def _check_serving(self, worker: RemoteWorker) -> None:
+        """It may have been refused or retired since it was chosen: preprocessing takes its time."""
+        if worker not in self._admitted:
+            reason = self._refused.get(worker) or worker.reason or "the worker leaves the fleet"
+            raise NotReady(f"{reason}; try again in a moment")
 
     def _has_other(self, worker: RemoteWorker) -> bool:
         return any(other is not worker for other in self.serving)

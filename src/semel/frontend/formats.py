@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from semel.errors import InvalidRequest
@@ -19,10 +19,27 @@ __all__ = [
     "StructuralTagFormat",
     "StructuredOutputs",
     "TextFormat",
+    "check_json",
     "constraint",
 ]
 
-_Grammar = Annotated[str, Field(max_length=262_144)]
+_MAX_CHARS: Final = 262_144
+"""Of a grammar, or of the JSON of a schema."""
+
+
+def check_json(value: object, name: str, max_chars: int) -> None:
+    """Refuse a value whose JSON is long: it travels to the worker in one message, and is read there."""
+    if (chars := len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))) > max_chars:
+        raise InvalidRequest(f"{name}: JSON of {chars:,} characters; the limit is {max_chars:,}: send less")
+
+
+def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    check_json(schema, "structured_outputs.json", _MAX_CHARS)
+    return schema
+
+
+_Grammar = Annotated[str, Field(max_length=_MAX_CHARS)]
+_Schema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
 _Choice = Annotated[str, Field(max_length=4_096)]
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -32,7 +49,7 @@ class StructuredOutputs(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
-    json: _Grammar | dict[str, Any] | None
+    json: _Grammar | _Schema | None
     regex: _Grammar | None
     choice: Annotated[list[_Choice], Field(min_length=1, max_length=1_024)] | None
     grammar: _Grammar | None
@@ -83,9 +100,15 @@ class StructuralTagFormat(BaseModel):
     type: Literal["structural_tag"]
 
 
-ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
-]
+_Form = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+
+
+def _checked_format(form: _Form) -> _Form:
+    check_json(form.model_dump(by_alias=True), "response_format", _MAX_CHARS)
+    return form
+
+
+ResponseFormat = Annotated[_Form, Field(discriminator="type"), AfterValidator(_checked_format)]
 
 
 def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Mapping[str, Any] | None:

@@ -1,7 +1,8 @@
 """From a request to its answer, the same for every route with a body: admitted, read, parsed, answered, accounted for.
 
 What a request brings is in its account from the first byte. The account closes with the answer, or where one is
-streamed with its first output (`execution`): by then nothing of what came is held any more.
+streamed with its first output (`execution`): by then nothing of what came is held any more. Of a download it closes
+when that has been sent, since what is still to be sent is in it (`downloads`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from semel.core import Tenant
 from semel.frontend.access import tenant_name
+from semel.frontend.downloads import Download
 from semel.frontend.events import EventStream
 from semel.frontend.exchange import CLIENT_CLOSED, parse, read, unless_disconnected
 from semel.frontend.service import Service, Serving
@@ -66,6 +68,7 @@ class Call:
             intent=intent,
             admit=self.serving.check_items,
             spend=self.account.take,
+            max_chars=self.serving.max_chars,
         )
 
 
@@ -87,7 +90,7 @@ async def handle(
     except BaseException:
         call.account.close()
         raise
-    if not isinstance(response, EventStream):  # whose streams close it
+    if not isinstance(response, EventStream | Download):  # which close it themselves
         call.account.close()
     return response
 

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from semel.core import Prompt
 from semel.frontend.attribution import tagged
+from semel.frontend.downloads import Download
 from semel.frontend.exchange import as_json
 from semel.frontend.handling import Call, handle
 from semel.frontend.renderings import generate_body, tokens_body
@@ -48,7 +48,7 @@ def inspection_routes(service: Service) -> APIRouter:
     async def render_chat(request: Request) -> Response:
         """The prompt of a chat and where its items sit, or with `Accept` their tensors."""
         if _accepts_tensors(request):
-            return await handle(request, service, _CHAT, partial(_tensors, service.max_tensor_bytes))
+            return await handle(request, service, _CHAT, partial(_tensors, service))
         return await handle(request, service, _CHAT, _render_chat)
 
     @router.post("/v1/completions/render")
@@ -84,11 +84,11 @@ async def _render_chat(call: Call, asked: ChatCompletionRequest) -> Response:
     return as_json(tagged(body, asked.tenant(call.tenant), call.serving.pipeline.key))
 
 
-async def _tensors(max_bytes: int, call: Call, asked: ChatCompletionRequest) -> Response:
+async def _tensors(service: Service, call: Call, asked: ChatCompletionRequest) -> Response:
     draft = await call.read_chat(asked, "inspect")
-    pieces = write(await call.serving.pipeline.inspector.features(draft, max_bytes=max_bytes))
-    headers = {"Content-Length": str(sum(memoryview(piece).nbytes for piece in pieces))}
-    return StreamingResponse(iter(pieces), headers=headers, media_type=SAFETENSORS)
+    inspector = call.serving.pipeline.inspector
+    features = await inspector.features(draft, max_bytes=service.max_tensor_bytes, spend=call.account.take)
+    return Download(write(features), call.account, media_type=SAFETENSORS, within_s=service.body.max_s)
 
 
 async def _render_completion(call: Call, asked: CompletionRequest) -> Response:
@@ -97,6 +97,7 @@ async def _render_completion(call: Call, asked: CompletionRequest) -> Response:
     request_id = f"cmpl-{uuid.uuid4().hex}"
     bodies = []
     for number, text in enumerate(prompts):
+        serving.check_text(text)
         draft = serving.pipeline.read_completion(text, add_special_tokens=asked.add_special_tokens)
         its_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
         bodies.append(_body(serving, asked, await _inspect(serving, draft), its_id))
@@ -124,6 +125,7 @@ async def _tokenize(call: Call, asked: TokenizeChatRequest | TokenizeTextRequest
     if isinstance(asked, TokenizeChatRequest):
         prompt = await _inspect(serving, await call.read_chat(asked, "inspect"))
         return as_json(tokens_body(prompt.token_ids, max_tokens))
+    serving.check_text(asked.prompt)
     encode = serving.pipeline.tokenizer.encode
     token_ids = await asyncio.to_thread(encode, asked.prompt, add_special_tokens=asked.add_special_tokens)
     return as_json(tokens_body(token_ids, max_tokens))

@@ -15,10 +15,19 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
 from semel.cache import Lender, SharedCache
-from semel.core import Contract, Digest, Feature, Holding, Prompt
+from semel.core import Contract, Digest, Feature, Holding
 from semel.engine import Output, Submission
 from semel.engine.messages import output_of, submit_for
-from semel.errors import EngineDead, NotReady, ProtocolError, SemelError, ServiceError, WorkerLost, error_for
+from semel.errors import (
+    EngineDead,
+    InvalidRequest,
+    NotReady,
+    ProtocolError,
+    SemelError,
+    ServiceError,
+    WorkerLost,
+    error_for,
+)
 from semel.ledger import Ledger
 from semel.render import Make
 from semel.telemetry import CacheLookups, Meter
@@ -34,10 +43,6 @@ _STARTING: Final = "the worker is starting"
 _LOST: Final = "the worker was lost while it answered; send the request again"
 
 logger = logging.getLogger(__name__)
-
-
-def _nowhere(_: bool) -> bool:
-    return False
 
 
 class RemoteStream:
@@ -233,7 +238,7 @@ class RemoteWorker:
             self._stop_lending()
 
     async def submit(
-        self, submission: Submission, make: Make, *, goes_on: Callable[[bool], bool] = _nowhere
+        self, submission: Submission, make: Make, *, goes_on: Callable[[bool], bool] = lambda _: False
     ) -> RemoteStream:
         """Send a submission with what the worker lacks of it, and wait until the worker has taken it.
 
@@ -259,10 +264,15 @@ class RemoteWorker:
         """Send all of a submission, in one session: nothing is awaited."""
         payloads = self._ledger.submit(submission.request_id, digests)
         self._unanswered.add(submission.request_id)
-        self._link.send(submit_for(submission, payloads))
+        try:
+            self._link.send(submit_for(submission, payloads))
+        except ProtocolError as error:  # the session is open, so it is the message
+            raise InvalidRequest(f"the request does not fit into one message: {error}; send a smaller one") from error
         for digest in payloads:
             self._send_feature(stream, digest, stream.features[digest])
-        self._count_saved(submission.prompt, stream)
+        for digest in set(digests) - stream.sent:
+            if (holding := self.holding(digest)) is not None:
+                self._meter.count(FEATURE_BYTES_SAVED, amount=holding.nbytes)
 
     def _send_feature(self, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
         stream.sent.add(digest)
@@ -277,11 +287,6 @@ class RemoteWorker:
         way = "frames" if lease is None else "memory"
         self._meter.count(FEATURES_SENT, way)
         self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
-
-    def _count_saved(self, prompt: Prompt, stream: RemoteStream) -> None:
-        for digest in {item.digest for item in prompt.items} - stream.sent:
-            if (holding := self.holding(digest)) is not None:
-                self._meter.count(FEATURE_BYTES_SAVED, amount=holding.nbytes)
 
     def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""
@@ -315,8 +320,13 @@ class RemoteWorker:
                 self._others = max(0, self.running - len(self._unanswered))
             case Accepted() | Delta() | Failed() | Need():
                 self._on_answer(event)
-            case Have() | Gone() | Forget():
-                self._on_announcement(event)
+            case Have(number=number):
+                self._ledger.have(number, holdings_of(event))
+            case Gone(number, digests):
+                self._ledger.gone(number, digests)
+            case Forget():
+                if self._on_forget is not None:
+                    self._on_forget()
             case _:
                 raise ProtocolError(f"{type(event).__name__} is nothing for a frontend")
 
@@ -331,15 +341,6 @@ class RemoteWorker:
             stream.on_message(event)
             if stream.is_answered:
                 self._unanswered.discard(event.request_id)
-
-    def _on_announcement(self, event: Have | Gone | Forget) -> None:
-        match event:
-            case Have(number=number):
-                self._ledger.have(number, holdings_of(event))
-            case Gone(number, digests):
-                self._ledger.gone(number, digests)
-            case Forget() if self._on_forget is not None:
-                self._on_forget()
 
     def _lose(self, message: str) -> None:
         self._become(None, f"no worker ({message})")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from semel.core import Dialogue, Tenant
 from semel.errors import InvalidRequest
 from semel.frontend.fields import Ignored, without_refused
-from semel.frontend.formats import ResponseFormat, StructuredOutputs, constraint
+from semel.frontend.formats import ResponseFormat, StructuredOutputs, check_json, constraint
 from semel.frontend.showing import ALL, Showing
 from semel.frontend.tools import Tool, ToolChoice, chosen, count_calls
 from semel.render import ChatRequest
@@ -73,6 +73,15 @@ _TokenPrompt = Annotated[
 _Prompts = 256
 """The most prompts of one request."""
 
+_MAX_TEMPLATE_CHARS: Final = 1_048_576
+"""Of the JSON of tools and of what is for the chat template, in all."""
+
+_MAX_CHOSEN_LOGPROBS: Final = 4_096
+"""For one token of each of the `n` answers: all of them come at once."""
+
+_Pattern = Annotated[int, Field(ge=0, le=256)]
+_Repeats = Annotated[int, Field(ge=0, le=1_024)]
+
 _Salt = Annotated[str, Field(max_length=1_024)]
 _Words = Annotated[str, Field(max_length=1_024)]
 _Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
@@ -114,9 +123,9 @@ class StreamOptions(_Strict):
 class RepetitionDetection(_Strict):
     """When to end an answer that repeats itself."""
 
-    max_pattern_size: _Count = 0
-    min_pattern_size: _Count = 0
-    min_count: _Count = 0
+    max_pattern_size: _Pattern = 0
+    min_pattern_size: _Pattern = 0
+    min_count: _Repeats = 0
 
 
 class _Chat(_Owned):
@@ -130,6 +139,13 @@ class _Chat(_Owned):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        tools = [tool.shown() for tool in self.tools or ()]
+        if tools or self.chat_template_kwargs:
+            check_json([tools, self.chat_template_kwargs], "tools and chat_template_kwargs", _MAX_TEMPLATE_CHARS)
+        return self
 
     def chat(self) -> ChatRequest:
         """What decides the prompt."""
@@ -189,7 +205,7 @@ class _Sampled(_Owned, Ignored):
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     repetition_detection: RepetitionDetection | None = None
-    stream_interval: _Tokens | None = None
+    stream_interval: Annotated[int, Field(ge=1, le=64)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 
@@ -199,6 +215,11 @@ class _Sampled(_Owned, Ignored):
             raise InvalidRequest("stream_options: only with stream; leave it out, or set stream to true")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("prompt_logprobs: not in a stream; leave one of the two out")
+        if (asked := self.n * len(self.logprob_token_ids or ())) > _MAX_CHOSEN_LOGPROBS:
+            raise InvalidRequest(
+                f"logprob_token_ids: {asked:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name "
+                "fewer, or lower n"
+            )
         return self
 
     def sampling(self) -> Mapping[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from semel.core import Contract, Digest, Holding, Item
@@ -13,7 +13,7 @@ from semel.frontend.exchange import BodyLimits
 from semel.frontend.fleet import Fleet
 from semel.frontend.pace import Pace, PaceLimits
 from semel.media.budget import Budget
-from semel.render import HoldingOf, Pipeline, Source
+from semel.render import HoldingOf, Pipeline, Source, check_chars
 
 __all__ = ["Service", "Serving"]
 
@@ -42,6 +42,16 @@ class Serving:
             raise InvalidRequest("the prompt is empty: send a text that has tokens")
         if tokens >= (limit := self.contract.max_tokens):
             raise PromptTooLong(f"the prompt has {tokens:,} tokens; {self.model} takes {limit:,} with the answer")
+
+    @property
+    def max_chars(self) -> int:
+        """How many characters a prompt can have at the very most."""
+        return self.contract.max_tokens * self.pipeline.tokenizer.longest
+
+    def check_text(self, prompt: str | Sequence[int]) -> None:
+        """Refuse a text that is longer than any prompt can be, before tokens are made of it."""
+        if isinstance(prompt, str):
+            check_chars(len(prompt), self.max_chars)
 
     def check_items(self, items: Iterable[Item | Source]) -> None:
         """Refuse more items of a modality than a prompt may have, before one of them is fetched or processed."""

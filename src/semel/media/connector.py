@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from semel.media.address import Address, parse_address
 from semel.media.policy import MediaPolicy, Reach, unreachable
+from semel.media.turns import outlasting
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -37,10 +39,10 @@ class NoAddress(OSError):
     """A name has no address that may be reached; whether it has others is not told."""
 
 
-async def look_up(host: str) -> Sequence[str]:
-    """The addresses that the machine's own resolver gives for a name."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+async def look_up(host: str, threads: Executor | None = None) -> Sequence[str]:
+    """The addresses that the machine's own resolver gives for a name; it takes one of these threads meanwhile."""
+    ask = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    found = await asyncio.get_running_loop().run_in_executor(threads, ask)
     return [str(sockaddr[0]) for _, _, _, _, sockaddr in found]
 
 
@@ -52,9 +54,13 @@ class CheckedResolver(AbstractResolver):
         self._lookup = lookup
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """The addresses as numbers; raises `NoAddress` if none is left."""
+        """The addresses as numbers; raises `NoAddress` if none is left.
+
+        It goes on when the fetch that began it has gone, and so does that fetch's turn: the thread is still taken.
+        """
         try:
-            found = await self._lookup(host)
+            with outlasting():
+                found = await self._lookup(host)
         except OSError:
             found = ()
         reach = self._policy.reach(host, port)

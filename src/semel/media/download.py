@@ -3,6 +3,7 @@
 Redirects are followed here and not by the client library, so that each is judged as if a request had named it (threats
 S1, S3). A server is trusted with nothing: not with lengths, not with time, not with compression (S4). What it says goes
 to the log at most, without the path and query of the URL, which may be a secret; a client reads our own words (S7).
+Tenants take turns: slow servers that one of them names cannot have the connections, or the lookups, of all (S18).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Final
 
 import aiohttp
@@ -24,6 +26,7 @@ from semel.media.connector import CheckedConnector, Lookup, look_up
 from semel.media.freshness import HEADERS, Freshness
 from semel.media.policy import MediaPolicy, unreachable
 from semel.media.responses import StoredResponse
+from semel.media.turns import Turns
 from semel.media.url import WebUrl
 
 __all__ = ["Downloader", "FetchLimits"]
@@ -42,7 +45,7 @@ class FetchLimits:
     """Bytes of one item, counted as they come."""
 
     total_s: float = 30.0
-    """Seconds for all of a fetch: waiting for a connection, redirects, headers and body."""
+    """Seconds for all of a fetch: waiting for its turn and a connection, redirects, headers and body."""
 
     connect_s: float = 5.0
     """Seconds for one connection to be made, TLS included."""
@@ -53,11 +56,21 @@ class FetchLimits:
     max_redirects: int = 3
     """Hops after the first."""
 
-    connections: int = 64
-    """Connections at a time."""
+    connections: int = 128
+    """Connections at a time, and lookups of names."""
 
-    connections_per_host: int = 8
+    connections_per_host: int = 16
     """Of those, to one host and port."""
+
+    @property
+    def fetches_per_tenant(self) -> int:
+        """Fetches of one tenant under way at a time."""
+        return max(1, self.connections // 4)
+
+    @property
+    def fetches_per_tenant_and_host(self) -> int:
+        """Of those, from one host and port."""
+        return max(1, self.connections_per_host // 2)
 
 
 class Downloader:
@@ -68,7 +81,7 @@ class Downloader:
         policy: MediaPolicy,
         limits: FetchLimits,
         *,
-        lookup: Lookup = look_up,
+        lookup: Lookup | None = None,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -76,9 +89,16 @@ class Downloader:
         self._limits = limits
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._now = now
+        self._tenants: Turns[str] = Turns(limits.fetches_per_tenant)
+        self._hosts: Turns[tuple[str, str, int]] = Turns(limits.fetches_per_tenant_and_host)
+        # Of its own: an event loop has few threads for lookups, and they are for everything else as well.
+        self._threads = ThreadPoolExecutor(limits.connections, "lookup")
         self._session = aiohttp.ClientSession(
             connector=CheckedConnector(
-                policy, lookup, connections=limits.connections, connections_per_host=limits.connections_per_host
+                policy,
+                lookup or partial(look_up, threads=self._threads),
+                connections=limits.connections,
+                connections_per_host=limits.connections_per_host,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             # The time for all of it is kept by the caller, over all hops.
@@ -90,35 +110,41 @@ class Downloader:
     async def close(self) -> None:
         """Give up all connections."""
         await self._session.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def download(
-        self, url: WebUrl, spend: Callable[[int], None], stored: StoredResponse | None = None
+        self, url: WebUrl, spend: Callable[[int], None], stored: StoredResponse | None = None, *, tenant: str
     ) -> StoredResponse:
         """What is at a URL; `stored` is what was got there before, and comes back if the origin says it still holds.
 
-        `spend` is told of every piece before it is kept.
+        `spend` is told of every piece before it is kept. Turns go by the tenant's name alone: salts are free.
         """
         try:
             async with asyncio.timeout(self._limits.total_s):
-                return await self._follow(url, spend, stored)
+                with (await self._tenants.take(tenant)).current():
+                    return await self._follow(url, spend, stored, tenant)
         except TimeoutError as error:
             logger.info("fetching %s took too long: %s", url, _reason(error))
             raise MediaUnavailable(
                 f"its server took too long: there are {self._limits.connect_s:g} s to connect, {self._limits.idle_s:g} "
-                f"between two pieces, and {self._limits.total_s:g} for all of it (--media-timeout-s)"
+                f"between two pieces, and {self._limits.total_s:g} for all of it, with other fetches that it waits for "
+                "(--media-timeout-s)"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             logger.info("fetching %s failed: %s", url, _reason(error))
             raise MediaUnavailable("its server cannot be connected to, or broke off its answer") from None
 
-    async def _follow(self, url: WebUrl, spend: Callable[[int], None], stored: StoredResponse | None) -> StoredResponse:
+    async def _follow(
+        self, url: WebUrl, spend: Callable[[int], None], stored: StoredResponse | None, tenant: str
+    ) -> StoredResponse:
         """Ask hop by hop. What comes of it is usable as long as every hop is."""
         hops = [url]
         passed: list[Freshness] = []
         self._policy.check(url)
         while True:
             known = stored if stored is not None and stored.hops[-1] == hops[-1] else None
-            answer = await self._ask(hops[-1], spend, known)
+            with await self._hosts.take((tenant, hops[-1].host, hops[-1].port)):
+                answer = await self._ask(hops[-1], spend, known)
             if answer.location is None:
                 freshness = reduce(Freshness.limited_by, passed, answer.freshness)
                 return StoredResponse(answer.data, freshness, tuple(hops))

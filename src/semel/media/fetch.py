@@ -20,7 +20,7 @@ from typing import Final, Literal
 from semel.cache import Flight
 from semel.core import Tenant
 from semel.errors import MediaNotAllowed, MediaTooLarge, MediaUnavailable, SemelError
-from semel.media.connector import Lookup, look_up
+from semel.media.connector import Lookup
 from semel.media.download import Downloader, FetchLimits
 from semel.media.local import read_file
 from semel.media.policy import MediaPolicy
@@ -110,7 +110,7 @@ class Fetcher:
         self,
         options: FetchOptions,
         *,
-        lookup: Lookup = look_up,
+        lookup: Lookup | None = None,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -181,9 +181,10 @@ class Fetcher:
         return True
 
     async def _download(self, key: ResponseKey, stored: StoredResponse | None, apart: bool, payer: _Payer) -> bytes:
+        tenant, url = key
         payer.leads = True
         with self._timed():
-            response = await self._downloader.download(key[1], payer.spend, stored)
+            response = await self._downloader.download(url, payer.spend, stored, tenant=tenant.name)
         if stored is not None and response.data is stored.data:
             self._counts.confirmed += not apart
         else:

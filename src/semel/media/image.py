@@ -1,9 +1,9 @@
 """Decoding images: upright, opaque, 8 bits of RGB, and only the first picture of a file.
 
-What a model sees is what a person sees (threats S13): EXIF orientation is applied, what is transparent is white, and
-16 bits become the upper 8. Sizes are checked on what a file says of itself, before anything is allocated (S5); the
-frames behind the first are never decoded. A format that is not listed is not opened (S6). The text of a decoder's error
-goes to the log, never into ours (S7).
+What a model sees is what a person sees (threats S13): EXIF orientation is applied and no other, what is transparent is
+white, and 16 bits become the upper 8. Sizes are checked on what a file says of itself, before anything is allocated
+(S5); the frames behind the first are never decoded. A format that is not listed is not opened (S6). The text of a
+decoder's error goes to the log, never into ours (S7).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import logging
 import re
+import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from semel.errors import MediaDegenerate, MediaError, MediaTooLarge, MediaUndecodable
@@ -29,6 +30,21 @@ _WIDE_MODES: Final = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _GREY_STEPS: Final[Mapping[object, int]] = {"L;2": 85, "L;4": 17}
 """How far apart the greys of a PNG of 2 and of 4 bits are, once they are 8 bits."""
 
+_TURNS: Final[Mapping[object, str]] = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What EXIF's orientations have a viewer do."""
+
+_METADATA: Final = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif", "Raw profile type xmp")
+_FORGIVEN: Final = (KeyError, SyntaxError, TypeError, ValueError, struct.error)
+"""What Pillow forgives a JPEG's EXIF."""
+
 _MAX_SCANS: Final = 100
 """Of a JPEG; encoders write ten, and each costs as much as the whole image."""
 
@@ -40,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
     """An image as RGB pixels, upright and opaque."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         with _pillow_limit(limits.max_image_pixels):
@@ -50,8 +66,7 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
             _check_size(image.size, limits)
             _check_scans(data)
             _load(image)
-            ImageOps.exif_transpose(image, in_place=True)
-            return _opaque(image)
+            return _opaque(_upright(image))
     except (MediaError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -122,6 +137,7 @@ def _load(image: Image.Image) -> None:
     tile = next(iter(getattr(image, "tile", ())), None)
     raw_mode = None if tile is None else tile.args
     transparency = image.info.get("transparency")
+    image.info.pop("xmp", None)  # Pillow turns a TIFF while it loads, by the word of XMP as well
     image.load()
     if raw_mode in _GREY_STEPS and isinstance(transparency, int):
         transparency *= _GREY_STEPS[raw_mode]
@@ -130,6 +146,26 @@ def _load(image: Image.Image) -> None:
     image.info.pop("transparency", None)
     if transparency is not None:
         image.info["transparency"] = transparency
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as EXIF says, as far as that can be read; a TIFF was turned when it was loaded.
+
+    Not by Pillow's `exif_transpose`, which takes the word of XMP, or of a text in a PNG, where EXIF says nothing.
+    Viewers and browsers do not.
+    """
+    from PIL import ExifTags, Image
+
+    exif = Image.Exif()
+    with suppress(*_FORGIVEN):
+        exif.load(image.info.get("exif", b""))
+    turn = _TURNS.get(exif.get(ExifTags.Base.Orientation))
+    upright = image if turn is None else image.transpose(Image.Transpose[turn])
+    for name in _METADATA:  # whoever looks at the image later must not turn it again
+        upright.info.pop(name, None)
+    with suppress(*_FORGIVEN):
+        upright.getexif().clear()
+    return upright
 
 
 def _opaque(image: Image.Image) -> Image.Image:

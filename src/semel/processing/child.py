@@ -18,6 +18,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import msgspec
+
 from semel.cache import Window
 from semel.core import Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
@@ -26,6 +28,7 @@ from semel.processing.pipe import (
     HEADER_BYTES,
     Description,
     Load,
+    Made,
     Offer,
     Order,
     Ready,
@@ -75,7 +78,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
         if not isinstance(work, Work):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
-        if not _answer(pipe, processor, load, work, media, memory) and _is_used_up(load):
+        if not _answer(pipe, processor, load, work, media, memory):
             logger.warning("memory that items have left behind is over half of the limit; another process takes over")
             return
 
@@ -136,24 +139,31 @@ def _data_bytes() -> int:
 def _answer(
     pipe: socket.socket, processor: Processor, load: Load, work: Work, media: bytes, memory: Window | None
 ) -> bool:
-    """Answer an order; whether with a feature."""
+    """Answer an order; whether another may follow."""
     try:
         feature = _process(processor, load, work, media)
         made = made_of(work.item, feature)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(failure_of(_ours(error, load))))
-        return False
+        failed = failure_of(_ours(error, load))
+    else:
+        _send(pipe, made, head, feature, memory)
+        return True
+    last = _is_used_up(load)  # asked only now: the error held on to what the item had taken
+    pipe.sendall(encode(msgspec.structs.replace(failed, last=last)))
+    return not last
+
+
+def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory: Window | None) -> None:
     if memory is not None and made.tensor_bytes:
-        pipe.sendall(encode(Offer(work.item, made.tensor_bytes)))
+        pipe.sendall(encode(Offer(made.item, made.tensor_bytes)))
         order, _ = _receive(pipe, max_payload_bytes=0)
         if isinstance(order, Write):
             pipe.sendall(encode(write(made, feature, memory.view(order.offset, made.tensor_bytes))))
-            return True
+            return
     pipe.sendall(head)
     for piece in payload_of(made, feature):
         pipe.sendall(piece)
-    return True
 
 
 def _process(processor: Processor, load: Load, work: Work, media: bytes) -> Feature:

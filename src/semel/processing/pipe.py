@@ -18,8 +18,8 @@ import msgspec
 
 import semel.errors
 from semel.cache import tensor_offsets
-from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Modality, Target, Tensor
-from semel.errors import ConfigError, FeatureMissing, ProtocolError, SemelError, ServiceError
+from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Media, Modality, Target, Tensor
+from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits
 from semel.processing.processor import Processor, ProcessorKind
 
@@ -40,6 +40,7 @@ __all__ = [
     "decode_answer",
     "decode_order",
     "encode",
+    "encode_work",
     "error_of",
     "failure_of",
     "feature_of",
@@ -192,6 +193,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The name of the class, of those in `semel.errors`."""
 
     message: str
+    last: bool = False
+    """Whether the process takes no order after this one, and ends."""
 
 
 Order = Load | Work | Write | Send
@@ -206,6 +209,20 @@ def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
     """The header and the message of a frame; the payload is sent behind it, as it is."""
     body = _encoder.encode(message)
     return _HEADER.pack(len(body), payload_bytes) + body
+
+
+def encode_work(item: int, media: Media, options: Mapping[str, object]) -> bytes:
+    """The order for an item, but for its payload. What cannot travel is the client's fault, and costs no process."""
+    try:
+        order = encode(Work(item, media.modality, media.mime, options), len(media.data))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise InvalidRequest("mm_processor_kwargs need JSON values, nested moderately, of 64 bits at most") from None
+    if (message_bytes := len(order) - HEADER_BYTES) > _MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"the {media.modality}'s type and its mm_processor_kwargs have {message_bytes:,} bytes together; "
+            f"the limit is {_MAX_MESSAGE_BYTES:,}"
+        )
+    return order
 
 
 def read_header(header: bytes | memoryview, *, max_payload_bytes: int) -> tuple[int, int]:

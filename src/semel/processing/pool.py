@@ -23,7 +23,6 @@ from semel.cache import Reservation, SharedCache
 from semel.core import Feature, Media, Target
 from semel.errors import (
     ConfigError,
-    InvalidRequest,
     MediaTooLarge,
     MediaUndecodable,
     NotReady,
@@ -42,9 +41,9 @@ from semel.processing.pipe import (
     Made,
     Offer,
     Send,
-    Work,
     Write,
     encode,
+    encode_work,
     error_of,
     feature_of,
 )
@@ -201,7 +200,7 @@ class Pool:
         self._admit(media)
         item = next(self._items)
         options = options or {}
-        order = _encode_work(item, media, options)
+        order = encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
         job = _Job(item, made if group is None else group, media, options, order, made, apart)
         self._waiting.add(job.group, job)
@@ -291,6 +290,8 @@ class Pool:
                     room = None if self._memory is None or job.apart else self._memory.reserve(answer.nbytes)
                     order = Send() if room is None else Write(room.offset)
                     answer, payload = await child.ask(encode(order))
+            if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
+                await child.end(within_s=_END_TIMEOUT_S)
             return job.read(answer, payload, room)
         except TimeoutError:
             await child.end(within_s=0)
@@ -387,10 +388,3 @@ class Pool:
             )
         (self._children if len(self._children) < self._processes else self._spares).append(process)
         return process
-
-
-def _encode_work(item: int, media: Media, options: Mapping[str, object]) -> bytes:
-    try:
-        return encode(Work(item, media.modality, media.mime, options), len(media.data))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        raise InvalidRequest("mm_processor_kwargs need JSON values, nested moderately, of 64 bits at most") from None

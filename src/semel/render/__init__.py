@@ -9,7 +9,7 @@ from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
 from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
 from semel.render.obtain import Fetch, Spend
-from semel.render.pipeline import ChatRequest, Lookups, Pipeline
+from semel.render.pipeline import ChatRequest, Lookups, Pipeline, check_chars
 from semel.render.source import MediaUrl, Source, source_from
 from semel.render.template import ChatTemplate
 from semel.render.tokenizer import Tokenizer
@@ -45,6 +45,7 @@ __all__ = [
     "ToolReference",
     "assemble",
     "assemble_encoder",
+    "check_chars",
     "source_from",
     "warm_up",
 ]

@@ -15,9 +15,9 @@ _MAX_AT_ONCE: Final = 64
 _T = TypeVar("_T")
 
 
-async def abreast(values: Iterable[_T], work: Callable[[_T], Awaitable[None]]) -> None:
+async def abreast(values: Iterable[_T], work: Callable[[_T], Awaitable[None]], *, at_once: int = _MAX_AT_ONCE) -> None:
     """Do the work for all of them, some at a time: a request with very many items must not fill the pool's queue."""
-    room = asyncio.Semaphore(_MAX_AT_ONCE)
+    room = asyncio.Semaphore(at_once)
 
     async def do(value: _T) -> None:
         async with room:

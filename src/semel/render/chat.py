@@ -12,7 +12,7 @@ from typing import Any
 
 from semel.core import Modality
 from semel.errors import ConfigError, InvalidRequest, TemplateError
-from semel.render.guard import break_spellings, map_strings, strings_in, unused_letters
+from semel.render.guard import are_spelled, break_spellings, map_strings, strings_in, unused_letters
 from semel.render.messages import Conversation
 from semel.render.template import ChatTemplate
 from semel.render.tokenizer import Tokenizer
@@ -53,10 +53,10 @@ class ChatRenderer:
                 "one begins; set one of them to false"
             )
         chat = _Chat(conversation, tools, template_kwargs or {})
-        words = "\0".join(chat.strings())
-        letters = unused_letters(words + self.template.chosen_for(tools).text)
+        texts = [*chat.strings()]
+        letters = unused_letters("".join((*texts, self.template.chosen_for(tools).text)))
         mark = next(letters) if continue_final_message else None
-        if not any(spelling in words for spelling in self.placeholders.values()):
+        if not are_spelled(self.placeholders.values(), texts):
             return self.tokenizer.encode(self._render(chat, add_generation_prompt, mark))
         guard = next(letters)
         chat = chat.map_strings(break_spellings(self.placeholders.values(), guard))

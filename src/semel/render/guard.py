@@ -1,8 +1,9 @@
 """Keeping text text: what a client writes never becomes a placeholder token (threats S14).
 
 A template mixes its own words with the client's, and afterwards nobody can tell whose `<|image_pad|>` it was. So the
-client's spellings are broken before rendering: a guard letter goes behind the first character of each. The rendered
-text is split at the guard, which removes it, and the pieces are tokenised apart, so no spelling is ever whole.
+client's spellings are broken before rendering: a guard letter goes behind the first character of each, and behind a
+text that ends as one begins, since a template may put the rest of it there. The rendered text is split at the guard,
+which removes it, and the pieces are tokenised apart, so no spelling is ever whole.
 
 The guard is a letter that neither the request nor the template uses, taken from Linear A: nobody has been able to read
 that script for 3,400 years, and unlike a noncharacter it survives the `repr` of a list that a template prints.
@@ -11,12 +12,13 @@ that script for 3,400 years, and unlike a noncharacter it survives the `repr` of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from semel.errors import InvalidRequest
 
-__all__ = ["LETTERS", "break_spellings", "map_strings", "strings_in", "unused_letters"]
+__all__ = ["LETTERS", "are_spelled", "break_spellings", "map_strings", "strings_in", "unused_letters"]
 
 LETTERS: Final = "".join(map(chr, range(0x10600, 0x10737)))
 """What guards are taken from: 311 letters of Linear A, all printable."""
@@ -64,7 +66,30 @@ def unused_letters(text: str) -> Iterator[str]:
 
 
 def break_spellings(literals: Iterable[str], guard: str) -> Callable[[str], str]:
-    """What puts `guard` behind the first character of each of the `literals` that a text spells."""
+    """What puts `guard` into each of the `literals` that a text spells, and behind a text that ends as one begins."""
+    literals = tuple(literals)
     # A look-ahead consumes one character only, so that spellings which overlap are all broken.
     starts = re.compile(f"(?s)(?={'|'.join(map(re.escape, literals))}).")
-    return lambda text: starts.sub(rf"\g<0>{guard}", text)
+    begins, _ = _parts(literals)
+
+    def broken(text: str) -> str:
+        return starts.sub(rf"\g<0>{guard}", text) + (guard if text.endswith(begins) else "")
+
+    return broken
+
+
+def are_spelled(literals: Iterable[str], texts: Sequence[str]) -> bool:
+    """Whether a text spells one of the literals, or one text ends as a literal begins and one begins as it ends."""
+    literals = tuple(literals)
+    words = "\0".join(texts)
+    if any(literal in words for literal in literals):
+        return True
+    begins, ends = _parts(literals)
+    return any(text.endswith(begins) for text in texts) and any(text.startswith(ends) for text in texts)
+
+
+@lru_cache(64)
+def _parts(literals: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the literals begin with and what they end with, short of the whole."""
+    cuts = [(literal, cut) for literal in literals for cut in range(1, len(literal))]
+    return tuple(literal[:cut] for literal, cut in cuts), tuple(literal[cut:] for literal, cut in cuts)

@@ -17,8 +17,13 @@ from semel.errors import MediaTooLarge
 from semel.render.abreast import abreast
 from semel.render.draft import Draft, HoldingOf, Process, Rendered
 from semel.render.layouts import LayoutCache
+from semel.render.obtain import Spend
 
 __all__ = ["Inspector"]
+
+
+def _free(_: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,11 @@ class Inspector:
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
         return Rendered(prompt, {}, partial(self.make, draft))
 
-    async def features(self, draft: Draft, *, max_bytes: int) -> Mapping[Digest, Feature]:
-        """The features of all items of a draft, in order; refused as soon as they are over the limit together."""
+    async def features(self, draft: Draft, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
+        """The features of all items of a draft, in order; refused as soon as they are over the limit together.
+
+        `spend` is told of each before it is kept: how large it is, is known once it is made.
+        """
         made: dict[Digest, Feature] = {}
         nbytes = 0
 
@@ -64,6 +72,7 @@ class Inspector:
                 raise MediaTooLarge(
                     f"the tensors of these items have more than {max_bytes:,} bytes: ask for fewer items at a time"
                 )
+            spend(feature.nbytes)
             made[digest] = feature
 
         await abreast(draft.media, take)

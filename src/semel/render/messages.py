@@ -7,6 +7,7 @@ such as `messages[2].content[1]`. Media are bytes from here on, or a URL that is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -32,6 +33,7 @@ _URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
     "video_url": ("video_url", "video"),
 }
 _SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_URL_FIELDS, "input_audio", "tool_reference"})
+_AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
 _TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference")
 """The types that a part without "type" can have: each is the name of the field that it must have."""
 
@@ -194,6 +196,11 @@ def _input_audio(value: object, where: str) -> Media:
         raise InvalidRequest(f'{where}.input_audio: must be an object with "data" and "format", not {_kind(value)}')
     data = _string(value.get("data"), f"{where}.input_audio.data")
     format_ = _string(value.get("format"), f"{where}.input_audio.format")
+    if not _AUDIO_FORMAT.fullmatch(format_):
+        raise InvalidRequest(
+            f'{where}.input_audio.format: must be a short name such as "wav", not {format_[:32]!r} '
+            f"of {len(format_):,} characters"
+        )
     return media_from_base64(data, "audio", mime=f"audio/{format_}", where=where)
 
 

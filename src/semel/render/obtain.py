@@ -1,9 +1,9 @@
-"""From sources to media: what a request names by URL is fetched, all of it abreast, and what it names twice once."""
+"""From sources to media: what a request names by URL is fetched, some at a time, and what it names twice once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from semel.core import Media, Tenant
 from semel.errors import MediaNotAllowed, RequestError
@@ -13,6 +13,9 @@ from semel.render.intent import Intent
 from semel.render.source import MediaUrl, Source
 
 __all__ = ["Fetch", "Spend", "obtain"]
+
+_FETCHES_AT_ONCE: Final = 8
+"""Of one request: a few with slow URLs must not take all turns of their tenant (threats S18)."""
 
 Spend = Callable[[int], None]
 """Is told how many more bytes a request is about to hold, and raises if it may not."""
@@ -46,5 +49,5 @@ async def obtain(
         except RequestError as error:  # others may wait for the same fetch: the error itself is theirs as well
             raise type(error)(f"{source.where}: {error}") from None
 
-    await abreast(wanted.values(), get)
+    await abreast(wanted.values(), get, at_once=_FETCHES_AT_ONCE)
     return [source if isinstance(source, Media) else Media(source.modality, got[source.url]) for source in sources]

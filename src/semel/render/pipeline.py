@@ -18,7 +18,7 @@ from functools import partial
 
 from semel.cache import Cache, Flight, NoCache
 from semel.core import Digest, Feature, Holding, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
-from semel.errors import InvalidRequest
+from semel.errors import InvalidRequest, PromptTooLong
 from semel.render.abreast import abreast
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
@@ -33,7 +33,7 @@ from semel.render.tokenizer import Tokenizer
 from semel.render.weight import beside, is_light
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
-__all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline"]
+__all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline", "check_chars"]
 
 Admit = Callable[[Sequence[Source]], None]
 """Raises if a request has more items than it may have."""
@@ -118,11 +118,13 @@ class Pipeline:
         intent: Intent = "execute",
         admit: Admit = _admit_all,
         spend: Spend = _free,
+        max_chars: int | None = None,
     ) -> Draft:
         """Read a chat, and fetch what it names by URL.
 
         `admit` sees its sources before any is fetched, and raises if there are too many; `spend` is told how many bytes
-        of what is fetched are about to be kept, and raises if they may not be.
+        of what is fetched are about to be kept, and raises if they may not be. A chat whose texts have more than
+        `max_chars` is refused: making tokens of a text takes 200 times its memory.
         """
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
@@ -131,6 +133,8 @@ class Pipeline:
         conversation = await beside(partial(Conversation.parse, request.messages), light=light)
         sources = conversation.sources
         admit(sources)
+        if not light and max_chars is not None:
+            check_chars(sum(map(len, conversation.strings())), max_chars)
         watch.lap("parse")
         given = await obtain(sources, self.fetch, tenant or Tenant(), intent, spend)
         if given is not sources:
@@ -237,6 +241,12 @@ class Pipeline:
             )
         except ValueError:  # of json and of str.encode: no other value is refused
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None
+
+
+def check_chars(count: int, limit: int) -> None:
+    """Refuse a text that is longer than any prompt can be, before tokens are made of it (S18)."""
+    if count > limit:
+        raise PromptTooLong(f"the prompt has {count:,} characters; the model takes {limit:,} at the very most")
 
 
 async def _assemble_chat(

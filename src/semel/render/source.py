@@ -17,6 +17,7 @@ from semel.media.url import Url, parse_url
 __all__ = ["MediaUrl", "Source", "media_from_base64", "source_from"]
 
 _SHOWN_CHARS: Final = 32
+_MAX_HEAD_CHARS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +47,24 @@ def media_from_base64(text: str, modality: Modality, *, mime: str | None, where:
     """The media that `text` encodes."""
     try:
         data = pybase64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise MediaError(f"{where}: the {modality} is not valid base64: encode it without line breaks") from error
+    except ValueError:
+        raise MediaError(f"{where}: the {modality} is not valid base64: encode it without line breaks") from None
     if not data:
         raise MediaError(f"{where}: the {modality} is empty: send its bytes in base64")
     return Media(modality, data, mime)
 
 
 def _from_data_url(rest: str, modality: Modality, where: str) -> Media:
-    head, comma, text = rest.partition(",")
+    # What is split is bounded: a URL of semicolons alone would become as many strings.
+    head, comma, _ = rest[:_MAX_HEAD_CHARS].partition(",")
     mime, *parameters = (field.strip() for field in head.split(";"))
     if not comma or not parameters or parameters[-1] != "base64":
-        raise InvalidRequest(f"{where}: {_shown('data:' + rest)} is not of the form data:{modality}/…;base64,…")
+        raise InvalidRequest(
+            f"{where}: {_shown('data:' + rest[: _SHOWN_CHARS + 1])} is not of the form data:{modality}/…;base64,…"
+        )
     if mime and mime.partition("/")[0].lower() != modality:
         raise InvalidRequest(f"{where}: a data URL of type {_shown(mime)} cannot be used as {modality}")
-    return media_from_base64(text, modality, mime=mime or None, where=where)
+    return media_from_base64(rest[len(head) + 1 :], modality, mime=mime or None, where=where)
 
 
 def _shown(text: str) -> str:

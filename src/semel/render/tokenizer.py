@@ -16,10 +16,11 @@ __all__ = ["Tokenizer"]
 class Tokenizer:
     """The model's tokenizer. Any number of threads may use it at once."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_longest", "_raw")
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
+        self._longest: int | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -63,6 +64,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """How many tokens there are, the added ones too."""
         return int(self._raw.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def longest(self) -> int:
+        """How many characters a token stands for at most: a text of more times as many has more tokens than that."""
+        if self._longest is None:
+            self._longest = max(map(len, self._raw.get_vocab(with_added_tokens=True)), default=1)
+        return self._longest
 
     def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         try:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from semel.core import Modality
-from semel.errors import TemplateError
 from semel.render.content_format import ContentFormat
 from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
 
@@ -85,10 +84,5 @@ def _as_system(message: dict[str, object]) -> dict[str, object]:
 def _words(message: dict[str, object]) -> str:
     content = message["content"]
     if isinstance(content, list):
-        if any(part["type"] not in ("text", "tool_reference") for part in content):
-            raise TemplateError(
-                "this model's chat template has no developer messages, and media in system messages would be lost: "
-                "send it in a user message"
-            )
         return "\n".join(part["text"] for part in content if "text" in part)
     return str(content)

@@ -59,7 +59,10 @@ class Envelope(Generic[_M]):
 
 def pack(message: Message, limits: Limits) -> bytes:
     """The message in msgpack, without its place in a session and without its buffers."""
-    body = _ENCODER.encode(message)
+    try:
+        body = _ENCODER.encode(message)
+    except OverflowError as error:
+        raise ProtocolError(f"{type(message).__name__} has a whole number of more than 64 bits") from error
     if len(body) > limits.max_control_bytes - _PREFIX.size:
         raise ProtocolError(
             f"{type(message).__name__} takes {len(body):,} bytes, a message may have {limits.max_control_bytes:,}"

@@ -63,6 +63,7 @@ _CLOSED: Final = "closed"
 _MAX_DELTAS: Final = 256
 _SMALL_DELTA_TOKENS: Final = 64
 _CREDITS_PER_WINDOW: Final = 4
+_ROOMS_PER_LIMIT: Final = 2  # over a half that is unread, a peer that reads has been due to say so
 
 _State = Literal["opening", "open", "ended"]
 
@@ -134,6 +135,11 @@ class Session:
     def takes_submits(self) -> bool:
         """Whether it is open and neither end is draining."""
         return self.is_open and not self._submits_over
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more control message of any size leaves a peer that reads below what counts as stuck."""
+        return not self.is_open or self._control.unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
 
     def send(self, message: ToWorker | ToFrontend) -> None:
         """Queue a control message. Deltas that are queued together travel together."""

@@ -19,7 +19,7 @@ from typing import Final
 from semel.cache import Borrowers, borrowed_feature
 from semel.core import Digest, Feature, Holding, Layout
 from semel.engine import Engine, Output, Stream
-from semel.engine.messages import delta_of, submission_of
+from semel.engine.messages import deltas_of, submission_of
 from semel.errors import (
     EngineDead,
     EngineFailed,
@@ -205,7 +205,9 @@ class Worker:
         try:
             async with contextlib.aclosing(self._outputs(peer, submit, request)) as outputs:
                 async for output in outputs:
-                    self._send(peer, delta_of(request_id, output))
+                    for delta in deltas_of(request_id, output):
+                        await self._listener.until_room(peer)  # or one long answer would end everybody's session
+                        self._send(peer, delta)
         except SemelError as error:
             self._fail(peer, request_id, error)
         except Exception:  # the edge of the process: one request must not end the others

@@ -122,6 +122,14 @@ class _Voice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     has_called: bool = False
+    knows_prompt: bool = False
+
+    def learn(self, prompt_ids: Sequence[int] | None) -> list[int] | None:
+        """The prompt as parsers want it, once: the engine tells it with every output, and it may be long."""
+        if prompt_ids is None or self.knows_prompt:
+            return None
+        self.knows_prompt = True
+        return list(prompt_ids)
 
 
 @dataclass(slots=True)
@@ -165,7 +173,7 @@ class Conversing:
                 delta_text=output.text,
                 delta_token_ids=list(output.token_ids),
                 request=self.request,
-                prompt_token_ids=None if prompt_ids is None else list(prompt_ids),
+                prompt_token_ids=voice.learn(prompt_ids),
                 finished=finished,
             )
         except Exception:  # foreign code, over what a model said: any error
@@ -181,8 +189,8 @@ class Conversing:
 
     def _whole(self, voice: _Voice, output: Output, prompt_ids: Sequence[int] | None) -> Output:
         voice.text.append(output.text)
-        if prompt_ids is not None:
-            voice.parser.set_prompt_token_ids(list(prompt_ids))
+        if (learned := voice.learn(prompt_ids)) is not None:
+            voice.parser.set_prompt_token_ids(learned)
         if output.finish_reason is None:
             return output
         text = "".join(voice.text)

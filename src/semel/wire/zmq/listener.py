@@ -66,6 +66,9 @@ class WorkerListener:
         self._due: set[bytes] = set()
         """Sessions that have something to send."""
 
+        self._rooms: dict[bytes, asyncio.Event] = {}
+        """Of the sessions that somebody waits for, to queue more."""
+
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
@@ -111,6 +114,12 @@ class WorkerListener:
             session.send(message)
             self._flush_soon(peer.identity)
 
+    async def until_room(self, peer: Peer) -> None:
+        """Wait until a peer has read enough to be sent more; not for one that is gone."""
+        # No deadline of its own: a peer that does not read is silent, and that ends its session.
+        while (session := self._sessions.get(peer.identity)) is not None and not session.has_room:
+            await self._rooms.setdefault(peer.identity, asyncio.Event()).wait()
+
     def broadcast(self, message: ToFrontend) -> None:
         """Queue a message for every admitted peer."""
         for peer in self.peers:
@@ -153,6 +162,7 @@ class WorkerListener:
             self._sessions[identity] = session = self._new_session()
             self._alarm.set(session.next_deadline())
         self._tell(identity, session.receive(frames[1:], self._loop.time()))
+        self._let_in(identity, session)
         self._flush_soon(identity)
 
     def _new_session(self) -> Session:
@@ -178,6 +188,11 @@ class WorkerListener:
         if self._queue.is_full:
             self._socket.pause()
 
+    def _let_in(self, identity: bytes, session: Session) -> None:
+        """Wake those that wait for room, if there is some."""
+        if identity in self._rooms and session.has_room:
+            self._rooms.pop(identity).set()
+
     def _flush_soon(self, identity: bytes) -> None:
         if not self._due:
             self._loop.call_soon(self._flush)
@@ -198,6 +213,7 @@ class WorkerListener:
                 self._tell(identity, session.tick(self._loop.time()))
                 del self._sessions[identity]
                 self._peers.pop(identity, None)  # we ended it ourselves
+                self._let_in(identity, session)
             else:
                 self._alarm.set(session.next_deadline())
 
