@@ -179,6 +179,9 @@ def test_a_redirect_leads_where_the_standard_says(location: str, expected: WebUr
         "//b\\c/",
         "https:x",
         "x:y",
+        "1:x/../",
+        "\x14ttp:127.0.0.1/../",
+        "a b/../c",
         "/ü",
     ],
 )

@@ -29,6 +29,7 @@ _FILE: Final = re.compile(r"file://(?P<host>|localhost)(?P<path>/[^?#]*)", re.IG
 _AUTHORITY: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[1-9][0-9]{0,4}))?")
 _TARGET: Final = re.compile(r"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?\[\]]|%[0-9A-Fa-f]{2})*")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_RELATIVE: Final = re.compile(rf"(?![^/?#]*:){_TARGET.pattern}(?:#.*)?", re.DOTALL)
 _SHOWN_CHARS: Final = 64
 
 
@@ -73,6 +74,9 @@ class WebUrl:
         elif location.startswith("?"):
             location = self.origin + self.path + location
         elif not _SCHEME.match(location):
+            # Before dots are removed: a segment that others take for a scheme must not vanish with them.
+            if not _RELATIVE.fullmatch(location):
+                raise InvalidRequest("the URL redirects to what is no plain URL")
             location = self.origin + _without_dots(self.path.rpartition("/")[0] + "/" + location)
         url = parse_url(location)
         if not isinstance(url, WebUrl):
