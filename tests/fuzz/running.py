@@ -45,11 +45,17 @@ class Outcome:
     log: str
 
 
-def fuzz(target: Target, *, corpus: Path, findings: Path, seconds: int, runs: int = -1) -> Outcome:
-    """Fuzz a target for a time or a number of runs, whichever ends first; new inputs go to `corpus`."""
+def fuzz(
+    target: Target, *, corpus: Path, findings: Path, seconds: int, runs: int = -1, seed: int | None = None
+) -> Outcome:
+    """Fuzz a target for a time or a number of runs, whichever ends first; new inputs go to `corpus`.
+
+    With a `seed` it tries the same inputs each time, as far as it gets.
+    """
     findings.mkdir(parents=True, exist_ok=True)
     before = {*findings.iterdir()}
     options = [f"-max_total_time={seconds}", f"-runs={runs}", "-print_final_stats=1", f"-artifact_prefix={findings}/"]
+    options += [] if seed is None else [f"-seed={seed}"]
     began = time.monotonic()
     code, log = _harness(target, [*options, str(corpus)], timeout_s=seconds + _GRACE_S)
     statuses = _STATUS.findall(log)
