@@ -14,7 +14,7 @@ from semel.core import Prompt
 from semel.engine import Stream
 from semel.frontend.answers import Answer, Head
 from semel.frontend.continuations import Continuation, Echo
-from semel.frontend.endings import ended, wished_id
+from semel.frontend.endings import answered, ended, wished_id
 from semel.frontend.events import EventStream, event, merged
 from semel.frontend.exchange import as_json
 from semel.frontend.execution import execute
@@ -72,22 +72,7 @@ async def _chat(wished: str | None, call: Call, asked: ChatCompletionRequest) ->
     head = _head("chatcmpl", wished or asked.request_id or request_id, serving)
     decode = serving.pipeline.tokenizer.decode
     answer = Answer(head, prompt, decode, count=asked.n, showing=asked.showing(), role=role)
-    if asked.stream:
-        return EventStream([stream], ended(_chat_events(stream, answer)))
-    try:
-        async for output in stream:
-            answer.add(output)
-    finally:
-        await stream.close()
-    return as_json(answer.whole())
-
-
-async def _chat_events(stream: Stream, answer: Answer) -> AsyncIterator[bytes]:
-    async for output in stream:
-        for chunk in answer.chunks(output):
-            yield event(chunk)
-    for chunk in answer.closing():
-        yield event(chunk)
+    return await answered(stream, answer, streamed=asked.stream)
 
 
 async def _complete(wished: str | None, call: Call, asked: CompletionRequest) -> Response:

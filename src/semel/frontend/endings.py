@@ -1,19 +1,61 @@
-"""How a stream of events begins and ends, whatever it tells: its name, and the error that ended it if one did."""
+"""How answers go out, whatever they tell: whole or as events, under a name, and with the error that ended them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, Final, Protocol
 
-from fastapi import Request
+from fastapi import Request, Response
 
+from semel.engine import Output, Stream
 from semel.errors import RequestError, ServiceError
 from semel.frontend.answers import error_body
-from semel.frontend.events import DONE, event
+from semel.frontend.events import DONE, EventStream, event
+from semel.frontend.exchange import as_json
 
-__all__ = ["ended", "wished_id"]
+__all__ = ["Telling", "answered", "ended", "wished_id"]
 
 _MAX_ID_CHARS: Final = 128
+
+
+class Telling(Protocol):
+    """An answer that is shaped as its outputs come, or from all of them at the end."""
+
+    def add(self, output: Output) -> None:
+        """Keep an output for the whole answer."""
+        ...
+
+    def whole(self) -> Mapping[str, Any]:
+        """The answer in one piece."""
+        ...
+
+    def chunks(self, output: Output) -> Iterable[Mapping[str, Any]]:
+        """An output as chunks of a stream."""
+        ...
+
+    def closing(self) -> Iterable[Mapping[str, Any]]:
+        """What a stream ends with."""
+        ...
+
+
+async def answered(stream: Stream, answer: Telling, *, streamed: bool) -> Response:
+    """The response that tells an answer; the stream is closed with it."""
+    if streamed:
+        return EventStream([stream], ended(_events(stream, answer)))
+    try:
+        async for output in stream:
+            answer.add(output)
+    finally:
+        await stream.close()
+    return as_json(answer.whole())
+
+
+async def _events(stream: Stream, answer: Telling) -> AsyncIterator[bytes]:
+    async for output in stream:
+        for chunk in answer.chunks(output):
+            yield event(chunk)
+    for chunk in answer.closing():
+        yield event(chunk)
 
 
 def wished_id(request: Request) -> str | None:

@@ -9,7 +9,7 @@ token outside of an item would stand for nothing (S14), and an item's tokens mus
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,12 +17,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
 
 from semel.core import Digest, Feature, Holding, Placeholder, Prompt, Timeline
-from semel.engine import Stream, Submission
+from semel.engine import Submission
 from semel.errors import InvalidRequest, UnknownFeatures
 from semel.frontend.attribution import is_of
-from semel.frontend.endings import ended, wished_id
-from semel.frontend.events import EventStream, event
-from semel.frontend.exchange import as_json
+from semel.frontend.endings import answered, wished_id
 from semel.frontend.fleet import FleetStream, WholeStream
 from semel.frontend.forms import FORM
 from semel.frontend.generated import Generated
@@ -80,22 +78,7 @@ async def _generate(wished: str | None, call: Call, asked: GenerateRequest) -> R
     call.account.close()  # what is held from now on is a prompt that the model takes
     name = f"generate-tokens-{wished or asked.request_id or request_id}"
     answer = Generated(name, serving.model, prompt, count=completion.n, showing=completion.showing())
-    if asked.stream:
-        return EventStream([stream], ended(_events(stream, answer)))
-    try:
-        async for output in stream:
-            answer.add(output)
-    finally:
-        await stream.close()
-    return as_json(answer.whole())
-
-
-async def _events(stream: Stream, answer: Generated) -> AsyncIterator[bytes]:
-    async for output in stream:
-        for chunk in answer.chunks(output):
-            yield event(chunk)
-    for chunk in answer.closing():
-        yield event(chunk)
+    return await answered(stream, answer, streamed=asked.stream)
 
 
 def _holder(serving: Serving, shown: Sequence[Shown], own: set[Digest]) -> RemoteWorker:

@@ -32,7 +32,3 @@ class Stopwatch:
         now = perf_counter()
         self._timings(now - self._at, stage)
         self._at = now
-
-    def pause(self) -> None:
-        """What happened since the last lap was none of ours."""
-        self._at = perf_counter()
