@@ -18,8 +18,10 @@ SOURCE = Path(semel.__file__).parent
 LAYERS = (
     "errors",
     "core",
+    "sizing",
     "telemetry",
     "http",
+    "openapi",
     "encoder",
     "cache",
     "media",
@@ -34,6 +36,7 @@ LAYERS = (
     "testing",
     "bench",
     "settings",
+    "stopping",
     "assemble",
     "cli",
     "__main__",

@@ -1,13 +1,15 @@
-"""Key files."""
+"""Key files, and what the environment says."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from semel.errors import ConfigError
-from semel.settings import create_key, read_api_keys, read_key
+from semel.settings import create_key, default_variable, read_api_keys, read_key, trace_collector
+from semel.telemetry.tracing import Collector
 
 
 def test_a_key_is_read_as_it_was_made(tmp_path: Path) -> None:
@@ -62,3 +64,24 @@ def test_api_keys_are_read_with_their_tenants(tmp_path: Path) -> None:
 def test_a_file_of_api_keys_with_a_fault_says_which(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read_api_keys(keys_file(tmp_path, text))
+
+
+def test_spans_go_by_the_protocol_that_opentelemetrys_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trace_collector(None) is None
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        monkeypatch.delenv(name, raising=False)
+    assert trace_collector("http://c:4318") == Collector("http://c:4318/v1/traces", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    assert trace_collector("http://c:4317") == Collector("http://c:4317", "grpc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    assert trace_collector("http://c:4318") == Collector("http://c:4318/v1/traces", "http/protobuf")
+
+
+def test_a_variable_has_its_default_for_a_while_unless_somebody_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEMEL_TESTS", raising=False)
+    with default_variable("SEMEL_TESTS", "ours"):
+        assert os.environ["SEMEL_TESTS"] == "ours"
+    assert "SEMEL_TESTS" not in os.environ
+    monkeypatch.setenv("SEMEL_TESTS", "theirs")
+    with default_variable("SEMEL_TESTS", "ours"):
+        assert os.environ["SEMEL_TESTS"] == "theirs"

@@ -2,6 +2,6 @@
 
 from semel.core import Digest, Key, Tenant, digest
 from semel.errors import SemelError
-from semel.injecting import inject
+from semel.injecting import contract, inject
 
-__all__ = ["Digest", "Key", "SemelError", "Tenant", "digest", "inject"]
+__all__ = ["Digest", "Key", "SemelError", "Tenant", "contract", "digest", "inject"]

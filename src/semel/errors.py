@@ -23,6 +23,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── EngineDead          503  the engine is gone
     │   ├── WorkerLost          503  the connection to the worker broke while it answered
     │   ├── NotReady            503  nothing can be served yet, or not any more
+    │   ├── DeadlineExceeded    504  the request took longer than the operator lets it
     │   └── Busy                429  too many requests wait already
     │       └── TooManyBytes         429  the requests in flight hold too many bytes already
     ├── FeatureMissing          an item was referred to that is not held; repaired between processes, never shown
@@ -35,12 +36,13 @@ into a message: it stays in the log (threats S7).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
 
 __all__ = [
     "Busy",
     "ConfigError",
+    "DeadlineExceeded",
     "EngineDead",
     "EngineFailed",
     "FeatureMissing",
@@ -66,6 +68,7 @@ __all__ = [
     "UnknownFeatures",
     "WorkerLost",
     "error_for",
+    "told_kinds",
 ]
 
 
@@ -78,6 +81,16 @@ class RequestError(SemelError):
 
     status: ClassVar[int] = 400
     code: ClassVar[str] = "invalid_request"
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The field of the request that is at fault, where it is one."""
+
+    @classmethod
+    def of(cls, param: str, message: str) -> Self:
+        """The fault of one field: its message begins with the field's name."""
+        return cls(f"{param}: {message}", param=param)
 
 
 class InvalidRequest(RequestError):
@@ -197,6 +210,13 @@ class NotReady(ServiceError):
     code = "not_ready"
 
 
+class DeadlineExceeded(ServiceError):
+    """The request took longer than it may; what was being done for it is given up."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
 class Busy(ServiceError):
     """Too many requests wait already: nothing is wrong with this one, and it may be sent again (threats S18)."""
 
@@ -228,9 +248,15 @@ class ConfigError(SemelError):
 
 def error_for(code: str, message: str) -> RequestError | ServiceError:
     """The error that another process told us of by its code; an unknown code is the service's fault."""
-    pending: list[type[RequestError | ServiceError]] = [RequestError, ServiceError]
-    for kind in pending:  # breadth first: of the classes that share a code, the most general
+    for kind in told_kinds():  # of the classes that share a code, the most general
         if kind.code == code:
             return kind(message)
-        pending += kind.__subclasses__()
     return ServiceError(message)
+
+
+def told_kinds() -> Sequence[type[RequestError | ServiceError]]:
+    """Every error that a client can be told of, breadth first."""
+    kinds: list[type[RequestError | ServiceError]] = [RequestError, ServiceError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return kinds

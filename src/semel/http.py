@@ -1,12 +1,17 @@
-"""The HTTP server around an application: uvicorn with signals and a socket of ours; the routes of operators; errors."""
+"""The HTTP server around an application: uvicorn with signals, a socket and deadlines of ours; the routes of operators;
+errors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, Literal
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -14,28 +19,69 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
+from typing_extensions import TypedDict
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidRequest, RequestTooSlow
 from semel.telemetry import Meter
 
-__all__ = ["HttpServer", "error_body", "operator_routes"]
+__all__ = [
+    "RETRIED",
+    "ConnectionLimits",
+    "ErrorBody",
+    "Fault",
+    "HttpServer",
+    "error_body",
+    "operator_routes",
+    "retry_headers",
+]
+
+RETRIED: Final = frozenset({429, 503})
+"""The statuses of what may be sent again unchanged."""
 
 _BACKLOG: Final = 2_048
 _GRACE_S: Final = 3
+
+STALLED: Final = "client_stalled"
+"""What is counted when a client has not read its answer: it cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How long a connection may do nothing (threats S18)."""
+
+    idle_s: float = 75.0
+    """Before its first request, and between two of them; then it is closed."""
+
+    headers_s: float = 120.0
+    """The longest that the headers of a request may take to come; over it the answer is 408."""
+
+    stall_s: float = 120.0
+    """The longest that a client may leave 64 KB unread of an answer; over it the connection is given up."""
 
 
 class HttpServer:
     """Serves an application at a host and port until it is stopped."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: ConnectionLimits | None = None,
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`count` is told the code of what was refused, or given up, before any application saw it."""
+        limits = limits or ConnectionLimits()
         self._socket = _bind(host, port)
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=partial(_Connection, limits, count),  # type: ignore[arg-type]
                 access_log=False,
                 log_config=None,
                 timeout_graceful_shutdown=_GRACE_S,
-                timeout_keep_alive=75,
+                timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]
                 lifespan="off",
             )
         )
@@ -54,9 +100,16 @@ class HttpServer:
             self.stop()
             await asyncio.gather(serving, return_exceptions=True)
 
-    def stop(self) -> None:
-        """Take no more connections, give the open ones a moment, and end `serve`."""
+    def release(self) -> None:
+        """Go on, but keep nobody: connections end with the answers that are under way."""
+        for connection in self._server.server_state.connections:
+            assert isinstance(connection, _Connection)
+            connection.release()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Take no more connections, give the open ones a moment unless it is to be `at_once`, and end `serve`."""
         self._server.should_exit = True
+        self._server.force_exit = at_once
 
 
 def operator_routes(meter: Meter) -> list[Route]:
@@ -71,10 +124,32 @@ def operator_routes(meter: Meter) -> list[Route]:
     return [Route("/health", health), Route("/metrics", metrics)]
 
 
-def error_body(message: str, *, code: str, status: int) -> Mapping[str, Any]:
+class Fault(TypedDict):
+    """What is wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    """The field of the request that is at fault, where it is one."""
+
+    code: str
+
+
+class ErrorBody(TypedDict):
     """An error as OpenAI's clients read it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    error: Fault
+
+
+def error_body(message: str, *, code: str, status: int, param: str | None = None) -> ErrorBody:
+    """An error as OpenAI's clients read it."""
+    kind: Literal["invalid_request_error", "server_error"] = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def retry_headers(status: int) -> Mapping[str, str] | None:
+    """What tells a client that the same request may be answered in a moment, if it is so."""
+    return {"Retry-After": "1"} if status in RETRIED else None
 
 
 class _Server(uvicorn.Server):
@@ -82,6 +157,78 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: the process decides in which order things end."""
         yield
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection with the deadlines that it lacks, and errors in OpenAI's shape.
+
+    A timer runs while headers are on their way, or while a client does not read; a token of a stream costs none.
+    """
+
+    def __init__(self, limits: ConnectionLimits, count: Callable[[str], None], **given: Any) -> None:
+        super().__init__(**given)
+        self._limits = limits
+        self._count = count
+        self._headers: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self._limits.idle_s, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_keepalive_if_required()
+        _cancel(self._headers)
+        _cancel(self._stall)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._headers = self.loop.call_later(self._limits.headers_s, self._give_up_headers)
+
+    def on_headers_complete(self) -> None:
+        _cancel(self._headers)
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(self._limits.stall_s, self._give_up_client)
+
+    def resume_writing(self) -> None:
+        _cancel(self._stall)
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 uvicorn's
+        self._refuse(InvalidRequest("this is no HTTP request that can be read: send HTTP/1.1"))
+
+    def release(self) -> None:
+        """End with the answer that is under way. Without one a request may be on its way: it is to be answered too."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def _give_up_headers(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # an answer is under way: a second one would stand in its middle
+            return
+        limit_s = self._limits.headers_s
+        self._refuse(RequestTooSlow(f"the headers took longer than {limit_s:g} s to come; raise it with --max-body-s"))
+
+    def _give_up_client(self) -> None:
+        self._count(STALLED)
+        self.transport.abort()
+
+    def _refuse(self, error: InvalidRequest | RequestTooSlow) -> None:
+        self._count(error.code)
+        body = json.dumps(error_body(str(error), code=error.code, status=error.status)).encode()
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _bind(host: str, port: int) -> socket.socket:

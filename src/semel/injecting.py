@@ -1,6 +1,7 @@
-"""`semel.inject`: hand features that were preprocessed elsewhere to a worker. Synchronous, with the standard library.
+"""`semel.contract` asks a worker what features it takes, `semel.inject` hands it some that were preprocessed elsewhere.
 
-It speaks HTTP straight to the worker's admin address: no proxy of the environment and no redirect ever sees the key.
+Synchronous, with the standard library. Both speak HTTP straight to the worker's admin address: no proxy of the
+environment and no redirect ever sees the key.
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from semel.core import Digest, Feature
+import msgspec
+
+from semel.core import Contract, Digest, Feature
 from semel.errors import ConfigError, NotReady, ProtocolError, SemelError, WorkerLost, error_for
 from semel.wire.outcomes import Outcome, decode
 from semel.wire.safetensors import write
 
-__all__ = ["inject"]
+__all__ = ["contract", "inject"]
 
-_PATH: Final = "/v1/mm_cache/inject"
+_PATH: Final = "/v1/mm_cache/"
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _CONNECTIONS: Final = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+
+
+def contract(url: str, *, key: str, timeout_s: float = 10.0) -> Contract:
+    """What a worker's engine expects of features: its `target` is what a processor has to be loaded for.
+
+    `url`, `key` and errors are those of `inject`.
+    """
+    body = _ask(url, "GET", "contract", (), {}, key=key, timeout_s=timeout_s)
+    try:
+        return msgspec.json.decode(body, type=Contract)
+    except (msgspec.MsgspecError, ValueError):
+        raise _no_worker(url) from None
 
 
 def inject(url: str, features: Mapping[Digest, Feature], *, key: str, timeout_s: float = 60.0) -> list[Outcome]:
@@ -32,30 +47,46 @@ def inject(url: str, features: Mapping[Digest, Feature], *, key: str, timeout_s:
     the worker refuses all of it, `NotReady` if it cannot be reached, `WorkerLost` if it went away: some may then have
     been stored, and all may be sent again.
     """
-    address = _address(url)
-    if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError("an admin key is printable ASCII; is this the content of the worker's --admin-key-file?")
     pieces = write(features)
     headers = {
-        "Authorization": f"Bearer {key}",
         "Content-Type": "application/x-safetensors",
         "Content-Length": str(sum(len(piece) for piece in pieces)),
     }
-    assert address.hostname is not None
-    connection = _CONNECTIONS[address.scheme](address.hostname, address.port, timeout=timeout_s)
-    with contextlib.closing(connection):
-        status, body = _exchange(connection, url, address.path.rstrip("/") + _PATH, pieces, headers)
-    if status != 200:
-        raise _error(url, status, body)
+    body = _ask(url, "POST", "inject", pieces, headers, key=key, timeout_s=timeout_s)
     try:
         return decode(body)
     except ProtocolError:
         raise _no_worker(url) from None
 
 
+def _ask(
+    url: str,
+    method: str,
+    what: str,
+    pieces: Sequence[bytes | memoryview],
+    headers: Mapping[str, str],
+    *,
+    key: str,
+    timeout_s: float,
+) -> bytes:
+    """The body of a good answer."""
+    address = _address(url)
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError("an admin key is printable ASCII; is this the content of the worker's --admin-key-file?")
+    assert address.hostname is not None
+    connection = _CONNECTIONS[address.scheme](address.hostname, address.port, timeout=timeout_s)
+    path = address.path.rstrip("/") + _PATH + what
+    with contextlib.closing(connection):
+        status, body = _exchange(connection, url, method, path, pieces, {"Authorization": f"Bearer {key}", **headers})
+    if status != 200:
+        raise _error(url, status, body)
+    return body
+
+
 def _exchange(
     connection: http.client.HTTPConnection,
     url: str,
+    method: str,
     path: str,
     pieces: Sequence[bytes | memoryview],
     headers: Mapping[str, str],
@@ -67,7 +98,7 @@ def _exchange(
         raise NotReady(f"nobody answers at {url} ({error}); is it the worker's admin address?") from error
     try:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.request("POST", path, iter(pieces), headers)
+            connection.request(method, path, iter(pieces) if pieces else None, headers)
         response = connection.getresponse()
         return response.status, response.read(_MAX_ANSWER_BYTES)
     except TimeoutError as error:

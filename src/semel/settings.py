@@ -14,11 +14,46 @@ from typing import Final
 
 from semel.core import Key, Keyring
 from semel.errors import ConfigError
+from semel.telemetry.tracing import Collector
 
-__all__ = ["create_key", "default_folder", "read_admin_key", "read_api_keys", "read_key"]
+__all__ = [
+    "SERVICE_NAME",
+    "TRACES_PROTOCOL",
+    "create_key",
+    "default_folder",
+    "default_variable",
+    "read_admin_key",
+    "read_api_keys",
+    "read_key",
+    "trace_collector",
+]
+
+SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
+TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 _DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def trace_collector(endpoint: str | None) -> Collector | None:
+    """Where spans go, and how: over HTTP unless the environment says otherwise, under OpenTelemetry's own names."""
+    if endpoint is None:
+        return None
+    protocol = os.environ.get(TRACES_PROTOCOL) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    return Collector.of(endpoint, protocol)
+
+
+@contextmanager
+def default_variable(name: str, value: str) -> Iterator[None]:
+    """Let a variable of the environment have a value for a while, unless it has one; children are told of it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 @contextmanager
@@ -27,12 +62,11 @@ def default_folder(name: str) -> Iterator[None]:
     if name in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as folder:
-        os.environ[name] = folder
-        try:
-            yield
-        finally:
-            del os.environ[name]
+    with (
+        tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as folder,
+        default_variable(name, folder),
+    ):
+        yield
 
 
 def create_key(path: Path) -> Key:

@@ -43,3 +43,10 @@ def test_an_unknown_family_is_refused_by_the_ones_there_are(tmp_path: Path) -> N
     assert done.returncode == 2
     assert "qwen2-vl" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_collector_that_cannot_be_spoken_to_is_refused_before_anything_is_loaded() -> None:
+    done = semel("serve", "no-such-model", "--otlp-traces-endpoint", "collector:4318")
+    assert done.returncode == 2
+    assert "http://HOST:4318/v1/traces" in done.stderr
+    assert "Traceback" not in done.stderr

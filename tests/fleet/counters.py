@@ -45,6 +45,11 @@ class Counts:
     needs: int
     resubmissions: int
     worker_evictions: int
+    encoder_queries: int
+    encoder_hits: int
+    encoder_evictions: int
+    encoded: int
+    """Encoder outputs that engines made."""
 
     @classmethod
     def read(cls, frontends: Sequence[Node], workers: Sequence[Node]) -> Self:
@@ -77,6 +82,10 @@ class Counts:
             needs=total(back, metrics.NEEDS),
             resubmissions=total(back, metrics.RESUBMISSIONS),
             worker_evictions=total(back, metrics.MM_CACHE_EVICTIONS, worker),
+            encoder_queries=total(back, metrics.ENCODER_CACHE_QUERIES),
+            encoder_hits=total(back, metrics.ENCODER_CACHE_HITS),
+            encoder_evictions=total(back, metrics.ENCODER_CACHE_EVICTIONS),
+            encoded=total(back, metrics.ENCODER_PLANNED),
         )
 
     def __sub__(self, other: Self) -> Self:

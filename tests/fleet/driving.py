@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.fleet.plan import Ask, Chat, Kind, body_of
+from semel.errors import WorkerLost
+from tests.fleet.plan import TOKENS, Ask, Chat, Kind, body_of
 
 __all__ = ["Driver", "Reference", "Tally", "ask_alone"]
 
 REQUEST_S = 120.0
 PROGRESS_S = 2.0
 WRONG = "answered"
+CUT_OFF = "cut off"
 
 Reference = dict[Chat, Any]
 """What every chat was answered when nothing else was asked."""
@@ -35,7 +37,10 @@ class Tally:
     """Good requests without the right answer, and others that were not refused or begun as they should."""
 
     lost: list[str] = field(default_factory=list)
-    """Requests whose frontend or worker was killed while it answered them."""
+    """Requests whose frontend was killed while it answered them, and streams that had begun when their worker was."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    """Of the good ones, from their first byte to the last of the answer."""
 
     seconds: float = 0.0
 
@@ -49,7 +54,11 @@ class Tally:
 
 
 class Driver:
-    """Asks what is planned. `gone` are the addresses of frontends that have been killed: nobody answers there."""
+    """Asks what is planned.
+
+    `gone` are the addresses of frontends that have been killed: nobody answers there. A worker that is killed may cut
+    off streams that had begun, with the right tokens and the right error, and nothing else.
+    """
 
     def __init__(self, urls: Sequence[str], images: Sequence[bytes], reference: Reference, *, at_a_time: int) -> None:
         self.tally = Tally()
@@ -93,7 +102,7 @@ class Driver:
             self._room.release()
         if fault is not None:
             told = f"{ask.kind.value}, images {ask.chat}, {url}: {fault}"
-            cut_off = url in self.gone or (self.killed_workers > killed_before and "worker_lost" in fault)
+            cut_off = url in self.gone or (self.killed_workers > killed_before and fault.startswith(CUT_OFF))
             lost = cut_off and not fault.startswith(WRONG)  # nobody who is killed may answer wrongly before
             (self.tally.lost if lost else self.tally.failures).append(told)
         async with self._changed:
@@ -102,6 +111,7 @@ class Driver:
     async def _ask(self, url: str, ask: Ask) -> str | None:
         """What went wrong, if anything did."""
         body = body_of(ask, self._images)
+        began = time.monotonic()
         match ask.kind:
             case Kind.GOOD:
                 status, answer = await exchange(url, body)
@@ -109,7 +119,12 @@ class Driver:
                     return f"status {status}: {answer!r}"
                 if (given := essence(answer)) != (expected := self._reference[ask.chat]):
                     return f"{WRONG} {given}, alone {expected}"
-                self.tally.good += 1
+                self._count_good(began)
+            case Kind.STREAMED:
+                given, error = await exchange_stream(url, body)
+                if (fault := fault_of(given, error, self._reference[ask.chat])) is not None:
+                    return fault
+                self._count_good(began)
             case Kind.REFUSED:
                 status, answer = await exchange(url, body)
                 if status != 400:
@@ -121,6 +136,10 @@ class Driver:
                 self.tally.aborted += 1
         return None
 
+    def _count_good(self, began: float) -> None:
+        self.tally.good += 1
+        self.tally.latencies_s.append(time.monotonic() - began)
+
     async def _tell(self, requests: int, began: float) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
@@ -130,11 +149,13 @@ class Driver:
             sys.stderr.write(f"{line}\n")
 
 
-async def ask_alone(urls: Sequence[str], chats: Sequence[Chat], images: Sequence[bytes]) -> Reference:
+async def ask_alone(
+    urls: Sequence[str], chats: Sequence[Chat], images: Sequence[bytes], *, tokens: int = TOKENS
+) -> Reference:
     """The answer to every chat, one after another."""
     reference: Reference = {}
     for index, chat in enumerate(chats):
-        status, answer = await exchange(urls[index % len(urls)], body_of(Ask(chat, 0), images))
+        status, answer = await exchange(urls[index % len(urls)], body_of(Ask(chat, 0, tokens=tokens), images))
         assert status == 200, f"images {chat} alone: status {status}, {answer!r}"
         reference[chat] = essence(answer)
     return reference
@@ -150,6 +171,42 @@ async def exchange(url: str, body: bytes) -> tuple[int, Any]:
         await _close(writer)
     status = int(head.split(b" ", 2)[1])
     return status, json.loads(rest) if rest.startswith(b"{") else rest
+
+
+async def exchange_stream(url: str, body: bytes) -> tuple[Any, Any]:
+    """Send a chat that is streamed; the essence of what came of it, and the error that ended it."""
+    reader, writer = await _send(url, body)
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        rest = await reader.read()
+    finally:
+        await _close(writer)
+    token_ids: list[int] = []
+    text, error = "", None
+    likely: list[list[tuple[str, float]]] = []
+    if b" 200 " not in head.split(b"\r\n", 1)[0]:
+        return (token_ids, text, likely), rest
+    for line in rest.splitlines():
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line.removeprefix(b"data: "))
+        error = event.get("error") or error
+        for choice in event.get("choices", ()):
+            token_ids += choice.get("token_ids") or ()
+            text += choice["delta"].get("content") or ""
+            likely += _likely(choice)
+    return (token_ids, text, likely), error if error or b"data: [DONE]" in rest else "it has no end"
+
+
+def fault_of(given: Any, error: Any, expected: Any) -> str | None:
+    """What is wrong with a stream: all of it must be as expected, or the beginning if it was cut off."""
+    token_ids, text, _ = given
+    if error is None:
+        return None if given == expected else f"{WRONG} {given}, alone {expected}"
+    if token_ids != expected[0][: len(token_ids)] or not expected[1].startswith(text):
+        return f"{WRONG} {given} and then {error!r}, alone {expected}"
+    is_loss = isinstance(error, dict) and error.get("code") == WorkerLost.code
+    return f"{CUT_OFF if is_loss and token_ids else 'ended'} after {len(token_ids)} tokens: {error!r}"
 
 
 async def leave(url: str, body: bytes, *, with_first_event: bool) -> str | None:
@@ -170,9 +227,12 @@ async def leave(url: str, body: bytes, *, with_first_event: bool) -> str | None:
 def essence(answer: Any) -> Any:
     """What has to be the same whenever it is asked: token ids, text, and the most likely tokens at every place."""
     (choice,) = answer["choices"]
-    steps = choice["logprobs"]["content"]
-    likely = [[(entry["token"], entry["logprob"]) for entry in step["top_logprobs"]] for step in steps]
-    return choice["token_ids"], choice["message"]["content"], likely
+    return choice["token_ids"], choice["message"]["content"], _likely(choice)
+
+
+def _likely(choice: Any) -> list[list[tuple[str, float]]]:
+    steps = (choice.get("logprobs") or {}).get("content") or ()
+    return [[(entry["token"], entry["logprob"]) for entry in step["top_logprobs"]] for step in steps]
 
 
 async def _send(url: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -2,6 +2,9 @@
 
 Two workers, three frontends and 120 images on this machine. Every image is asked for alone first; then many requests at
 a time, of which a tenth is aborted and a tenth refused, have to be answered exactly so. Exit code 1 if one is not.
+
+With `--compare` the requests are for images that come again (`--repeats`), none is aborted or refused, and they go
+through frontends that choose workers as semel does and, in turns, through others that ask one worker after another.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.fleet.bare import running_bare
+from tests.fleet.comparing import ROOMY_GB, Figures, begin_rivals, compare
 from tests.fleet.counters import Counts, settled
 from tests.fleet.driving import Driver, Tally, ask_alone
-from tests.fleet.plan import Load, pictures, plan
+from tests.fleet.plan import TOKENS, Load, Repeats, pictures, plan
 from tests.fleet.processes import Fleet, running_fleet
 
-__all__ = ["drive", "drive_fleet", "main"]
+__all__ = ["drive", "drive_fleet", "drive_rivals", "main"]
 
 MAX_TOLD = 20
 
@@ -47,31 +52,61 @@ async def drive_fleet(fleet: Fleet, load: Load, *, progress: bool = False) -> tu
     return tally, await asyncio.to_thread(settled, frontends, workers) - before
 
 
+async def drive_rivals(fleet: Fleet, load: Repeats, *, frontends: int, rounds: int) -> dict[str, Figures]:
+    """Repeats through frontends that choose as semel does, and through others that ask one worker after another."""
+    rivals = await asyncio.to_thread(begin_rivals, fleet, frontends)
+    return await compare(fleet, rivals, load, rounds=rounds)
+
+
 def main(words: list[str] | None = None) -> int:
     """Run a load as the command line asks for it, and print what came of it."""
     options = _parser().parse_args(words)
-    load = Load(options.requests, seed=options.seed)
     with tempfile.TemporaryDirectory(prefix="semel-model-") as folder:
         model = _model(Path(folder) / "qwen2-vl")
+        if options.compare:
+            return _compare(model, options)
+        load = Load(options.requests, seed=options.seed)
         if options.bare:
             with running_bare(model) as server:
                 result = _result(asyncio.run(drive([server.url], load, progress=True)))
         else:
-            with running_fleet(model, cache=options.cache) as fleet:
+            sizes = {"workers": options.workers or 2, "frontends": options.frontends or 3}
+            with running_fleet(model, cache=options.cache, **sizes) as fleet:
                 tally, counts = asyncio.run(drive_fleet(fleet, load, progress=True))
             result = _result(tally) | asdict(counts)
-    _print(result, as_json=options.json)
+    _print({"value": result}, as_json=options.json)
     over_sockets = options.cache == "shared" and result.get("frames_bytes", 0)
     return int(bool(not options.bare and (result["failed"] or over_sockets)))
+
+
+def _compare(model: Path, options: argparse.Namespace) -> int:
+    load = Repeats(
+        options.requests, options.repeats, tokens=options.tokens, at_a_time=options.clients, seed=options.seed
+    )
+    with running_fleet(model, workers=options.workers or 3, frontends=0, item_cache_gb=ROOMY_GB) as fleet:
+        rivals = drive_rivals(fleet, load, frontends=options.frontends or 2, rounds=options.rounds)
+        found = asyncio.run(rivals)
+    for failure in [told for figures in found.values() for told in figures.failures][:MAX_TOLD]:
+        sys.stderr.write(f"{failure[:400]}\n")
+    _print({name: figures.table() for name, figures in found.items()}, as_json=options.json)
+    return int(any(figures.failures for figures in found.values()))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("scripts/load", description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, help="2 unless given; 3 with --compare")
+    parser.add_argument("--frontends", type=int, help="3 unless given; with --compare 2, and as many of the others")
     parser.add_argument("--cache", choices=["shared", "lru"], default="shared", help="the frontends' feature cache")
-    parser.add_argument("--bare", action="store_true", help="the same on bare vLLM, one server: the control")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--bare", action="store_true", help="the same on bare vLLM, one server: the control")
+    parser.add_argument("--compare", action="store_true", help="semel's choice of workers beside round robin's")
+    comparing = parser.add_argument_group("with --compare")
+    comparing.add_argument("--repeats", type=float, default=0.8, help="the share of requests whose image came before")
+    comparing.add_argument("--clients", type=int, default=8, help="requests at a time")
+    comparing.add_argument("--tokens", type=int, default=TOKENS, help="of every answer")
+    comparing.add_argument("--rounds", type=int, default=4, help="how often both get the requests, in turns")
     return parser
 
 
@@ -94,13 +129,15 @@ def _result(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _print(result: dict[str, Any], *, as_json: bool) -> None:
+def _print(results: Mapping[str, Mapping[str, float]], *, as_json: bool) -> None:
+    """One column for each result."""
     if as_json:
-        sys.stdout.write(f"{json.dumps(result)}\n")
+        (only, *more) = results.values()
+        sys.stdout.write(f"{json.dumps(results if more else only)}\n")
         return
-    table = Table("count", "value")
-    for name, value in result.items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
+    table = Table("count", *results)
+    for name in next(iter(results.values())):
+        table.add_row(name.replace("_", " "), *(f"{result[name]:,}" for result in results.values()))
     Console().print(table)
 
 

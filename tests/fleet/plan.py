@@ -13,13 +13,26 @@ import numpy as np
 from tests.engine.parity import picture
 from tests.serve.served import image_url
 
-__all__ = ["REFUSALS", "Ask", "Chat", "Kind", "Load", "body_of", "pictures", "plan"]
+__all__ = [
+    "REFUSALS",
+    "TOKENS",
+    "Ask",
+    "Chat",
+    "Kind",
+    "Load",
+    "Repeats",
+    "body_of",
+    "pictures",
+    "plan",
+    "plan_repeats",
+]
 
 Chat = tuple[int, ...]
 """The images that a chat shows, by number."""
 
 SIDE: Final = 56
-GOOD: Final[Mapping[str, object]] = {"max_tokens": 4, "logprobs": True, "top_logprobs": 3, "return_token_ids": True}
+TOKENS: Final = 4
+GOOD: Final[Mapping[str, object]] = {"logprobs": True, "top_logprobs": 3, "return_token_ids": True}
 LONG: Final[Mapping[str, object]] = {"max_tokens": 200, "ignore_eos": True, "stream": True}
 
 REFUSALS: Final[tuple[Mapping[str, object], ...]] = (
@@ -36,6 +49,7 @@ class Kind(Enum):
     """What becomes of a request."""
 
     GOOD = "good"
+    STREAMED = "streamed to its end"
     REFUSED = "refused"
     LEFT_EARLY = "left with the first event"
     LEFT_AT_ONCE = "left with the body sent"
@@ -67,6 +81,29 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeats:
+    """Requests for one image each, most of which have been asked for before: none is aborted or refused."""
+
+    requests: int
+    repeats: float = 0.8
+    streamed: float = 0.0
+    tokens: int = TOKENS
+    """Of every answer."""
+
+    at_a_time: int = 8
+    seed: int = 0
+
+    @property
+    def images(self) -> int:
+        """How many different ones are asked for: exactly the share that is no repeat."""
+        return max(1, round(self.requests * (1 - self.repeats)))
+
+    def chats(self) -> list[Chat]:
+        """Every image alone."""
+        return [(image,) for image in range(self.images)]
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One request."""
 
@@ -75,6 +112,9 @@ class Ask:
     kind: Kind = Kind.GOOD
     fields: int = 0
     """Which of the refusals, if it is to be refused."""
+
+    tokens: int = TOKENS
+    """How long a good answer is."""
 
 
 def plan(load: Load, frontends: int) -> list[Ask]:
@@ -89,6 +129,23 @@ def plan(load: Load, frontends: int) -> list[Ask]:
         is_pair = bool(pairs) and rng.random() < load.paired
         chat = pairs[int(rng.integers(len(pairs)))] if is_pair else alone[int(image)]
         asks.append(Ask(chat, int(rng.integers(frontends)), _kind(load, rng), int(rng.integers(len(REFUSALS)))))
+    return asks
+
+
+def plan_repeats(load: Repeats, frontends: int) -> list[Ask]:
+    """The requests of a load in order: new images among repeats of those before, of which some are popular."""
+    rng = np.random.default_rng([load.seed, 4])
+    new = {0, *map(int, rng.choice(np.arange(1, load.requests), load.images - 1, replace=False))}
+    popularity = rng.permutation(1 / np.arange(1, load.images + 1) ** 0.8)
+    asks: list[Ask] = []
+    seen = 0
+    for turn in range(load.requests):
+        if turn in new:
+            image, seen = seen, seen + 1
+        else:
+            image = int(rng.choice(seen, p=popularity[:seen] / popularity[:seen].sum()))
+        kind = Kind.STREAMED if rng.random() < load.streamed else Kind.GOOD
+        asks.append(Ask((image,), int(rng.integers(frontends)), kind, tokens=load.tokens))
     return asks
 
 
@@ -111,9 +168,13 @@ def body_of(ask: Ask, images: Sequence[bytes]) -> bytes:
     """What is sent for a request."""
     content: list[dict[str, Any]] = [image_url(images[image]) for image in ask.chat]
     content.append({"type": "text", "text": "what is in this picture?"})
-    fields = GOOD
-    if ask.kind is Kind.REFUSED:
-        fields = {"max_tokens": 4, **REFUSALS[ask.fields]}
-    elif ask.kind is not Kind.GOOD:
-        fields = LONG
+    fields: Mapping[str, object]
+    match ask.kind:
+        case Kind.GOOD | Kind.STREAMED:
+            streams = {"stream": True} if ask.kind is Kind.STREAMED else {}
+            fields = {"max_tokens": ask.tokens, **GOOD, **streams}
+        case Kind.REFUSED:
+            fields = {"max_tokens": TOKENS, **REFUSALS[ask.fields]}
+        case Kind.LEFT_EARLY | Kind.LEFT_AT_ONCE:
+            fields = LONG
     return json.dumps({"messages": [{"role": "user", "content": content}], "temperature": 0.0, **fields}).encode()

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,8 @@ from semel.settings import create_key
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.serve.served import FLAGS, SEMEL, free_port, sum_of, until
 
-ENGINE_START_S = 300.0
-FRONTEND_START_S = 120.0
+ENGINE_START_S = 600.0
+FRONTEND_START_S = 300.0
 END_S = 30.0
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 ENGINE_FOLDER = "engine"
@@ -38,6 +39,10 @@ FEATURE_BYTES = 16 * 1_176 + 3 * 8
 
 ITEMS_HELD = 44
 """How many of them an engine's item cache holds."""
+
+ROOT = Path(__file__).parents[2]
+ROUND_ROBIN = (sys.executable, "-m", "tests.fleet.round_robin")
+"""The `semel` command whose frontends ask their workers in turn."""
 
 ITEM_CACHE_GB = (ITEMS_HELD + 0.5) * FEATURE_BYTES / 2**30
 
@@ -63,7 +68,7 @@ class Node:
         return self.process.poll() is None
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", timeout=30).text
+        return self._get("/metrics", timeout_s=30).text
 
     def until_up(self, path: str, within_s: float) -> None:
         """Wait until it answers there; fails at once if it ends instead."""
@@ -71,11 +76,15 @@ class Node:
         def is_up() -> bool:
             assert self.is_running, f"{self.name} has ended: {self.tail()}"
             try:
-                return httpx.get(f"{self.url}{path}", timeout=10).status_code == 200
+                return self._get(path, timeout_s=10).status_code == 200
             except httpx.TransportError:
                 return False
 
         until(is_up, within_s)
+
+    def _get(self, path: str, *, timeout_s: float) -> httpx.Response:
+        # Certificates are for nothing here, and loading them is what a request would spend most of its time with.
+        return httpx.get(f"{self.url}{path}", timeout=timeout_s, verify=False)
 
     def is_connected_to(self, count: int) -> bool:
         """Whether a frontend has at least so many workers."""
@@ -161,7 +170,13 @@ class Fleet:
         return worker
 
     def begin_frontend(
-        self, addresses: Sequence[str], *, cache: str = "shared", cache_gb: float = 0.25, processes: int = 1
+        self,
+        addresses: Sequence[str],
+        *,
+        cache: str = "shared",
+        cache_gb: float = 0.25,
+        processes: int = 1,
+        semel: Sequence[str] = (str(SEMEL),),
     ) -> Node:
         """Start a frontend for the workers that listen at these addresses."""
         name, port = f"frontend-{len(self.frontends)}", free_port()
@@ -169,7 +184,7 @@ class Fleet:
         command += ["--feature-cache", cache, "--feature-cache-gb", cache_gb]
         for address in addresses:
             command += ["--worker", address]
-        process, log = self._start(name, command, {})
+        process, log = self._start(name, command, {}, semel)
         frontend = Node(name, process, f"http://127.0.0.1:{port}", log, workers=tuple(addresses))
         self.frontends.append(frontend)
         return frontend
@@ -199,19 +214,21 @@ class Fleet:
             node.end()
 
     def _start(
-        self, name: str, command: Sequence[object], environment: dict[str, str]
+        self, name: str, command: Sequence[object], environment: dict[str, str], semel: Sequence[str] = (str(SEMEL),)
     ) -> tuple[subprocess.Popen[bytes], Path]:
         log = self.home / f"{name}.log"
         engine = self.home / ENGINE_FOLDER
         engine.mkdir(exist_ok=True)
         env = os.environ | ENVIRONMENT | environment | {"TMPDIR": str(engine), "VLLM_RPC_BASE_PATH": str(engine)}
         with log.open("wb") as output:
-            words = [str(SEMEL), *map(str, command)]
-            return subprocess.Popen(words, stdout=output, stderr=output, env=env, process_group=0), log
+            words = [*semel, *map(str, command)]
+            return subprocess.Popen(words, stdout=output, stderr=output, env=env, process_group=0, cwd=ROOT), log
 
 
 @contextmanager
-def running_fleet(model: Path, *, workers: int = 2, frontends: int = 3, cache: str = "shared") -> Iterator[Fleet]:
+def running_fleet(
+    model: Path, *, workers: int = 2, frontends: int = 3, cache: str = "shared", item_cache_gb: float = ITEM_CACHE_GB
+) -> Iterator[Fleet]:
     """A fleet, up and connected; all of it is ended at the end, whatever happens."""
     home = Path(tempfile.mkdtemp(prefix="semel-fleet-"))
     admin_key = secrets.token_hex(16)
@@ -220,12 +237,14 @@ def running_fleet(model: Path, *, workers: int = 2, frontends: int = 3, cache: s
     fleet = Fleet(model, home, create_key(home / "key"), admin_key)
     try:
         for _ in range(workers):
-            fleet.begin_worker()
+            fleet.begin_worker(cache_gb=item_cache_gb)
         fleet.until_up()
         for _ in range(frontends):
             fleet.begin_frontend(fleet.addresses, cache=cache)
         fleet.until_up()
         yield fleet
     finally:
-        fleet.end()
-        shutil.rmtree(home)
+        try:
+            fleet.end()
+        finally:
+            shutil.rmtree(home)

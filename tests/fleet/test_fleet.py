@@ -201,7 +201,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
         sys.stdout.write(f"\nlost with the frontend {len(tally.lost) - len(lost_with_worker)}, ")
         sys.stdout.write(f"with the worker {len(lost_with_worker)} {lost_with_worker[:1]}\n")
     assert not tally.failures, "\n".join(tally.failures[:10])
-    assert len(lost_with_worker) <= load.at_a_time, lost_with_worker
+    assert not lost_with_worker, "all of these could be answered by the other worker"
     assert tally.answered == load.requests
     _, alive = psutil.wait_procs(killed, timeout=END_S)
     assert not alive

@@ -20,6 +20,8 @@ from semel.frontend.remote import RemoteWorker
 from semel.frontend.service import Service, Serving
 from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
+from semel.telemetry.inhand import traced
+from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.testing.engine import EchoEngine
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
@@ -74,7 +76,12 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    folder: Path, pipeline: Pipeline, *, engine_bytes: int = 0, keys: Keyring | None = None
+    folder: Path,
+    pipeline: Pipeline,
+    *,
+    engine_bytes: int = 0,
+    keys: Keyring | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> AsyncIterator[Rig]:
     """The application of a frontend whose worker's engine holds so many bytes of items; counters as in production."""
     address = f"ipc://{folder}/w.sock"
@@ -85,7 +92,7 @@ async def rig(
     def count(modality: Modality, count: int, hit: bool) -> None:
         lookups.count("tiny", modality, "processor", count, hit)
 
-    pipeline = replace(pipeline, lookups=count)
+    pipeline = replace(pipeline, lookups=count, timings=traced(pipeline.timings))
     async with AsyncExitStack() as stack:
         listener = await stack.enter_async_context(WorkerListener(address, key=KEY, contract=engine.contract))
         path = memory_path(address)
@@ -93,11 +100,14 @@ async def rig(
         borrowers = await stack.enter_async_context(Borrowers(path))
         link = FrontendLink(address, key=KEY, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
         remote = RemoteWorker(await stack.enter_async_context(link), lookups=lookups, meter=meter)
-        tasks = [asyncio.create_task(Worker(engine, listener, borrowers).run()), asyncio.create_task(remote.run())]
+        tasks = [
+            asyncio.create_task(Worker(engine, listener, borrowers, tracing=tracing).run()),
+            asyncio.create_task(remote.run()),
+        ]
         try:
             await until(lambda: remote.is_connected)
             service.begin(Serving(Fleet([remote]), engine.contract, pipeline))
-            app = create_app(service, meter, keys)
+            app = create_app(service, meter, keys, tracing=tracing)
             transport = httpx.ASGITransport(app)
             client = httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60)
             async with client:

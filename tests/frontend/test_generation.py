@@ -11,7 +11,7 @@ import pytest
 
 from semel.cache import LruCache
 from semel.core import Digest, Key, Keyring, Tenant
-from semel.frontend import generation
+from semel.frontend import given
 from semel.frontend.attribution import is_of, tag_of
 from semel.render import ChatRenderer
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
@@ -184,7 +184,7 @@ async def test_a_naive_frontend_answers_for_a_digest_that_somebody_else_has_lear
     guarded: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered, _ = await spied(guarded)
-    monkeypatch.setattr(generation, "is_of", lambda *_: True)
+    monkeypatch.setattr(given, "is_of", lambda *_: True)
     reply = await guarded.client.post(GENERATE, json=rendered, headers={"authorization": f"Bearer {UMBRA}"})
     assert reply.status_code == 200
 
@@ -250,8 +250,10 @@ def test_a_tag_is_of_one_digest_one_tenant_and_one_key_S12() -> None:
         (lambda one: one["features"]["mm_tags"]["image"].pop(), "mm_tags"),
         (lambda one: one["features"]["mm_placeholders"].update(video=[]), "mm_placeholders"),
         (lambda one: one["features"]["mm_hashes"].update(image=["0" * 63, "0" * 64]), "mm_hashes"),
-        (lambda one: one["features"].update(kwargs_data={"image": ["AAAA", None]}), "tensors do not travel in JSON"),
-        (lambda one: one["features"].update(mm_metadata={"image": ["AAAA", None]}), "mm_metadata"),
+        (lambda one: one["features"].update(kwargs_data={"image": ["AAAA", None]}), "not msgpack of tensors"),
+        (lambda one: one["features"].update(kwargs_data={"image": ["AAAA"]}), "kwargs_data"),
+        (lambda one: one["features"].update(mm_metadata={"image": ["AAAA", None]}), "metadata and no kwargs_data"),
+        (lambda one: one["features"].update(mm_seals={"image": ["AAAA"]}), "mm_seals"),
         (lambda one: one.update(content_parts=[{"type": "image_url"}]), "send media in a chat"),
         (lambda one: one.update(output_mode="text"), "output_mode"),
         (lambda one: one.update(kv_transfer_params={}), "kv_transfer_params"),
@@ -279,11 +281,11 @@ async def test_what_does_not_fit_is_refused_before_an_engine_sees_it_S9_S14_S15(
     assert app.engine.submissions == submissions
 
 
-@pytest.mark.parametrize("kind", ["application/x-safetensors", "multipart/form-data; boundary=b"])
-async def test_tensors_from_a_client_are_refused_before_they_are_read(app: Rig, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["application/octet-stream", "multipart/form-data; boundary=b"])
+async def test_a_body_of_another_kind_is_refused_before_it_is_read(app: Rig, kind: str) -> None:
     reply = await app.client.post(GENERATE, content=b"x" * 99, headers={"content-type": kind})
     assert reply.status_code == 400
-    assert "by digest" in reply.json()["error"]["message"]
+    assert "application/x-safetensors" in reply.json()["error"]["message"]
 
 
 async def test_two_items_in_one_place_are_refused(app: Rig) -> None:

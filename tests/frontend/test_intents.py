@@ -21,7 +21,7 @@ INTENTS: dict[str, Intent | None] = {
 }
 """None: it renders nothing."""
 
-FORMS: dict[str, Intent] = {"/v1/audio/transcriptions": "execute"}
+FORMS: dict[str, Intent] = {"/v1/audio/transcriptions": "execute", "/v1/audio/translations": "execute"}
 """Those that take no JSON; `test_transcriptions.py` sends them."""
 
 SUBMITS = {path for path, intent in INTENTS.items() if intent == "execute"} | {"/inference/v1/generate"}

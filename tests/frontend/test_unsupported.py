@@ -14,7 +14,7 @@ from tests.frontend.rig import Rig
 
 VLLM_FRONTDOOR = {
     *("/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/audio/translations"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
 
 

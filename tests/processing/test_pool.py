@@ -355,7 +355,7 @@ def test_lengths_are_checked_before_anything_is_allocated_S10() -> None:
     with pytest.raises(ProtocolError, match="the limits are"):
         read_header(encode(Failed("ServiceError", "no"), 1_001)[:12], max_payload_bytes=1_000)
     too_little = Made(0, "image", (TensorHead("pixels", "uint8", (10, 10)),), (), None)
-    with pytest.raises(ProtocolError, match="100 bytes of tensors came with 99"):
+    with pytest.raises(ProtocolError, match="100 bytes of payload came with 99"):
         decode_answer(encode(too_little)[12:], payload_bytes=99)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,18 +15,16 @@ import numpy as np
 import openai
 import pytest
 
-from tests.engine.parity import picture
-from tests.serve.bare import bare_starting, until_healthy
-from tests.serve.differences import comparable, joined
-from tests.serve.served import Served, image_url, serving, until
+from tests.engine.parity import data_url, picture, video
+from tests.serve.both import HELLO, MODEL, Both, asked_of, serving_both
+from tests.serve.differences import comparable
+from tests.serve.served import image_url, until
 from tests.serve.speaking import CALL_START, THINK_END, speaking
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-MODEL: Final = "tiny"
-FLAGS: Final = ("--served-model-name", MODEL, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+FLAGS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 REASONING: Final = ("--reasoning-parser", "qwen3")
-HELLO: Final = [{"role": "user", "content": "Hello there"}]
 PLAIN: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 """Without it all is reasoning, until the model says that it is over, which it does by chance."""
 
@@ -39,79 +36,11 @@ NAMED: Final = {"type": "function", "function": {"name": "weather"}}
 SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "place", "schema": CITIES, "strict": True}}
 
 
-@dataclass(frozen=True)
-class Both:
-    """One client of each server."""
-
-    served: Served
-    ours: openai.OpenAI
-    bare: openai.OpenAI
-
-    def chat(self, *, cached: bool = True, **fields: Any) -> Any:
-        """Ask both for a whole answer, compare, and give ours."""
-        asked = _asked(fields)
-        mine, theirs = (client.chat.completions.create(**asked) for client in (self.ours, self.bare))
-        _compare(mine.model_dump(), theirs.model_dump(), cached=cached)
-        return mine
-
-    def stream(self, **fields: Any) -> dict[str, Any]:
-        """Ask both for a stream, compare what it says, and give ours, joined."""
-        asked = {**_asked(fields), "stream": True}
-        mine, theirs = (list(client.chat.completions.create(**asked)) for client in (self.ours, self.bare))
-        return _compare_streams(mine, theirs)
-
-    def complete(self, *, cached: bool = True, **fields: Any) -> Any:
-        asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 6, **fields}
-        mine, theirs = (client.completions.create(**asked) for client in (self.ours, self.bare))
-        if asked.get("stream"):
-            return _compare_streams(list(mine), list(theirs))
-        _compare(mine.model_dump(), theirs.model_dump(), cached=cached)
-        return mine
-
-    def refuse(self, **fields: Any) -> openai.APIStatusError:
-        """Both refuse with the same exception; ours."""
-        errors = []
-        for client in (self.ours, self.bare):
-            with pytest.raises(openai.APIStatusError) as caught:
-                client.chat.completions.create(**_asked(fields))
-            errors.append(caught.value)
-        mine, theirs = errors
-        assert (type(mine), mine.status_code) == (type(theirs), theirs.status_code), (str(mine), str(theirs))
-        return mine
-
-
-def _asked(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 6, **fields}
-
-
-def _compare(mine: dict[str, Any], theirs: dict[str, Any], *, cached: bool) -> None:
-    assert comparable(mine, cached=cached) == comparable(theirs, cached=cached)
-
-
-def _compare_streams(mine: list[Any], theirs: list[Any]) -> dict[str, Any]:
-    ours, bare = (joined([chunk.model_dump() for chunk in chunks]) for chunks in (mine, theirs))
-    for one in (ours, bare):
-        assert (one["usage"] is None) or one["usage"].pop("prompt_tokens_details") is not None
-    assert ours == bare
-    return ours
-
-
 @pytest.fixture(scope="module")
 def both(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     home = tmp_path_factory.mktemp("both")
-    folder = speaking(tiny("qwen2-vl"), home / "model")
-    flags = (*FLAGS, *REASONING)
-    with (
-        bare_starting(folder, home, *flags, "--enable-prompt-tokens-details") as (url, process),
-        serving(folder, home, *flags, within_s=400) as served,
-    ):
-        until_healthy(url, process, 240)
-        options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
-        with (
-            openai.OpenAI(base_url=f"{served.url}/v1", **options) as ours,
-            openai.OpenAI(base_url=f"{url}/v1", **options) as bare,
-        ):
-            yield Both(served, ours, bare)
+    with serving_both(speaking(tiny("qwen2-vl"), home / "model"), home, *FLAGS, *REASONING) as made:
+        yield made
 
 
 def test_a_chat_is_answered_alike(both: Both) -> None:
@@ -254,6 +183,16 @@ def test_a_picture_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
     both.stream(messages=messages, extra_body=PLAIN, stream_options={"include_usage": True})
 
 
+def test_a_video_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
+    rng = np.random.default_rng(6)
+    url = data_url(video(rng, seconds=2.5), "video/mp4")
+    parts = [{"type": "video_url", "video_url": {"url": url}}, image_url(picture(rng)), {"type": "text", "text": "?"}]
+    messages = [{"role": "user", "content": parts}]
+    answer = both.chat(messages=messages, extra_body={**PLAIN, "return_token_ids": True}, logprobs=True, top_logprobs=3)
+    assert answer.usage.prompt_tokens_details.multimodal_tokens["video"] > 0
+    both.stream(messages=messages, extra_body=PLAIN, stream_options={"include_usage": True})
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -317,6 +256,7 @@ async def test_the_asynchronous_client_gets_the_same_many_at_a_time(both: Both) 
         ({"extra_body": {"chat_template": "{{ messages }}"}}, "template"),
         ({"extra_body": {"allowed_token_ids": [5_000]}}, "allowed_token_ids"),
         ({"messages": [{"role": "user", "content": [image_url(b"no picture")]}]}, ""),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:,x"}}]}]}, ""),
     ],
     ids=lambda value: next(iter(value.get("extra_body", value))) if isinstance(value, dict) else "",
 )
@@ -331,17 +271,19 @@ def test_what_vllm_refuses_is_refused_with_the_same_exception_and_says_why_S15(
 def test_what_vllm_ignores_and_would_answer_wrongly_is_refused_by_name(both: Both) -> None:
     """The control: bare vLLM answers, as if nothing had been asked."""
     for body, said in (({"guided_choice": ["red"]}, "structured_outputs"), ({"tempurature": 0}, "tempurature")):
-        assert both.bare.chat.completions.create(**_asked({"extra_body": body})).choices
+        assert both.bare.chat.completions.create(**asked_of({"extra_body": body})).choices
         with pytest.raises(openai.BadRequestError, match=said):
-            both.ours.chat.completions.create(**_asked({"extra_body": body}))
+            both.ours.chat.completions.create(**asked_of({"extra_body": body}))
 
 
 def test_a_client_that_gives_up_is_told_so_and_its_request_is_aborted(both: Both) -> None:
     impatient = both.ours.with_options(timeout=0.5)
     with pytest.raises(openai.APITimeoutError):
-        impatient.chat.completions.create(**_asked({"max_tokens": 4_000, "extra_body": {"ignore_eos": True, **PLAIN}}))
+        impatient.chat.completions.create(
+            **asked_of({"max_tokens": 4_000, "extra_body": {"ignore_eos": True, **PLAIN}})
+        )
     until(lambda: both.served.running() == 0, 10)
-    chunks = both.ours.chat.completions.create(**_asked({"max_tokens": 4_000, "stream": True, "extra_body": PLAIN}))
+    chunks = both.ours.chat.completions.create(**asked_of({"max_tokens": 4_000, "stream": True, "extra_body": PLAIN}))
     next(iter(chunks))
     chunks.close()
     until(lambda: both.served.running() == 0, 10)
@@ -350,5 +292,5 @@ def test_a_client_that_gives_up_is_told_so_and_its_request_is_aborted(both: Both
 def test_the_answer_bears_the_id_that_the_client_wished_for(both: Both) -> None:
     for client in (both.ours, both.bare):
         create = client.chat.completions.create
-        assert create(**_asked({"extra_headers": {"X-Request-Id": "mine"}})).id == "chatcmpl-mine"
-        assert create(**_asked({"extra_body": {"request_id": "yours"}})).id == "chatcmpl-yours"
+        assert create(**asked_of({"extra_headers": {"X-Request-Id": "mine"}})).id == "chatcmpl-mine"
+        assert create(**asked_of({"extra_body": {"request_id": "yours"}})).id == "chatcmpl-yours"

@@ -27,6 +27,8 @@ from semel.wire.messages import Failed
 from semel.wire.translation import submit_of
 from semel.wire.zmq import FrontendLink
 from tests.engine.parity import Answer, image_part, picture, random_chat, running
+from tests.serve.collector import SpanCollector, collecting
+from tests.serve.generating import RenderedByVllm, generated, rendered, rendered_by_vllm, rendered_file
 from tests.serve.http_parity import compare_over_http
 from tests.serve.served import SEMEL, Served, events, free_port, image_url, serving, until
 
@@ -34,14 +36,23 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 RNG = np.random.default_rng(0)
 CHATS = [random_chat(RNG, [image_part(picture(RNG)) for _ in range(index % 4)]) for index in range(48)]
+SHOWN = [chat for index, chat in enumerate(CHATS) if index % 4][:9]
+"""Those with images."""
+
 PICTURE = image_url(picture(np.random.default_rng(5)))
 
 
 @pytest.fixture(scope="module")
-async def expected(tiny: Callable[[str], Path]) -> list[Answer]:
-    """What bare vLLM answers, from an engine that is gone before the tests begin."""
+async def bare(tiny: Callable[[str], Path]) -> tuple[list[Answer], list[RenderedByVllm]]:
+    """What bare vLLM answers and renders, from an engine that is gone before the tests begin."""
     async with running(tiny("qwen2-vl"), max_model_len=4_096) as rig:
-        return [await rig.bare(chat) for chat in CHATS]
+        answers = [await rig.bare(chat) for chat in CHATS]
+        return answers, [await rendered_by_vllm(rig, chat) for chat in SHOWN]
+
+
+@pytest.fixture(scope="module")
+def expected(bare: tuple[list[Answer], list[RenderedByVllm]]) -> list[Answer]:
+    return bare[0]
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +61,23 @@ def shared_memory() -> set[Path]:
 
 
 @pytest.fixture(scope="module")
+def collector() -> Iterator[SpanCollector]:
+    with pytest.MonkeyPatch.context() as patch, collecting() as collector:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # of the SDK: milliseconds until a batch goes out
+        yield collector
+
+
+@pytest.fixture(scope="module")
 def served(
     tiny: Callable[[str], Path],
     expected: list[Answer],
     shared_memory: set[Path],
+    collector: SpanCollector,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Served]:
-    with serving(tiny("qwen2-vl"), tmp_path_factory.mktemp("serve")) as running_now:
+    """It is traced, so that all that follows holds with spans as well."""
+    flags = ("--otlp-traces-endpoint", collector.url)
+    with serving(tiny("qwen2-vl"), tmp_path_factory.mktemp("serve"), *flags) as running_now:
         yield running_now
 
 
@@ -71,6 +92,35 @@ async def test_answers_are_those_of_bare_vllm_with_sixteen_requests_at_a_time(
     served: Served, expected: list[Answer]
 ) -> None:
     await compare_over_http(served, CHATS, expected)
+
+
+def test_prompts_that_were_rendered_elsewhere_are_answered_as_by_vllm_s_own_route_in_every_form_E2(
+    served: Served, bare: tuple[list[Answer], list[RenderedByVllm]]
+) -> None:
+    """With tensors in a file and in vLLM's JSON, and by digest; vLLM's routes and the chat give the same tokens."""
+    direct = [answer for index, answer in enumerate(bare[0]) if index % 4]
+    for chat, theirs, answer in zip(SHOWN, bare[1], direct, strict=False):
+        assert theirs.answer == answer
+        file = rendered_file(served, chat)
+        for form in (file, theirs.body, rendered(served, chat).json(), file, theirs.body):
+            assert generated(served, form) == answer
+
+
+def test_tensors_that_the_model_cannot_take_are_the_client_s_fault_and_the_engine_lives_on_S9(
+    served: Served, bare: tuple[list[Answer], list[RenderedByVllm]]
+) -> None:
+    from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item, encode_mm_kwargs_item
+
+    theirs = bare[1][0]
+    (data, *_), (told, *_) = (theirs.body["features"][name]["image"] for name in ("kwargs_data", "mm_metadata"))
+    item = decode_mm_kwargs_item(data)
+    item["image_grid_thw"].data[1] *= 2  # more patches than there are
+    wrong = {**theirs.body["features"], "mm_metadata": None}
+    wrong["kwargs_data"] = {"image": [encode_mm_kwargs_item(item), *wrong["kwargs_data"]["image"][1:]]}
+    reply = httpx.post(f"{served.url}/inference/v1/generate", json={**theirs.body, "features": wrong}, timeout=60)
+    assert (reply.status_code, "image_grid_thw" in reply.text) == (400, True), reply.text
+    assert told is not None
+    assert generated(served, theirs.body) == theirs.answer
 
 
 def test_the_openai_client_streams_a_chat_with_an_image(served: Served) -> None:
@@ -91,6 +141,36 @@ def test_the_openai_client_streams_a_chat_with_an_image(served: Served) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert whole.usage.completion_tokens == 8
+
+
+def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_the_engine(
+    served: Served, collector: SpanCollector
+) -> None:
+    trace, client = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    chat = [{"role": "user", "content": [image_url(picture(np.random.default_rng(81)))]}]
+    answer = httpx.post(
+        f"{served.url}/v1/chat/completions",
+        json={"messages": chat, "max_tokens": 8, "temperature": 0.0, "ignore_eos": True},
+        headers={"traceparent": f"00-{trace}-{client}-01"},
+        timeout=60,
+    )
+    assert answer.status_code == 200
+    wanted = {"POST /v1/chat/completions", "generate", "llm_request", "process item"}
+    until(lambda: wanted <= {span.name for span in collector.of(trace)}, 30)
+    spans = {span.name: span for span in collector.of(trace)}
+    root, worker, engine = (spans[name] for name in ("POST /v1/chat/completions", "generate", "llm_request"))
+    assert (root.service, root.parent_id) == ("semel-frontend", client)
+    assert (worker.service, worker.parent_id) == ("semel-worker", root.span_id)
+    assert (engine.service, engine.parent_id) == ("semel-worker", worker.span_id)
+    stages = {"parse", "digest", "layout", "process", "render", "send", "first_token"}
+    assert {span.name for span in spans.values() if span.parent_id == root.span_id} == {
+        *stages,
+        "process item",
+        "generate",
+    }
+    assert "8" in worker.attributes["gen_ai.usage.output_tokens"]
+    assert f"[request {answer.headers['x-request-id']}] POST /v1/chat/completions 200" in served.log.read_text()
+    assert served.metric("semel_spans_dropped_total") == 0
 
 
 def test_several_sequences_are_answered(served: Served) -> None:

@@ -19,6 +19,7 @@ from semel.core import (
     Target,
     Tensor,
     Timeline,
+    Trace,
 )
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.memory import MemoryWire, Mischief
@@ -46,6 +47,7 @@ DIALOGUE: Final = Dialogue(
     template_kwargs={"enable_thinking": False},
     stream=True,
 )
+TRACE: Final = Trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "rojo=00f067aa0ba902b7")
 SMALL: Final = Limits(inline_bytes=256, chunk_bytes=128, window_bytes=1024, max_open_features=3, max_open_bytes=16_384)
 """Limits under which a few kilobytes travel in chunks."""
 
@@ -85,6 +87,7 @@ def submit(request_id: str = "r1") -> Submit:
         payloads=[digest_of(1)],
         dialogue=DIALOGUE,
         priority=-3,
+        trace=TRACE,
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 from msgspec import structs
 
 from semel.cache import Lease
-from semel.core import Holding
+from semel.core import Holding, Trace
+from semel.errors import ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import (
@@ -44,7 +45,7 @@ from semel.wire.messages import (
     WorkerMessage,
 )
 from semel.wire.translation import have_of, lend_of, payload_of
-from tests.wire.examples import CONTRACT, LAYOUT, digest_of, feature_of_rows, submit
+from tests.wire.examples import CONTRACT, LAYOUT, TRACE, digest_of, feature_of_rows, submit
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 FEATURE: Final = feature_of_rows(2)
@@ -128,11 +129,31 @@ def test_golden_frames_are_read_as_the_message_that_they_were(
 def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_know() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "submit.hex").read_text().splitlines()]
     submitted = decode(old, FROM_FRONTEND, Limits()).message
-    assert submitted == structs.replace(submit(), dialogue=None, priority=0)
+    assert submitted == structs.replace(submit(), dialogue=None, priority=0, trace=None)
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "deltas.hex").read_text().splitlines()]
     told = decode(old, FROM_WORKER, Limits()).message
     assert isinstance(told, Deltas)
     assert told.deltas == (Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)))
+
+
+def test_what_version_3_sent_is_understood_as_a_request_that_is_not_traced() -> None:
+    old = [bytes.fromhex(line) for line in (GOLDEN / "v3" / "submit.hex").read_text().splitlines()]
+    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), trace=None)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        Trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\nINFO a line of my own"),
+        Trace("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01"),
+        Trace("", ""),
+        Trace(TRACE.parent, "x" * 513),
+    ],
+)
+def test_a_trace_that_is_not_of_w3cs_form_or_over_its_length_is_refused(trace: Trace) -> None:
+    frames = encode(1, 2, pack(structs.replace(submit(), trace=trace), Limits()), ())
+    with pytest.raises(ProtocolError):
+        decode(frames, FROM_FRONTEND, Limits())
 
 
 def test_every_message_of_the_protocol_has_golden_frames() -> None:

@@ -23,7 +23,7 @@ from openai import APIStatusError, OpenAI
 
 from semel.core import Digest, Feature, Field, Modality
 from semel.errors import ConfigError, MediaTooLarge, NotReady
-from semel.injecting import inject
+from semel.injecting import contract, inject
 from semel.settings import create_key
 from semel.telemetry import Meter
 from semel.telemetry.metrics import Metric
@@ -322,6 +322,12 @@ def test_a_refusal_is_told_though_the_body_is_large_and_was_not_read_D7() -> Non
                 served.inject({digest_of(1): image(64 << 20)})
 
 
+def test_the_contract_is_told_to_whoever_has_the_key_D6(served: Served) -> None:
+    assert contract(served.url, key=KEY) == CONTRACT
+    with pytest.raises(ConfigError, match="--admin-key-file"):
+        contract(served.url, key="a-guess-that-is-wrong")
+
+
 def test_no_proxy_of_the_environment_sees_the_key(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -335,8 +341,8 @@ def test_the_program_in_the_docs_runs_as_it_is_written_D6(tiny: Callable[[str], 
     create_key(tmp_path / "fleet.key")
     admin = create_key(tmp_path / "admin.key")
     fields = {"pixel_values": Field("float32", (None, None)), "image_grid_thw": Field("int64", (1, 3))}
-    contract = replace(CONTRACT, fields={"image": fields}, max_embeds=4_096, cache_bytes=1 << 30)
-    with serving(Store(contract), key=admin.secret.hex(), max_body_bytes=1 << 30) as served:
+    expected = replace(CONTRACT, fields={"image": fields}, max_embeds=4_096, cache_bytes=1 << 30)
+    with serving(Store(expected), key=admin.secret.hex(), max_body_bytes=1 << 30) as served:
         places = {
             "docs/once.png": ROOT / "docs/once.png",
             "/tmp/tiny-vl": tiny("qwen2-vl"),

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from semel.assemble.pipeline import pipeline_of
-from semel.assemble.stopping import until_stopped
 from semel.cache import Cache, LruCache, NoCache, SharedCache
 from semel.core import Contract, Key, Keyring, Modality, Target
 from semel.media import DecodeLimits
@@ -26,6 +26,9 @@ from semel.processing.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind
 from semel.render import LayoutCache, Pipeline, warm_up
+from semel.stopping import Stopping
+from semel.telemetry.inhand import traced
+from semel.telemetry.lag import LoopLag
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import (
@@ -38,19 +41,23 @@ from semel.telemetry.metrics import (
     POOL_FAILED,
     POOL_PROCESSED,
     POOL_REPLACED,
+    REFUSALS,
     STAGE_SECONDS,
     WORKER_CONNECTED,
     WORKER_RUNNING,
 )
+from semel.telemetry.tracing import Collector, start_tracing
 from semel.wire.zmq import FrontendLink
 
 if TYPE_CHECKING:
     from semel.frontend.exchange import BodyLimits
     from semel.frontend.fleet import Fleet
+    from semel.frontend.gate import GateLimits
     from semel.frontend.pace import PaceLimits
     from semel.frontend.remote import RemoteWorker
     from semel.frontend.roster import Source
     from semel.frontend.service import Service
+    from semel.http import ConnectionLimits, HttpServer
 
 __all__ = ["GC_THRESHOLDS", "CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
 
@@ -61,6 +68,7 @@ GC_THRESHOLDS: Final = (50_000, 20, 20)
 would take a fifth of its time."""
 
 _HITS_S: Final = 10.0
+_MAX_FILES: Final = 65_536
 
 logger = logging.getLogger(__name__)
 
@@ -98,22 +106,40 @@ class FrontendOptions:
     sources: Sequence[Source] = ()
     """What names workers besides those, and may name others later."""
 
+    collector: Collector | None = None
+    """Where spans are sent; without one there are none."""
+
+    log_requests: bool = True
+    gate: GateLimits | None = None
+    connections: ConnectionLimits | None = None
+    drain_s: float = 25.0
+    """For requests in flight when it is stopped."""
+
 
 async def run_frontend(options: FrontendOptions) -> None:
     """Serve OpenAI's API over HTTP until SIGTERM."""
     from starlette.applications import Starlette
 
     from semel.frontend.app import create_app
+    from semel.frontend.gate import Gate
     from semel.frontend.service import Service
     from semel.http import HttpServer, operator_routes
 
-    service = Service(body=options.body, budget=Budget(options.budget), pace=options.pace)
+    _raise_file_limit()
+    gate = Gate(options.gate)
+    service = Service(body=options.body, budget=Budget(options.budget), pace=options.pace, gate=gate)
+    tracing = start_tracing(options.collector, "semel-frontend")
     parts = _Parts(options, create_cache(options.cache_kind, options.cache_bytes))
-    server = HttpServer(create_app(service, parts.meter, options.api_keys), options.host, options.port)
+    app = create_app(service, parts.meter, options.api_keys, tracing=tracing, log_requests=options.log_requests)
+    count = partial(parts.meter.count, REFUSALS)
+    server = HttpServer(app, options.host, options.port, options.connections, count)
+    parts.meter.watch(tracing.samples)
     parts.meter.watch(parts.lookups.samples)
     parts.meter.watch(partial(_cache_samples, parts.cache))
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(tracing.close)
         stack.callback(parts.cache.close)
+        stack.callback(LoopLag(parts.meter).close)
         if options.metrics_port is not None:
             metrics = HttpServer(Starlette(routes=operator_routes(parts.meter)), "127.0.0.1", options.metrics_port)
             await stack.enter_async_context(metrics.running())
@@ -122,9 +148,12 @@ async def run_frontend(options: FrontendOptions) -> None:
         linking = asyncio.create_task(keep_linked())
         following = asyncio.create_task(parts.follow(fleet, service))
         telling = asyncio.create_task(_tell_hits(parts.lookups))
-        await until_stopped(serving, linking, following)
-        service.suspend("the frontend is shutting down")
-        server.stop()
+        stopping = Stopping.listening()
+        if await stopping.until_asked(serving, linking, following):
+            await _drain(service, server, stopping, options.drain_s)
+        else:
+            service.drain("the frontend has failed")
+        server.stop(at_once=bool(service.gate.requests))
         following.cancel()
         telling.cancel()
         ended = await asyncio.gather(serving, following, return_exceptions=True)
@@ -132,6 +161,24 @@ async def run_frontend(options: FrontendOptions) -> None:
         for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
             if isinstance(result, Exception):
                 raise result
+
+
+async def _drain(service: Service, server: HttpServer, stopping: Stopping, within_s: float) -> None:
+    """Answer what was taken, and refuse what comes; probes are answered all the while."""
+    service.drain("the frontend is shutting down")
+    server.release()
+    logger.info("the frontend ends when its %d requests have, within %g s", service.gate.requests, within_s)
+    await stopping.unless_hurried(service.gate.until_empty(within_s))
+    if service.gate.requests:
+        logger.warning("%d requests are cut off: raise --drain-s to let them end", service.gate.requests)
+
+
+def _raise_file_limit() -> None:
+    """Every connection takes a descriptor, and what a process gets without asking is often only 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(_MAX_FILES, hard) if hard != resource.RLIM_INFINITY else _MAX_FILES
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,15 +280,16 @@ class _Parts:
         return fetcher
 
     def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet, fetcher: Fetcher) -> Pipeline:
-        options = self.options
+        options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
         pipeline = replace(
             pipeline_of(folder, pool.process, pool.description, options.key, options.chat_template),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,
             process_apart=partial(pool.process, apart=True),
+            cut=pool.cut,
             fetch=fetcher.fetch,
-            timings=partial(self.meter.observe, STAGE_SECONDS),
+            timings=timings if options.collector is None else traced(timings),
         )
         self.meter.watch(partial(_flight_samples, pipeline))
         return pipeline

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from semel.core import Feature, Key, Media, Target
+from semel.media import Pieces
 from semel.processing import Description
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, Process, Tokenizer
@@ -30,7 +32,12 @@ def assemble_pipeline(
     async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         return await asyncio.get_running_loop().run_in_executor(executor, loaded.process, media, options)
 
-    return pipeline_of(folder, process, Description.of(loaded), key, chat_template)
+    async def cut(media: Media, spend: Callable[[int], None]) -> Pieces:
+        pieces = await asyncio.get_running_loop().run_in_executor(executor, loaded.cut, media)
+        spend(sum(map(len, pieces.files)))
+        return pieces
+
+    return replace(pipeline_of(folder, process, Description.of(loaded), key, chat_template), cut=cut)
 
 
 def pipeline_of(

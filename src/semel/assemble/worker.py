@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from semel.assemble.stopping import until_stopped
 from semel.cache import Borrowers
 from semel.core import Key, Modality
 from semel.processing.processor import ProcessorKind
-from semel.settings import default_folder
+from semel.settings import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable
+from semel.stopping import Stopping
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import MM_CACHE_EVICTIONS
+from semel.telemetry.tracing import Collector, check_installed, start_tracing
 from semel.wire.zmq import WorkerListener, memory_path
 
 if TYPE_CHECKING:
+    from semel.engine import Engine
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
     from semel.worker.worker import Worker
 
-__all__ = ["WorkerOptions", "run_worker"]
+__all__ = ["WorkerOptions", "run_worker", "serve_engine"]
+
+_SERVICE: Final = "semel-worker"
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,9 @@ class WorkerOptions:
     admin_key: str | None
     drain_s: float
     processor: ProcessorKind = "auto"
+    collector: Collector | None = None
+    """Where spans are sent, ours and the engine's; without one there are none."""
+    ship_resident_items: bool = False
 
 
 async def run_worker(options: WorkerOptions) -> None:
@@ -52,20 +59,34 @@ async def run_worker(options: WorkerOptions) -> None:
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
 
+    check_installed(options.collector)
     page = EncoderPage.create()
-    parsers, engine_flags = take_parser_flags(options.engine_flags)
+    parsers, engine_flags = take_parser_flags([*options.engine_flags, *_trace_flags(options)])
     arguments = parse_engine_flags(
-        options.model, engine_flags, encoder_planning=options.encoder_planning, metrics=page.path
+        options.model,
+        engine_flags,
+        encoder_planning=options.encoder_planning,
+        ship_resident_items=options.ship_resident_items,
+        metrics=page.path,
     )
-    with default_folder(SOCKET_FOLDER):  # the engine's processes leave the sockets between them behind
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(default_folder(SOCKET_FOLDER))  # its processes leave the sockets between them behind
+        if options.collector is not None:
+            stack.enter_context(default_variable(TRACES_PROTOCOL, options.collector.protocol))
+            stack.enter_context(default_variable(SERVICE_NAME, _SERVICE))  # or vLLM's spans are of an unknown one
         engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers)
         try:
-            await _serve_engine(options, engine, page)
+            await serve_engine(options, engine, partial(_admin, options, engine, page))
         finally:
             await engine.close()
 
 
-async def _serve_engine(options: WorkerOptions, engine: VllmEngine, page: EncoderPage) -> None:
+async def serve_engine(
+    options: WorkerOptions,
+    engine: Engine,
+    admin: Callable[[Worker], contextlib.AbstractAsyncContextManager[None]] | None = None,
+) -> None:
+    """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once."""
     from semel.worker.worker import Worker
 
     async with contextlib.AsyncExitStack() as stack:
@@ -74,13 +95,16 @@ async def _serve_engine(options: WorkerOptions, engine: VllmEngine, page: Encode
         path = memory_path(options.listen)
         borrowers = None if path is None else await stack.enter_async_context(Borrowers(path))
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
-        worker = Worker(engine, listener, borrowers)
-        if options.admin_port is not None:
-            await stack.enter_async_context(_admin(options, engine, worker, page))
+        tracing = start_tracing(options.collector, _SERVICE)
+        stack.push_async_callback(tracing.close)
+        worker = Worker(engine, listener, borrowers, tracing=tracing)
+        if options.admin_port is not None and admin is not None:
+            await stack.enter_async_context(admin(worker))
+        stopping = Stopping.listening()
         serving = asyncio.create_task(worker.run())
-        await until_stopped(serving)
-        if not serving.done():
-            await worker.drain(options.drain_s)
+        if await stopping.until_asked(serving):
+            logger.info("the worker ends when its requests have, within %g s", options.drain_s)
+            await stopping.unless_hurried(worker.drain(options.drain_s))
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:
@@ -88,7 +112,7 @@ async def _serve_engine(options: WorkerOptions, engine: VllmEngine, page: Encode
 
 
 @contextlib.asynccontextmanager
-async def _admin(options: WorkerOptions, engine: VllmEngine, worker: Worker, page: EncoderPage) -> AsyncIterator[None]:
+async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, worker: Worker) -> AsyncIterator[None]:
     """Serve the admin address, on loopback: metrics, and with a key injection and reset."""
     from semel.http import HttpServer
     from semel.worker.admin import create_admin_app
@@ -104,6 +128,10 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, worker: Worker, pag
     app = create_admin_app(engine, meter, key=options.admin_key, count=count, reset=worker.reset)
     async with HttpServer(app, "127.0.0.1", options.admin_port).running():
         yield
+
+
+def _trace_flags(options: WorkerOptions) -> list[str]:
+    return [] if options.collector is None else ["--otlp-traces-endpoint", options.collector.endpoint]
 
 
 def _eviction_samples(engine: VllmEngine) -> Iterator[Sample]:

@@ -62,9 +62,8 @@ class Stepper:
             dtype="float32",
             enforce_eager=True,
             max_num_batched_tokens=tokens_per_step,
-            enable_prefix_caching=False,
             **({} if kind == "stock" else encoder_arguments(with_scheduler=kind == "planning")),
-            **engine_arguments,
+            **({"enable_prefix_caching": False} | engine_arguments),
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = kv_blocks
         config.scheduler_config.async_scheduling = is_async

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from semel.cli import decoding, fetching
+from semel.cli.benches import bench
 from semel.cli.flags import as_arguments, takes_flags_of
-
-if TYPE_CHECKING:
-    from semel.bench.report import Report
+from semel.cli.options import (
+    DRAIN_S,
+    FLAGS,
+    MIB,
+    ApiKey,
+    ApiKeysFile,
+    CacheGb,
+    CacheKind,
+    ChatTemplate,
+    DrainS,
+    Host,
+    KeepAlive,
+    KeyFile,
+    Listen,
+    LogFormat,
+    MaxBody,
+    MaxBodyS,
+    MaxBodyValues,
+    MaxMediaInFlight,
+    MaxRefusals,
+    MaxRequestMedia,
+    MaxRequests,
+    MaxTenantRequests,
+    MaxWaiting,
+    MetricsPort,
+    Model,
+    NoAccessLog,
+    Planning,
+    Port,
+    Processes,
+    Processor,
+    Rate,
+    RequestTimeout,
+    ShipResident,
+    Traces,
+)
 
 __all__ = ["app"]
 
@@ -29,7 +61,6 @@ app = typer.Typer(
 )
 testing = typer.Typer(help="What one needs to try semel without downloading anything.", no_args_is_help=True)
 app.add_typer(testing, name="testing")
-bench = typer.Typer(help="Measured comparisons with bare vLLM, both sides in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 console = Console()
@@ -50,57 +81,9 @@ def key(path: Annotated[Path, typer.Argument(help="The file to make; it must not
     console.print(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --key-file.", highlight=False)
 
 
-_MIB: Final = 1024**2
-
-
-_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
-_Model = Annotated[str, typer.Argument(help="A model folder, or a model's name on the hub.")]
-_Host = Annotated[str, typer.Option(help="The address to serve at.")]
-_Port = Annotated[int, typer.Option(help="The port to serve at.")]
-_KeyFile = Annotated[Path, typer.Option(help="The fleet key (`semel key FILE` makes one).")]
-_ChatTemplate = Annotated[str | None, typer.Option(help="A chat template: a file, or Jinja itself.")]
-_Processes = Annotated[int | None, typer.Option(min=1, help="Preprocessing processes; one per core unless given.")]
-_MaxBody = Annotated[int, typer.Option(min=1, help="The largest body of a request, in bytes.")]
-_MaxBodyValues = Annotated[int, typer.Option(min=1, help="The most values in the JSON of a request.")]
-_MaxBodyS = Annotated[float, typer.Option(min=0.001, help="The longest that a body may take to come, in seconds.")]
-_MaxRequestMedia = Annotated[
-    int, typer.Option(min=1, help="Bytes that one request may bring: its body, decoded media, fetched media.")
-]
-_MaxMediaInFlight = Annotated[
-    int, typer.Option(min=1, help="Bytes that all requests together may hold until their answers begin.")
-]
-_MaxRefusals = Annotated[
-    float,
-    typer.Option(min=0, help="Refusals a second to one tenant; more of them wait, 5 s at most. 0: none waits."),
-]
-_MaxWaiting = Annotated[int, typer.Option(min=1, help="Requests that may wait for their answers to begin.")]
-_CacheKind = Annotated[
-    Literal["shared", "lru"], typer.Option(help="Where features are kept: in shared memory, or in the process.")
-]
-_CacheGb = Annotated[float, typer.Option(help="GiB for them; 0 keeps none.")]
-_Processor = Annotated[
-    Literal["auto", "hf", "vllm"],
-    typer.Option(
-        help="Where features come from, the same on every worker and frontend: the model's HF processor, or vLLM's; "
-        "auto takes the former for families that semel knows."
-    ),
-]
-_ApiKey = Annotated[
-    list[str] | None,
-    typer.Option(help="A key that clients must send; may be given several times. Others see it in `ps`."),
-]
-_ApiKeysFile = Annotated[
-    Path | None, typer.Option(help="A file of keys, a line `TENANT KEY` for each: tenants share nothing.")
-]
-_MetricsPort = Annotated[
-    int | None, typer.Option(help="Serve /metrics at this port of 127.0.0.1 too; with API keys, only there.")
-]
-_Planning = Annotated[bool, typer.Option("--encoder-planning", help="Let semel plan vLLM's encoder as well.")]
-
-
 def frontend(
-    model: _Model,
-    key_file: _KeyFile,
+    model: Model,
+    key_file: KeyFile,
     worker: Annotated[list[str] | None, typer.Option(help="Where a worker listens; once for each of them.")] = None,
     workers_file: Annotated[
         Path | None, typer.Option(help="A file of such addresses, one in a line; it is watched.")
@@ -109,19 +92,24 @@ def frontend(
         list[str] | None, typer.Option(help="NAME:PORT: a worker listens at each address of the name, over tcp.")
     ] = None,
     workers_dns_s: Annotated[int, typer.Option(min=1, help="Seconds between two looks at DNS.")] = 10,
-    host: _Host = "127.0.0.1",
-    port: _Port = 8000,
-    chat_template: _ChatTemplate = None,
-    processes: _Processes = None,
-    max_body_bytes: _MaxBody = 256 * _MIB,
-    max_body_values: _MaxBodyValues = 262_144,
-    max_body_s: _MaxBodyS = 120.0,
-    max_request_media_bytes: _MaxRequestMedia = 512 * _MIB,
-    max_media_bytes_in_flight: _MaxMediaInFlight = 2_048 * _MIB,
-    max_waiting_requests: _MaxWaiting = 2_048,
-    max_refusals_per_s: _MaxRefusals = 20.0,
-    feature_cache: _CacheKind = "shared",
-    feature_cache_gb: _CacheGb = 1.0,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    chat_template: ChatTemplate = None,
+    processes: Processes = None,
+    max_body_bytes: MaxBody = 256 * MIB,
+    max_body_values: MaxBodyValues = 262_144,
+    max_body_s: MaxBodyS = 120.0,
+    max_request_media_bytes: MaxRequestMedia = 512 * MIB,
+    max_media_bytes_in_flight: MaxMediaInFlight = 2_048 * MIB,
+    max_waiting_requests: MaxWaiting = 2_048,
+    max_refusals_per_s: MaxRefusals = 20.0,
+    max_requests: MaxRequests = 4_096,
+    max_tenant_requests: MaxTenantRequests = 0,
+    request_timeout_s: RequestTimeout = 0.0,
+    keep_alive_s: KeepAlive = 75.0,
+    drain_s: DrainS = DRAIN_S,
+    feature_cache: CacheKind = "shared",
+    feature_cache_gb: CacheGb = 1.0,
     allowed_media_domains: fetching.AllowedDomains = None,
     allow_media_http: fetching.AllowHttp = False,
     allowed_media_networks: fetching.AllowedNetworks = None,
@@ -138,27 +126,33 @@ def frontend(
     max_video_pixels: decoding.MaxVideoPixels = decoding.DEFAULTS.max_video_pixels,
     max_processing_s: decoding.MaxProcessingS = 30.0,
     max_processing_memory_gb: decoding.MaxProcessingGb = 4.0,
-    processor: _Processor = "auto",
-    api_key: _ApiKey = None,
-    api_keys_file: _ApiKeysFile = None,
-    metrics_port: _MetricsPort = None,
+    processor: Processor = "auto",
+    api_key: ApiKey = None,
+    api_keys_file: ApiKeysFile = None,
+    metrics_port: MetricsPort = None,
+    log_format: LogFormat = "text",
+    otlp_traces_endpoint: Traces = None,
+    disable_uvicorn_access_log: NoAccessLog = False,
 ) -> None:
     """Start a frontend: OpenAI's API over HTTP, without a GPU."""
     import uvloop
 
     from semel.assemble import FrontendOptions, run_frontend
     from semel.frontend.exchange import BodyLimits
+    from semel.frontend.gate import GateLimits
     from semel.frontend.pace import PaceLimits
     from semel.frontend.roster import sources_of
+    from semel.http import ConnectionLimits
     from semel.media import DecodeLimits
     from semel.media.budget import BudgetLimits
     from semel.media.download import FetchLimits
     from semel.media.fetch import FetchOptions
     from semel.media.policy import MediaPolicy
     from semel.processing.cores import usable_cores
-    from semel.settings import read_api_keys, read_key
+    from semel.settings import read_api_keys, read_key, trace_collector
+    from semel.telemetry.logs import log_to_stderr
 
-    _log_to_stderr()
+    log_to_stderr(log_format)
     options = FrontendOptions(
         model=model,
         workers=worker or (),
@@ -170,6 +164,9 @@ def frontend(
         body=BodyLimits(max_body_bytes, max_body_values, max_body_s),
         budget=BudgetLimits(max_request_media_bytes, max_media_bytes_in_flight, max_waiting_requests),
         pace=PaceLimits(max_refusals_per_s),
+        gate=GateLimits(max_requests, max_tenant_requests, request_timeout_s),
+        connections=ConnectionLimits(keep_alive_s, headers_s=max_body_s, stall_s=max_body_s),
+        drain_s=drain_s,
         cache_kind=feature_cache,
         cache_bytes=int(feature_cache_gb * 1024**3),
         processor=processor,
@@ -197,20 +194,23 @@ def frontend(
         api_keys=read_api_keys(api_keys_file, api_key or ()),
         metrics_port=metrics_port,
         sources=sources_of(workers_file, workers_dns or (), workers_dns_s),
+        collector=trace_collector(otlp_traces_endpoint),
+        log_requests=not disable_uvicorn_access_log,
     )
     uvloop.run(run_frontend(options))
 
 
+_OF_BOTH: Final = ("processor", "log_format", "otlp_traces_endpoint", "drain_s")
 _OF_MANY: Final = ("worker", "workers_file", "workers_dns", "workers_dns_s")
 
 
-@app.command(context_settings=_FLAGS)
+@app.command(context_settings=FLAGS)
 @takes_flags_of(frontend, but=("model", "key_file", "host", "port", *_OF_MANY))
 def serve(
     context: typer.Context,
-    model: _Model,
-    host: _Host = "127.0.0.1",
-    port: _Port = 8000,
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     key_file: Annotated[
         Path | None, typer.Option(help="The fleet key; without one, a key is made for this run.")
     ] = None,
@@ -218,40 +218,62 @@ def serve(
 ) -> None:
     """Serve a model on this machine: a worker and a frontend, kept alive. Takes every engine flag of vLLM."""
     from semel.cli.serve import ServeOptions, serve
+    from semel.settings import trace_collector
+    from semel.telemetry.tracing import check_installed
 
-    engine_flags = ["--processor", str(flags["processor"]), *context.args]
-    raise typer.Exit(serve(ServeOptions(model, host, port, key_file, engine_flags, as_arguments(flags))))
+    endpoint = flags["otlp_traces_endpoint"]
+    check_installed(trace_collector(None if endpoint is None else str(endpoint)))
+    shared = as_arguments({name: flags[name] for name in _OF_BOTH})
+    drain_s = float(str(flags["drain_s"]))
+    options = ServeOptions(model, host, port, key_file, [*shared, *context.args], as_arguments(flags), drain_s)
+    raise typer.Exit(serve(options))
 
 
-@app.command(context_settings=_FLAGS)
+@app.command(context_settings=FLAGS)
 def worker(
     context: typer.Context,
-    model: _Model,
-    listen: Annotated[str, typer.Option(help="ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).")],
-    key_file: _KeyFile,
-    encoder_planning: _Planning = False,
+    model: Model,
+    listen: Listen,
+    key_file: KeyFile,
+    encoder_planning: Planning = False,
+    ship_resident_items: ShipResident = False,
     admin_port: Annotated[
         int | None, typer.Option(help="Serve metrics, injection and reset at this port of 127.0.0.1.")
     ] = None,
     admin_key_file: Annotated[
         Path | None, typer.Option(help="The key for injection and reset: a file of 16 printable characters or more.")
     ] = None,
-    drain_s: Annotated[float, typer.Option(help="Seconds for running requests when it is stopped.")] = 2.0,
-    processor: _Processor = "auto",
+    drain_s: DrainS = DRAIN_S,
+    processor: Processor = "auto",
+    log_format: LogFormat = "text",
+    otlp_traces_endpoint: Traces = None,
 ) -> None:
     """Start a worker: the process that embeds the engine. Takes every engine flag of vLLM."""
     import asyncio
 
     from semel.assemble import WorkerOptions, run_worker
-    from semel.settings import read_admin_key, read_key
+    from semel.cli.engine_logs import engine_logs
+    from semel.settings import read_admin_key, read_key, trace_collector
+    from semel.telemetry.logs import log_to_stderr
 
-    _log_to_stderr()
+    log_to_stderr(log_format)
     key = read_key(key_file)
     admin_key = None if admin_key_file is None else read_admin_key(admin_key_file)
     options = WorkerOptions(
-        model, listen, key, context.args, encoder_planning, admin_port, admin_key, drain_s, processor
+        model,
+        listen,
+        key,
+        context.args,
+        encoder_planning,
+        admin_port,
+        admin_key,
+        drain_s,
+        processor,
+        trace_collector(otlp_traces_endpoint),
+        ship_resident_items,
     )
-    asyncio.run(run_worker(options))
+    with engine_logs(log_format):
+        asyncio.run(run_worker(options))
 
 
 app.command()(frontend)
@@ -260,8 +282,8 @@ app.command()(frontend)
 @app.command()
 def doctor(
     model: Annotated[str | None, typer.Argument(help="A model folder to look at as well.")] = None,
-    host: _Host = "127.0.0.1",
-    port: _Port = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
 ) -> None:
     """Look at what semel needs on this machine, and say what to do about it."""
     from semel.cli.doctor import examine
@@ -275,6 +297,34 @@ def doctor(
             f"{marks[finding.verdict]} {finding.what}: {finding.detail}{remedy}", highlight=False, soft_wrap=True
         )
     raise typer.Exit(int(failed))
+
+
+@app.command()
+def size(
+    processes: Annotated[int, typer.Option(min=1, help="Preprocessing processes of each frontend.")] = 2,
+    frontends: Annotated[int, typer.Option(min=0, help="Frontends on the host.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Workers on the host.")] = 1,
+    feature_cache_gb: CacheGb = 1.0,
+    mm_processor_cache_gb: Annotated[float, typer.Option(help="GiB of each engine's item cache.")] = 4.0,
+    weights_gb: Annotated[float, typer.Option(help="GiB of weights in the host's memory; on a GPU 0.")] = 0.0,
+    kv_cache_gb: Annotated[float, typer.Option(help="GiB of KV cache in the host's memory; on a GPU 0.")] = 0.0,
+) -> None:
+    """Say how much memory a host needs at most, and for what."""
+    from semel.sizing import GIB, Part, memory_of
+    from semel.sizing import Host as Sized
+
+    host = Sized(
+        processes=processes,
+        frontends=frontends,
+        feature_cache=int(feature_cache_gb * GIB),
+        workers=workers,
+        item_cache=int(mm_processor_cache_gb * GIB),
+        weights=int(weights_gb * GIB),
+        kv_cache=int(kv_cache_gb * GIB),
+    )
+    parts = memory_of(host)
+    for part in (*parts, Part("in all", sum(part.nbytes for part in parts))):
+        console.print(f"{part.nbytes / GIB:8.2f} GiB  {part.name}", highlight=False)
 
 
 @app.command()
@@ -295,54 +345,6 @@ def top(
         watch(url, every_s=every_s, console=console)
 
 
-_Quick = Annotated[bool, typer.Option("--quick", help="End within a minute; figures are rougher.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-_Plot = Annotated[Path | None, typer.Option(help="Draw the figures to this PNG file.")]
-
-
-@bench.command()
-def encoder(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> None:
-    """What the encoder's plug-ins gain over vLLM's own classes. Needs vLLM; exit code 1 if a check is not ok."""
-    from semel.bench.encoder import run
-
-    _report(run, quick=quick, as_json=as_json, plot=plot)
-
-
-@bench.command()
-def cache(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> None:
-    """Handing features to other processes, beside one memcpy and vLLM's ring. Exit code 1 if a check is not ok."""
-    from semel.bench.cache import run
-
-    _report(run, quick=quick, as_json=as_json, plot=plot)
-
-
-@bench.command()
-def processing(quick: _Quick = False, as_json: _Json = False, plot: _Plot = None) -> None:
-    """Rendering chats with new images and with known ones, beside vLLM's renderer. Exit code 1 if a check is not ok."""
-    from semel.bench.processing import run
-
-    _report(run, quick=quick, as_json=as_json, plot=plot)
-
-
-def _report(run: Callable[..., Report], *, quick: bool, as_json: bool, plot: Path | None) -> NoReturn:
-    # vLLM logs to whatever standard output is when it is imported; ours is for the report alone.
-    with Console(stderr=True).status("measuring"), contextlib.redirect_stdout(sys.stderr):
-        report = run(quick=quick)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        report.print_table(console)
-    if plot is not None:
-        report.plot(plot)
-    raise typer.Exit(int(not report.ok))
-
-
-def _log_to_stderr() -> None:
-    import logging
-
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s")
-
-
 @testing.command()
 def model(
     family: Annotated[
@@ -356,3 +358,45 @@ def model(
     with console.status(f"building {family}"):
         build(family, directory)
     console.print(f"{directory}: a tiny {family}", highlight=False)
+
+
+@testing.command("worker")
+def rehearsal(
+    model: Model,
+    listen: Listen,
+    key_file: KeyFile,
+    rate: Rate = 20.0,
+    phases: Annotated[int, typer.Option(min=1, help="Groups of requests that take turns; 1: all in one step.")] = 1,
+    drain_s: DrainS = DRAIN_S,
+    processor: Processor = "auto",
+) -> None:
+    """Start a worker whose engine has no model: numbered words at a steady rate. For trying all else."""
+    import uvloop
+
+    from semel.assemble import WorkerOptions
+    from semel.assemble.rehearsal import run_rehearsal
+    from semel.settings import read_key
+    from semel.telemetry.logs import log_to_stderr
+
+    log_to_stderr("text")
+    options = WorkerOptions(model, listen, read_key(key_file), (), False, None, None, drain_s, processor)
+    uvloop.run(run_rehearsal(options, rate=rate, phases=phases))
+
+
+@testing.command("serve")
+@takes_flags_of(frontend, but=("model", "key_file", "host", "port", *_OF_MANY))
+def rehearse(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    rate: Rate = 20.0,
+    **flags: object,
+) -> None:
+    """Serve a model without its engine: numbered words at a steady rate. For trying clients without weights."""
+    from semel.cli.serve import ServeOptions, serve
+
+    shared = as_arguments({name: flags[name] for name in ("processor", "drain_s")})
+    worker_flags = [*shared, f"--rate={rate}"]
+    frontend_flags, drain_s = as_arguments(flags), float(str(flags["drain_s"]))
+    command = ("testing", "worker")
+    raise typer.Exit(serve(ServeOptions(model, host, port, None, worker_flags, frontend_flags, drain_s, command)))

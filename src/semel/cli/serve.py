@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import shutil
-import signal
 import sys
 import tempfile
 import urllib.error
@@ -21,10 +20,12 @@ from typing import BinaryIO, Final
 from rich.console import Console
 
 from semel.cli.doctor import examine_port
-from semel.cli.supervisor import Child, end_all
+from semel.cli.supervisor import Child, end_at_once, end_in_order
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import create_key
+from semel.stopping import Stopping
+from semel.telemetry.logs import LogFormat, log_to_stderr
 
 __all__ = ["ServeOptions", "serve"]
 
@@ -47,6 +48,16 @@ class ServeOptions:
     key_file: Path | None
     engine_flags: Sequence[str]
     frontend_flags: Sequence[str]
+    drain_s: float = 25.0
+    """For requests in flight when it is stopped."""
+
+    worker: Sequence[str] = ("worker",)
+    """The command of semel that starts the worker."""
+
+    @property
+    def log_format(self) -> LogFormat:
+        """How its log looks, and that of its children."""
+        return "json" if "--log-format=json" in self.frontend_flags else "text"
 
     @property
     def url(self) -> str:
@@ -56,7 +67,8 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> int:
     """Run until Ctrl-C; the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="semel: %(message)s")
+    log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s")
+    logger.setLevel(logging.INFO)
     _check_port(options.host, options.port)
     folder = Path(tempfile.mkdtemp(prefix="semel-"))  # mode 0700: sockets and key live here
     try:
@@ -72,25 +84,23 @@ def _check_port(host: str, port: int) -> None:
 
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stopping = Stopping.listening()
     log = (folder / "log").open("w+b") if console.is_terminal else None
     children = _children(options, folder, None if log is None else log.fileno())
     keepers = [asyncio.create_task(child.keep()) for child in children]
     try:
-        await _until_ready(options, children, stop, log)
-        if not stop.is_set():
+        await _until_ready(options, children, stopping, log)
+        if not stopping.is_asked:
             _greet(options)
-            await stop.wait()
+            await stopping.until_asked()
         return 0
     finally:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         with console.status("ending"):
-            await end_all(children, _END_S)
+            await stopping.unless_hurried(end_in_order(reversed(children), options.drain_s + _END_S))
+            await end_at_once(children, _END_S)
         if log is not None:
             log.close()
 
@@ -103,7 +113,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
     address = f"ipc://{folder}/worker.sock"
     command = [sys.executable, "-m", "semel"]
     common = ["--key-file", str(key_file)]
-    worker = [*command, "worker", options.model, "--listen", address, *common, *options.engine_flags]
+    worker = [*command, *options.worker, options.model, "--listen", address, *common, *options.engine_flags]
     frontend = [*command, "frontend", options.model, "--worker", address, *common]
     frontend += ["--host", options.host, "--port", str(options.port), *options.frontend_flags]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
@@ -113,7 +123,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
 
 
 async def _until_ready(
-    options: ServeOptions, children: Sequence[Child], stop: asyncio.Event, log: BinaryIO | None
+    options: ServeOptions, children: Sequence[Child], stopping: Stopping, log: BinaryIO | None
 ) -> None:
     """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
     ended: list[str] = []
@@ -122,7 +132,7 @@ async def _until_ready(
             lambda name, code: ended.append(f"the {name} could not start (exit code {code})"), child.name
         )
     with console.status(f"starting {options.model}") as status:
-        while not stop.is_set():
+        while not stopping.is_asked:
             if ended:
                 raise ConfigError(f"{ended[0]}{_tail(log)}")
             ready, reason = await asyncio.to_thread(_ask_ready, options.url)
@@ -130,7 +140,7 @@ async def _until_ready(
                 break
             status.update(f"starting {options.model}: {reason}")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _POLL_S)
+                await asyncio.wait_for(stopping.until_asked(), _POLL_S)
     for child in children:
         child.on_exit = None
 
@@ -157,6 +167,9 @@ def _tail(log: BinaryIO | None) -> str:
 
 
 def _greet(options: ServeOptions) -> None:
+    if options.log_format == "json":  # for a program, and nothing else is told to it
+        logger.info("semel is ready: %s/v1", options.url)
+        return
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
     console.print(f"semel is ready: {options.url}/v1", highlight=False, style="bold green")
     for line in (

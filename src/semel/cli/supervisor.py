@@ -13,12 +13,12 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Child", "end_all"]
+__all__ = ["Child", "end_at_once", "end_in_order"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _MIN_PAUSE_S: Final = 0.5
@@ -66,7 +66,7 @@ class Child:
             await asyncio.sleep(pause_s)
 
     async def end(self, within_s: float) -> None:
-        """Ask it to end, then end what is left of its group."""
+        """Ask it to end, then end what is left of its group. Who is asked a second time ends at once."""
         if self.process is None:
             return
         if self.process.returncode is None:
@@ -136,8 +136,14 @@ def _is_tracker(pid: int) -> bool:
     return False
 
 
-async def end_all(children: Sequence[Child], within_s: float) -> None:
-    """End all children at once."""
+async def end_in_order(children: Iterable[Child], within_s: float) -> None:
+    """End one child after the other: who answers before who is asked."""
+    for child in children:
+        await child.end(within_s)
+
+
+async def end_at_once(children: Sequence[Child], within_s: float) -> None:
+    """End all children at the same time."""
     await asyncio.gather(*(child.end(within_s) for child in children))
 
 

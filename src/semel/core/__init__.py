@@ -7,6 +7,7 @@ from semel.core.feature import DTYPE_BYTES, Feature, Holding, Layout, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
+from semel.core.trace import Trace
 
 __all__ = [
     "DTYPE_BYTES",
@@ -32,6 +33,7 @@ __all__ = [
     "Tenant",
     "Tensor",
     "Timeline",
+    "Trace",
     "digest",
     "frame",
     "is_key",

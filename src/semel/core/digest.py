@@ -107,7 +107,7 @@ class Identity:
         return Digest(hasher.digest())
 
 
-def frame(parts: Iterable[bytes]) -> Iterable[bytes]:
+def frame(parts: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
     """The parts, each behind its length; no two different lists of parts give the same concatenation."""
     for part in parts:
         yield _length(part)
@@ -132,5 +132,5 @@ def digest(
     return shared.digest(media)
 
 
-def _length(part: bytes) -> bytes:
-    return len(part).to_bytes(_LENGTH_BYTES, "little")
+def _length(part: bytes | memoryview) -> bytes:
+    return memoryview(part).nbytes.to_bytes(_LENGTH_BYTES, "little")

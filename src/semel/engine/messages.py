@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from semel.core import Digest, Feature, Prompt
+from semel.core import Digest, Feature, Prompt, Trace
 from semel.engine.protocol import Output, Submission
 from semel.wire.messages import Delta, Details, Submit
 from semel.wire.translation import submit_of
@@ -30,11 +30,14 @@ def submit_for(submission: Submission, payloads: Iterable[Digest]) -> Submit:
         payloads=payloads,
         dialogue=submission.dialogue,
         priority=submission.priority,
+        trace=submission.trace,
     )
 
 
-def submission_of(submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature]) -> Submission:
-    """What was submitted: its prompt put together, and the features that came for it."""
+def submission_of(
+    submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature], *, trace: Trace | None = None
+) -> Submission:
+    """What was submitted: its prompt put together, the features that came for it, and whose part it is here."""
     return Submission(
         submit.request_id,
         prompt,
@@ -43,6 +46,7 @@ def submission_of(submit: Submit, prompt: Prompt, features: Mapping[Digest, Feat
         submit.cache_salt,
         dialogue=submit.dialogue,
         priority=submit.priority,
+        trace=trace,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from semel.core import Contract, Dialogue, Digest, Feature, Holding, Prompt
+from semel.core import Contract, Dialogue, Digest, Feature, Holding, Prompt, Trace
 
 __all__ = ["Engine", "HoldingWatcher", "Output", "PromptLogprob", "Stream", "Submission"]
 
@@ -42,6 +42,9 @@ class Submission:
 
     priority: int = 0
     """Lower is earlier, where the engine schedules by priority."""
+
+    trace: Trace | None = None
+    """Whose part it is, where requests are traced."""
 
 
 class Output(Struct, frozen=True):

@@ -16,10 +16,10 @@ from semel.core import Keyring
 from semel.errors import InvalidKey
 from semel.frontend.exchange import as_error
 
-__all__ = ["Guard", "tenant_name"]
+__all__ = ["OPEN", "OPERATORS", "Guard", "tenant_name"]
 
-_OPEN: Final = frozenset({"/health", "/ready"})
-_OPERATORS: Final = frozenset({"/metrics"})
+OPEN: Final = frozenset({"/health", "/ready"})
+OPERATORS: Final = frozenset({"/metrics"})
 
 
 class Guard:
@@ -31,10 +31,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http" or not len(self._keys) or scope["path"] in _OPEN:
+        if scope["type"] != "http" or not len(self._keys) or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        name = None if scope["path"] in _OPERATORS else self._keys.tenant(_bearer(Request(scope)))
+        name = None if scope["path"] in OPERATORS else self._keys.tenant(_bearer(Request(scope)))
         if name is None:
             refusal = as_error(InvalidKey("this needs `Authorization: Bearer KEY` with one of this server's API keys"))
             refusal.headers["WWW-Authenticate"] = "Bearer"

@@ -14,6 +14,7 @@ from typing import Any, Final
 from semel.core import Prompt
 from semel.engine import Output, PromptLogprob
 from semel.frontend.logprobs import Decode, chat_logprobs, prompt_logprobs
+from semel.frontend.shapes.server import Model, ModelList
 from semel.frontend.showing import Showing
 from semel.frontend.usage import Usage
 from semel.http import error_body
@@ -183,7 +184,7 @@ class Answer:
         }
 
 
-def model_list(name: str, max_tokens: int, created: int) -> Mapping[str, Any]:
+def model_list(name: str, max_tokens: int, created: int) -> ModelList:
     """What `/v1/models` answers."""
-    model = {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
+    model: Model = {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
     return {"object": "list", "data": [model]}

@@ -7,11 +7,10 @@ those that nobody can use here in `unsupported`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, MutableMapping
 from functools import partial
 from importlib.metadata import version as installed_version
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,28 +18,41 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
-from semel.errors import Busy, NotReady, RequestError, SemelError, ServiceError
+from semel.errors import Busy, NotReady, RequestError, SemelError
 from semel.frontend.access import Guard, tenant_name
 from semel.frontend.answers import error_body, model_list
 from semel.frontend.completions import completion_routes
+from semel.frontend.edge import Edge
 from semel.frontend.exchange import as_error, as_json
+from semel.frontend.gate import Door
 from semel.frontend.generation import generation_routes
 from semel.frontend.inspection import inspection_routes
+from semel.frontend.openapi import DocumentedApp, looks, probes
 from semel.frontend.service import Service
+from semel.frontend.shapes import ModelList, Readiness, Version
 from semel.frontend.transcriptions import transcription_routes
 from semel.frontend.unsupported import unsupported_routes
+from semel.openapi import JSON, TEXT, shape
 from semel.telemetry import Meter
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS, REQUESTS_WAITING
+from semel.telemetry.tracing import NO_TRACING, Tracing
 
 __all__ = ["create_app"]
 
-logger = logging.getLogger(__name__)
+_READINESS: Final = {200: "Requests are served.", 503: "Not yet, or not any more."}
 
 
-def create_app(service: Service, meter: Meter, keys: Keyring | None = None) -> FastAPI:
+def create_app(
+    service: Service,
+    meter: Meter,
+    keys: Keyring | None = None,
+    *,
+    tracing: Tracing = NO_TRACING,
+    log_requests: bool = True,
+) -> FastAPI:
     """The HTTP application of one frontend; without keys it is open to everybody who reaches it."""
-    app = FastAPI(title="semel", docs_url=None, redoc_url=None)
+    app = DocumentedApp(secured=bool(keys))
 
     @app.exception_handler(SemelError)
     async def on_error(request: Request, error: SemelError) -> Response:
@@ -57,42 +69,44 @@ def create_app(service: Service, meter: Meter, keys: Keyring | None = None) -> F
         body = error_body(str(error.detail), code="invalid_request", status=error.status_code)
         return as_json(body, error.status_code, error.headers)
 
-    @app.exception_handler(Exception)
-    async def on_surprise(_: Request, error: Exception) -> Response:
-        logger.error("a request failed in a way that we do not expect", exc_info=error)
-        return as_error(ServiceError("internal error; the frontend's log says more"))
-
+    app.add_middleware(Door, gate=service.gate, meter=meter, wait_s=service.refusal_wait_s)
     app.add_middleware(Guard, keys=keys or Keyring())
+    app.add_middleware(Edge, tracing=tracing, log_requests=log_requests)
     app.add_middleware(_Counted, meter=meter)  # outermost: what is refused counts as well
 
-    @app.get("/health")
+    @app.get("/health", openapi_extra=probes({200: ("It is alive.", {})}))
     async def health() -> Response:
         """Whether the process is alive."""
         return Response(status_code=200)
 
-    @app.get("/ready")
+    @app.get(
+        "/ready",
+        openapi_extra=probes({status: (meaning, {JSON: shape(Readiness)}) for status, meaning in _READINESS.items()}),
+    )
     async def ready() -> Response:
         """Whether requests are served; if not, why."""
-        body = {"ready": not service.reason, "reason": service.reason or None}
+        body: Readiness = {"ready": not service.reason, "reason": service.reason or None}
         return as_json(body, status=503 if service.reason else 200)
 
-    @app.get("/metrics")
+    @app.get("/metrics", openapi_extra=probes({200: ("In Prometheus' format.", {TEXT: {"type": "string"}})}))
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/version")
+    @app.get("/version", openapi_extra=probes({200: ("The version.", {JSON: shape(Version)})}))
     async def version() -> Response:
         """The version of semel."""
-        return as_json({"version": installed_version("semel")})
+        told: Version = {"version": installed_version("semel")}
+        return as_json(told)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", openapi_extra=looks({JSON: shape(ModelList)}))
     async def models() -> Response:
         """The model that is served."""
         serving = service.serving()
         return as_json(model_list(serving.model, serving.contract.max_tokens, service.started))
 
     meter.watch(partial(_budget_samples, service))
+    meter.watch(service.gate.samples)
     app.include_router(completion_routes(service))
     app.include_router(generation_routes(service))
     app.include_router(transcription_routes(service))

@@ -2,41 +2,61 @@
 
 A digest is made for one tenant, but it does not tell for whom: whoever has learnt somebody else's could name it. So the
 routes that render show a tag beside each, keyed as digests are, over the tenant and the digest. Every frontend of the
-fleet can so tell a tenant's digests from all others, and keeps none for it (threats S12). Pure.
+fleet can so tell a tenant's digests from all others, and keeps none for it (threats S12).
+
+What a client sends as an item's tensors is another matter: nothing that it says of them is believed. Their identity is
+the digest of their own bytes, made for the tenant. Only tensors that the fleet has made itself go by the digest of the
+media that they were made of, and a seal tells: it is keyed too, over that digest, the tenant, and every byte. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Any, Final
 
 from blake3 import blake3
 
-from semel.core import Digest, Key, Tenant, frame
+from semel.core import Digest, Feature, Key, Tenant, Tensor, frame
 
-__all__ = ["TAGS", "is_of", "tag_of", "tagged"]
+__all__ = ["SEALS", "TAGS", "feature_digest", "is_of", "is_sealed", "sealed", "tag_of", "tagged"]
 
 TAGS: Final = "mm_tags"
 """The name of the tags in a rendered prompt's features, parallel to `mm_hashes`."""
 
+SEALS: Final = "mm_seals"
+"""The name of the seals, which are there if the tensors are."""
+
 _DOMAIN: Final = b"semel.tag.1"
+_SEAL_DOMAIN: Final = b"semel.seal.1"
+_FEATURE_DOMAIN: Final = b"semel.feature.1"
 _TAG_BYTES: Final = 16
 
 
 def tag_of(digest: Digest, tenant: Tenant, key: Key) -> str:
     """The tag that says that a digest is this tenant's."""
-    # A missing salt and an empty one are different tenants, as they are in a digest.
-    salt = b"" if tenant.salt is None else b"\x01" + tenant.salt.encode(errors="surrogatepass")
-    hasher = blake3(key=key.secret)
-    for piece in frame((_DOMAIN, tenant.name.encode(), salt, digest)):
-        hasher.update(piece)
-    return hasher.hexdigest(length=_TAG_BYTES)
+    return _keyed(key, (_DOMAIN, *_parts(tenant), digest)).hexdigest(length=_TAG_BYTES)
 
 
 def is_of(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
     """Whether the tag says so."""
-    return compare_digest(tag.encode(errors="surrogatepass"), tag_of(digest, tenant, key).encode())
+    return _equal(tag, tag_of(digest, tenant, key))
+
+
+def feature_digest(feature: Feature, tenant: Tenant, key: Key) -> Digest:
+    """The identity of a tenant's feature by all that it is: names, dtypes, shapes and bytes of tensors, and layout."""
+    mask = feature.layout.mask
+    parts: list[bytes | memoryview] = [_FEATURE_DOMAIN, *_parts(tenant), feature.modality.encode()]
+    parts += [array("q", feature.layout.token_ids).tobytes(), b"" if mask is None else bytes(mask.bits)]
+    for name, tensor in sorted(feature.tensors.items()):
+        parts += [name.encode(), tensor.dtype.encode(), array("q", tensor.shape).tobytes(), _bytes(tensor)]
+    return Digest(_keyed(key, parts).digest())
+
+
+def is_sealed(digest: Digest, made: Digest, seal: str, key: Key) -> bool:
+    """Whether the seal says that the fleet itself has made for a digest the feature whose own digest is `made`."""
+    return _equal(seal, _seal_of(digest, made, key))
 
 
 def tagged(body: Mapping[str, Any], tenant: Tenant, key: Key) -> Mapping[str, Any]:
@@ -46,3 +66,36 @@ def tagged(body: Mapping[str, Any], tenant: Tenant, key: Key) -> Mapping[str, An
     shown: Mapping[str, Sequence[str]] = features["mm_hashes"]
     tags = {kind: [tag_of(Digest(bytes.fromhex(one)), tenant, key) for one in hashes] for kind, hashes in shown.items()}
     return {**body, "features": {**features, TAGS: tags}}
+
+
+def sealed(body: Mapping[str, Any], features: Mapping[Digest, Feature], tenant: Tenant, key: Key) -> Mapping[str, Any]:
+    """A rendered prompt with tags, and with a seal for each of its features. It reads all their bytes."""
+    if (shown := tagged(body, tenant, key)["features"]) is None:
+        return body
+    made = {one.hex(): _seal_of(one, feature_digest(feature, tenant, key), key) for one, feature in features.items()}
+    seals = {kind: [made[one] for one in hashes] for kind, hashes in shown["mm_hashes"].items()}
+    return {**body, "features": {**shown, SEALS: seals}}
+
+
+def _seal_of(digest: Digest, made: Digest, key: Key) -> str:
+    return _keyed(key, (_SEAL_DOMAIN, digest, made)).hexdigest(length=_TAG_BYTES)
+
+
+def _parts(tenant: Tenant) -> tuple[bytes, bytes]:
+    # A missing salt and an empty one are different tenants, as they are in a digest.
+    return tenant.name.encode(), b"" if tenant.salt is None else b"\x01" + tenant.salt.encode(errors="surrogatepass")
+
+
+def _keyed(key: Key, parts: Iterable[bytes | memoryview]) -> blake3:
+    hasher = blake3(key=key.secret)
+    for piece in frame(parts):
+        hasher.update(piece)
+    return hasher
+
+
+def _bytes(tensor: Tensor) -> bytes | memoryview:
+    return tensor.data.cast("B") if tensor.nbytes else b""
+
+
+def _equal(told: str, true: str) -> bool:
+    return compare_digest(told.encode(errors="surrogatepass"), true.encode())

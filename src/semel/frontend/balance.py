@@ -1,10 +1,10 @@
 """Which worker gets a request: a pure function of digests, prefix, ledgers and loads, so any frontend decides alike.
 
-A worker that is busier than a bound over the least busy one is passed over. Of the others those that hold most of the
-items are taken, and of these the two that the request's key ranks highest (by a hash of worker and key): the less busy
-of the two gets it. What nobody holds is ranked by its digest, so that equal new items of different frontends meet; all
-else by the opening of its conversation, so that the next turn goes where the prefix is. A worker that comes or goes
-moves only what it wins or had.
+A worker that is busier than a bound over the least busy one is passed over; the bound is wider for one that holds some
+of the items. Of the others those that hold most of the items are taken, and of these the two that the request's key
+ranks highest (by a hash of worker and key): the less busy of the two gets it. What nobody holds is ranked by its
+digest, so that equal new items of different frontends meet; all else by the opening of its conversation, so that the
+next turn goes where the prefix is. A worker that comes or goes moves only what it wins or had.
 
 No speeds are known here: a worker that is slow shows it by what it has not answered yet (docs/fleet.md).
 """
@@ -18,13 +18,18 @@ from typing import Final
 
 from semel.core import Digest
 
-__all__ = ["Candidate", "bound_over", "choose"]
+__all__ = ["Candidate", "bound_over", "bound_over_holders", "choose"]
 
 _ALWAYS: Final = 3
 """Requests over the least that never count as busy: small numbers differ by chance."""
 
 _SLACK: Final = 0.1
 """Of the mean, besides."""
+
+_HOLDER_SLACK: Final = 0.4
+_HOLDER_MOST: Final = 2
+"""Of the mean, and requests at the most, for a worker that holds some of the items: elsewhere they have to be encoded
+again. Without a limit, hot items crowd one worker while many requests wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Candidate:
     """Requests that it is answering or about to."""
 
     held: int
-    """How many of the request's items it holds."""
+    """How many of the request's items it holds, or is about to get."""
 
 
 def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: bytes = b"") -> int:
@@ -44,8 +49,9 @@ def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: b
 
     `prefix` stands for the opening of its conversation (at most 64 bytes); empty if there is none to speak of.
     """
-    bound = bound_over([candidate.load for candidate in candidates])
-    fit = [index for index, candidate in enumerate(candidates) if candidate.load <= bound]
+    loads = [candidate.load for candidate in candidates]
+    bound, holders = bound_over(loads), bound_over_holders(loads)
+    fit = [index for index, one in enumerate(candidates) if one.load <= (holders if one.held else bound)]
     most = max(candidates[index].held for index in fit)
     best = [index for index in fit if candidates[index].held == most]
     key = (prefix if most or not digests else b"") or min(digests, default=b"")
@@ -54,8 +60,13 @@ def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: b
 
 
 def bound_over(loads: Sequence[int]) -> float:
-    """The load above which a worker is passed over."""
+    """The load above which a worker is passed over that holds none of the items."""
     return min(loads) + _ALWAYS + _SLACK * sum(loads) / len(loads)
+
+
+def bound_over_holders(loads: Sequence[int]) -> float:
+    """The same for one that holds some of them."""
+    return bound_over(loads) + min(_HOLDER_SLACK * sum(loads) / len(loads), _HOLDER_MOST)
 
 
 def _rank(name: str, key: bytes) -> tuple[bytes, str]:

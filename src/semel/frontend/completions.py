@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from semel.core import Prompt
 from semel.engine import Stream
@@ -21,26 +20,31 @@ from semel.frontend.execution import execute
 from semel.frontend.fleet import FleetStream, WholeStream
 from semel.frontend.handling import Call, handle
 from semel.frontend.logprobs import Decode
+from semel.frontend.openapi import takes
 from semel.frontend.opening import Opening
 from semel.frontend.requests import ChatCompletionRequest, CompletionRequest
 from semel.frontend.service import Service, Serving
+from semel.frontend.shapes import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
+from semel.openapi import EVENTS, JSON, events_of, shape
 
 __all__ = ["completion_routes"]
 
 _CHAT: Final = TypeAdapter(ChatCompletionRequest)
 _COMPLETION: Final = TypeAdapter(CompletionRequest)
+_CHAT_ANSWERS: Final = {JSON: shape(ChatCompletion), EVENTS: events_of(ChatCompletionChunk)}
+_TEXT_ANSWERS: Final = {JSON: shape(TextCompletion), EVENTS: events_of(TextCompletionChunk)}
 
 
 def completion_routes(service: Service) -> APIRouter:
     """The routes for chats and completions."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=_schema(ChatCompletionRequest))
+    @router.post("/v1/chat/completions", openapi_extra=takes(_CHAT, _CHAT_ANSWERS, named=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, whole or as a stream of events."""
         return await handle(request, service, _CHAT, partial(_chat, wished_id(request)))
 
-    @router.post("/v1/completions", openapi_extra=_schema(CompletionRequest))
+    @router.post("/v1/completions", openapi_extra=takes(_COMPLETION, _TEXT_ANSWERS, named=True))
     async def completions(request: Request) -> Response:
         """Go on with one prompt or several, whole or as a stream of events."""
         return await handle(request, service, _COMPLETION, partial(_complete, wished_id(request)))
@@ -48,12 +52,8 @@ def completion_routes(service: Service) -> APIRouter:
     return router
 
 
-def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}}
-
-
 async def _chat(wished: str | None, call: Call, asked: ChatCompletionRequest) -> Response:
-    request_id, serving = uuid.uuid4().hex, call.serving
+    request_id, serving = call.request_id, call.serving
     dialogue, role = asked.dialogue(), asked.role
     reading, opening = call.read_chat(asked), Opening.of_chat(asked.messages)
     asked = asked.model_copy(update={"messages": []})  # the answer must not hold their base64: `reading` alone has it
@@ -76,7 +76,7 @@ async def _chat(wished: str | None, call: Call, asked: ChatCompletionRequest) ->
 
 
 async def _complete(wished: str | None, call: Call, asked: CompletionRequest) -> Response:
-    request_id, serving = uuid.uuid4().hex, call.serving
+    request_id, serving = call.request_id, call.serving
     streams: list[Stream] = []
     prompts: list[Prompt] = []
     handed_over = False

@@ -12,6 +12,7 @@ from semel.errors import RequestError, ServiceError
 from semel.frontend.answers import error_body
 from semel.frontend.events import DONE, EventStream, event
 from semel.frontend.exchange import as_json
+from semel.telemetry.inhand import tell_fault
 
 __all__ = ["Telling", "answered", "ended", "wished_id"]
 
@@ -70,5 +71,7 @@ async def ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for one in events:
             yield one
     except (RequestError, ServiceError) as error:
-        yield event(error_body(str(error), code=error.code, status=error.status))
+        tell_fault(error)
+        param = error.param if isinstance(error, RequestError) else None
+        yield event(error_body(str(error), code=error.code, status=error.status, param=param))
     yield DONE

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from fastapi.responses import StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from semel.engine import Output, Stream
@@ -17,20 +17,64 @@ __all__ = ["DONE", "EventStream", "event", "merged"]
 DONE: Final = b"data: [DONE]\n\n"
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events, which close their streams even if not one of them was ever sent."""
+class EventStream(Response):
+    """Server-sent events, which close their streams even if not one of them was ever sent, or the client has gone.
+
+    It speaks ASGI itself: Starlette's response for streams has two more tasks and a task group for each of them, which
+    take 7 KiB of memory more, and an event 1.2 µs.
+    """
+
+    media_type = "text/event-stream"
 
     def __init__(self, streams: Sequence[Stream], events: AsyncIterator[bytes]) -> None:
-        super().__init__(events, media_type="text/event-stream")
+        self.status_code = 200
+        self.background = None
+        self.init_headers({})
         self._streams = streams
+        self._events = events
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events."""
         try:
-            await super().__call__(scope, receive, send)
+            await _unless_gone(receive, self._send(send))
         finally:
             for stream in self._streams:
                 await stream.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for one in self._events:
+            await send({"type": "http.response.body", "body": one, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Work in this very task, and be cancelled as soon as the client has gone."""
+    working = asyncio.current_task()
+    assert working is not None
+    gone = over = False
+
+    def leave(_: asyncio.Future[None]) -> None:
+        nonlocal gone
+        if not over:
+            gone = True
+            working.cancel()
+
+    watching = asyncio.ensure_future(_gone(receive))
+    watching.add_done_callback(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not gone or working.uncancel() > 0:  # somebody else wants this task to end
+            raise
+    finally:
+        over = True
+        watching.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def event(body: Mapping[str, Any]) -> bytes:

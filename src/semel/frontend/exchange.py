@@ -15,9 +15,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from semel.errors import InvalidRequest, MediaTooLarge, RequestError, RequestTooSlow, SemelError, ServiceError
 from semel.frontend.answers import error_body
+from semel.frontend.fields import fault_of
+from semel.http import retry_headers
 from semel.media.budget import Account
+from semel.telemetry.inhand import span_in_hand, tell_fault
 
-__all__ = ["CLIENT_CLOSED", "BodyLimits", "as_error", "as_json", "parse", "read", "unless_disconnected"]
+__all__ = [
+    "CLIENT_CLOSED",
+    "BodyLimits",
+    "as_error",
+    "as_json",
+    "parse",
+    "read",
+    "read_bytes",
+    "take_values",
+    "unless_disconnected",
+]
 
 CLIENT_CLOSED: Final = 499
 """The status that nobody reads, by the convention of nginx: the client had gone."""
@@ -51,6 +64,18 @@ class BodyLimits:
 
 
 async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
+    """The body, which is JSON: what its values will take is in the account as well."""
+    body = await read_bytes(request, limits, account)
+    take_values(body, limits, account)
+    return body
+
+
+def take_values(body: bytes | bytearray, limits: BodyLimits, account: Account) -> None:
+    """Hold what the values of a JSON text will take, or refuse it."""
+    account.take(_VALUE_BYTES * _count_values(body, limits))
+
+
+async def read_bytes(request: Request, limits: BodyLimits, account: Account) -> bytearray:
     """The body, given up on as soon as it is over a limit: its announced length can only refuse it earlier."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal():
@@ -67,7 +92,6 @@ async def read(request: Request, limits: BodyLimits, account: Account) -> bytear
         raise RequestTooSlow(
             f"the request took longer than {limits.max_s:g} s to come; raise it with --max-body-s"
         ) from None
-    account.take(_VALUE_BYTES * _count_values(body, limits))
     return body
 
 
@@ -78,9 +102,7 @@ def parse(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
     except ValidationError as error:
         if (count := error.error_count()) > _MAX_ERRORS:  # shaping half a million of them takes 2 s
             raise InvalidRequest(f"the body has {count:,} faults; this is the API for OpenAI's requests") from None
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise InvalidRequest(f"{where}: {first['msg']}") from None
+        raise fault_of(error) from None
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -108,10 +130,13 @@ def as_error(error: SemelError) -> Response:
     """What a client is told of an error: only what is meant for it."""
     if not isinstance(error, (RequestError, ServiceError)):
         logger.error("an internal error reached a client: %r", error)
+        span_in_hand().fail("internal_error")
         hidden = error_body("internal error; the frontend's log says more", code="internal_error", status=500)
         return as_json(hidden, 500)
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else None
-    return as_json(error_body(str(error), code=error.code, status=error.status), error.status, headers)
+    tell_fault(error)
+    param = error.param if isinstance(error, RequestError) else None
+    body = error_body(str(error), code=error.code, status=error.status, param=param)
+    return as_json(body, error.status, retry_headers(error.status))
 
 
 def _check_size(size: int, limits: BodyLimits) -> None:
@@ -119,7 +144,7 @@ def _check_size(size: int, limits: BodyLimits) -> None:
         raise MediaTooLarge(f"the request is over {limits.max_bytes:,} bytes; raise it with --max-body-bytes")
 
 
-def _count_values(body: bytearray, limits: BodyLimits) -> int:
+def _count_values(body: bytes | bytearray, limits: BodyLimits) -> int:
     """How many values the body has at most: each follows a comma or a bracket, and so may a part of a text."""
     values = sum(_count(body, mark) for mark in _MARKS)
     if values > limits.max_values:
@@ -130,7 +155,7 @@ def _count_values(body: bytearray, limits: BodyLimits) -> int:
     return values
 
 
-def _count(body: bytearray, mark: bytes) -> int:
+def _count(body: bytes | bytearray, mark: bytes) -> int:
     """How often a character occurs. Of few it finds each: 5 µs in 400 kB of base64, where counting takes 150."""
     place = -1
     for found in range(_FEW):

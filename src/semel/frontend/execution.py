@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from semel.core import Dialogue, Prompt, Tenant
 from semel.engine import Output, Stream, Submission
+from semel.engine.observed import Observed
 from semel.frontend.fleet import FleetStream
 from semel.frontend.opening import Opening
+from semel.frontend.remote import RemoteWorker
 from semel.frontend.service import Serving
 from semel.media.budget import Account
-from semel.render import Draft
+from semel.render import Draft, Make
+from semel.telemetry.inhand import span_in_hand
 from semel.telemetry.stages import Stopwatch
 
-__all__ = ["execute"]
+__all__ = ["begin", "execute"]
 
 
 class _Begun:
     """A stream that, with its first output, closes its request's account, as the media are let go, and takes a time."""
 
-    def __init__(self, stream: Stream, account: Account | None, watch: Stopwatch) -> None:
+    def __init__(
+        self, stream: Stream, account: Account | None, watch: Stopwatch, observed: Observed | None = None
+    ) -> None:
         self._stream = stream
         self._account = account
         self._watch: Stopwatch | None = watch
+        self._observed = observed
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they come."""
@@ -31,11 +38,15 @@ class _Begun:
                 self._watch.lap("first_token")
                 self._watch = None
                 self._close_account()
+            if self._observed is not None:
+                self._observed.take(output)
             yield output
 
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
         self._close_account()
+        if self._observed is not None:
+            self._observed.end()
         await self._stream.close()
 
     def _close_account(self) -> None:
@@ -64,14 +75,33 @@ async def execute(
     media_bytes = sum(len(media.data) for media in draft.media.values())
     serving.check_items(draft.items)
     prefix = b"" if opening is None else opening.key(draft.items, tenant.prefix_salt)
-    worker = serving.fleet.choose(draft.media, prefix=prefix)
-    rendered = await serving.pipeline.render(draft, worker.holding)
+    with serving.fleet.preparing(draft.media, prefix=prefix) as worker:
+        rendered = await serving.pipeline.render(draft, worker.holding)
     prompt, salt = rendered.prompt, tenant.prefix_salt
     serving.check_length(len(prompt.token_ids))
     submission = Submission(request_id, prompt, rendered.features, sampling, salt, dialogue=dialogue, priority=priority)
+    stream = await begin(serving, worker, submission, rendered.make, kind, account=account, keep_bytes=media_bytes)
+    return stream, prompt
+
+
+async def begin(
+    serving: Serving,
+    worker: RemoteWorker,
+    submission: Submission,
+    make: Make,
+    kind: type[FleetStream] = FleetStream,
+    *,
+    account: Account | None = None,
+    keep_bytes: int = 0,
+) -> Stream:
+    """Submit to a worker. Until the answer's first output so many bytes are kept, to make features again."""
+    span = span_in_hand()
+    observed = Observed.begin(span, submission, serving.model)
+    if (trace := span.trace) is not None:
+        submission = replace(submission, trace=trace)
     watch = Stopwatch(serving.pipeline.timings)
-    stream = await serving.fleet.submit(worker, submission, rendered.make, kind)
+    stream = await serving.fleet.submit(worker, submission, make, kind)
     watch.lap("send")
     if account is not None:
-        account.keep(media_bytes)
-    return _Begun(stream, account, watch), prompt
+        account.keep(keep_bytes)
+    return _Begun(stream, account, watch, observed)

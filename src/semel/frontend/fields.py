@@ -6,27 +6,30 @@ Both lists stand here and nowhere else; docs/api.md is held against them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, ValidationError
 
 from semel.errors import InvalidRequest
 
-__all__ = ["REFUSED", "Ignored", "without_refused"]
+__all__ = ["FORMS", "REFUSED", "Ignored", "fault_of", "tell_nulls", "tell_refused", "without_refused"]
+
+
+_Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
 
 
 class Ignored(BaseModel):
     """Accepted and not looked at: with a server of one's own they cannot change the answer."""
 
-    metadata: Any = None
-    prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    session_id: Any = None
-    store: Any = None
-    user: Any = None
+    metadata: _Unread = None
+    prediction: _Unread = None
+    prompt_cache_key: _Unread = None
+    prompt_cache_retention: _Unread = None
+    safety_identifier: _Unread = None
+    service_tier: _Unread = None
+    session_id: _Unread = None
+    store: _Unread = None
+    user: _Unread = None
 
 
 REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
@@ -65,6 +68,24 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 """Not supported: the values that mean the same as leaving it out, and what to do instead."""
 
 
+_MAX_SHOWN_CHARS: Final = 256
+"""Of a name that a client has written."""
+
+FORMS: Final = ("a text", "a chat")
+"""What a request with two forms is read as. It stands before the places of its faults, but no client has written it."""
+
+
+def fault_of(error: ValidationError) -> InvalidRequest:
+    """The first fault of a request: the message tells its place, `param` the field."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = [str(part)[:_MAX_SHOWN_CHARS] for part in first["loc"]]
+    if place and place[0] in FORMS:
+        place = place[1:]
+    if not place:
+        return InvalidRequest(f"the body: {first['msg']}")
+    return InvalidRequest(f"{'.'.join(place)}: {first['msg']}", param=place[0])
+
+
 def without_refused(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """The body of a request without fields that say nothing; those that say what is not supported are refused by name.
 
@@ -75,7 +96,32 @@ def without_refused(body: Mapping[str, Any], known: frozenset[str]) -> dict[str,
         if name not in known and name in REFUSED:
             neutral, instead = REFUSED[name]
             if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
-                raise InvalidRequest(f"{name}: not supported: {instead}")
+                raise InvalidRequest.of(name, f"not supported: {instead}")
         elif value is not None or name not in known:
             kept[name] = value
     return kept
+
+
+def tell_refused(schema: dict[str, Any]) -> None:
+    """Tell in the schema of a request what `without_refused` makes of it."""
+    properties = schema["properties"]
+    for name, (neutral, instead) in REFUSED.items():
+        values = [one for number, one in enumerate(neutral) if one not in neutral[:number]]
+        properties.setdefault(name, {"enum": [None, *values], "description": f"Not supported: {instead}."})
+    tell_nulls(schema)
+
+
+def tell_nulls(schema: dict[str, Any]) -> None:
+    """Tell that null means the same as leaving a field out."""
+    for name, told in schema["properties"].items():
+        if name not in schema.get("required", ()) and not _takes_null(told):
+            about = {key: told.pop(key) for key in ("default", "description") if key in told}
+            schema["properties"][name] = {"anyOf": [told, {"type": "null"}], **about}
+
+
+def _takes_null(schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return {"type": "null"} in schema["anyOf"]
+    if schema.get("type") == "null" or None in schema.get("enum", ()):
+        return True
+    return not schema.keys() - {"default", "description"}  # it says nothing

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from semel.core import Contract, Digest
@@ -17,7 +18,9 @@ from semel.engine import Output, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
 from semel.frontend.admission import difference
 from semel.frontend.balance import Candidate, choose
-from semel.frontend.remote import RemoteStream, RemoteWorker
+from semel.frontend.preparing import Preparing
+from semel.frontend.remote import RemoteWorker
+from semel.frontend.remote_stream import RemoteStream
 from semel.render import Make
 
 __all__ = ["Fleet", "FleetStream", "WholeStream"]
@@ -89,6 +92,7 @@ class Fleet:
         self._leaving: set[RemoteWorker] = set()
         self._admitted: dict[RemoteWorker, Contract] = {}
         self._refused: dict[RemoteWorker, str] = {}
+        self._preparing: dict[RemoteWorker, Preparing] = {}
         self._fault: Fault | None = None
         self._model: str | None = None
         self._changed = asyncio.Event()
@@ -119,6 +123,7 @@ class Fleet:
     def add(self, worker: RemoteWorker) -> None:
         """Let a worker serve whenever it is connected and answers as the others do."""
         self._workers.append(worker)
+        self._preparing[worker] = Preparing()
         worker.watch(self._review)
         self._review()
 
@@ -135,6 +140,7 @@ class Fleet:
     def remove(self, worker: RemoteWorker) -> None:
         """Forget a worker."""
         self._workers.remove(worker)
+        del self._preparing[worker]
         self.restore(worker)
 
     async def changed(self) -> None:
@@ -147,6 +153,14 @@ class Fleet:
         self._fault = fault
         self._review()
 
+    @contextmanager
+    def preparing(self, digests: Iterable[Digest], *, prefix: bytes = b"") -> Iterator[RemoteWorker]:
+        """The worker for a request that is prepared inside: meanwhile others are chosen as if it were sent already."""
+        distinct = tuple(dict.fromkeys(digests))
+        worker = self.choose(distinct, prefix=prefix)
+        with self._preparing[worker].request(distinct):
+            yield worker
+
     def choose(
         self, digests: Iterable[Digest], *, prefix: bytes = b"", without: RemoteWorker | None = None
     ) -> RemoteWorker:
@@ -154,12 +168,10 @@ class Fleet:
         workers = [worker for worker in self.serving if worker is not without]
         if not workers:
             raise NotReady(f"{self.reason}; try again in a moment")
+        if len(workers) == 1:
+            return workers[0]
         distinct = tuple(dict.fromkeys(digests))
-        candidates = [
-            Candidate(worker.name, worker.load, sum(map(worker.knows, distinct)) if len(workers) > 1 else 0)
-            for worker in workers
-        ]
-        return workers[choose(candidates, distinct, prefix)]
+        return workers[choose([self._candidate(worker, distinct) for worker in workers], distinct, prefix)]
 
     async def submit(
         self, worker: RemoteWorker, submission: Submission, make: Make, kind: type[FleetStream] = FleetStream
@@ -191,6 +203,11 @@ class Fleet:
             raise error from None
         logger.warning("request %s goes to another worker: %s", submission.request_id, error)
         return other, await other.submit(submission, make)
+
+    def _candidate(self, worker: RemoteWorker, digests: Iterable[Digest]) -> Candidate:
+        preparing = self._preparing[worker]
+        held = sum(worker.knows(digest) or digest in preparing for digest in digests)
+        return Candidate(worker.name, worker.load + preparing.requests, held)
 
     def _check_serving(self, worker: RemoteWorker) -> None:
         """It may have been refused or retired since it was chosen: preprocessing takes its time."""

@@ -27,14 +27,15 @@ _MAX_CHARS: Final = 262_144
 """Of a grammar, or of the JSON of a schema."""
 
 
-def check_json(value: object, name: str, max_chars: int) -> None:
+def check_json(value: object, *names: str, max_chars: int) -> None:
     """Refuse a value whose JSON is long: it travels to the worker in one message, and is read there."""
     if (chars := len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))) > max_chars:
-        raise InvalidRequest(f"{name}: JSON of {chars:,} characters; the limit is {max_chars:,}: send less")
+        message = f"{' and '.join(names)}: JSON of {chars:,} characters; the limit is {max_chars:,}: send less"
+        raise InvalidRequest(message, param=names[0])
 
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    check_json(schema, "structured_outputs.json", _MAX_CHARS)
+    check_json(schema, "structured_outputs.json", max_chars=_MAX_CHARS)
     return schema
 
 
@@ -104,7 +105,7 @@ _Form = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 def _checked_format(form: _Form) -> _Form:
-    check_json(form.model_dump(by_alias=True), "response_format", _MAX_CHARS)
+    check_json(form.model_dump(by_alias=True), "response_format", max_chars=_MAX_CHARS)
     return form
 
 
@@ -122,5 +123,6 @@ def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -
         case StructuralTagFormat():
             asked["structural_tag"] = json.dumps(form.model_dump(by_alias=True))
     if len(kinds := [kind for kind in _KINDS if asked.get(kind) is not None]) > 1:
-        raise InvalidRequest(f"structured_outputs and response_format: {' and '.join(kinds)} exclude each other")
+        message = f"structured_outputs and response_format: {' and '.join(kinds)} exclude each other"
+        raise InvalidRequest(message, param="structured_outputs")
     return asked or None

@@ -107,12 +107,14 @@ class _Reading:
 
     def add(self, data: bytes, start: int, end: int) -> None:
         if not self._is_file and len(self._data) + end - start > _MAX_FIELD_BYTES:
-            raise InvalidRequest(f"{self._name}: a field has at most {_MAX_FIELD_BYTES:,} bytes; only files are longer")
+            raise InvalidRequest.of(
+                self._name, f"a field has at most {_MAX_FIELD_BYTES:,} bytes; only files are longer"
+            )
         self._data += memoryview(data)[start:end]
 
     def end(self) -> None:
         if self._name in self.files or (self._name in self.fields and not self._name.endswith("[]")):
-            raise InvalidRequest(f"{self._name}: the form has it twice; send it once")
+            raise InvalidRequest.of(self._name, "the form has it twice; send it once")
         if self._is_file:
             self.files[self._name] = bytes(self._data)
         elif self._name.endswith("[]"):

@@ -44,12 +44,23 @@ class _Choice:
 class Generated:
     """One answer, piece by piece as a stream or at the end as a whole."""
 
-    def __init__(self, request_id: str, model: str, prompt: Prompt, *, count: int, showing: Showing) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        prompt: Prompt,
+        *,
+        count: int,
+        showing: Showing,
+        features: Mapping[str, Any] | None = None,
+    ) -> None:
         self._request_id = request_id
         self._model = model
         self._showing = showing
         self._usage = Usage.of(prompt)
-        self._prompt = _shown(prompt) if showing.token_ids else {}
+        # By these names what the client has sent can be named from now on; vLLM has no such field.
+        named = {} if features is None else {"features": features}
+        self._prompt = {**_shown(prompt), **named} if showing.token_ids else named
         self._choices = [_Choice() for _ in range(count)]
         self._prompt_logprobs: Sequence[Mapping[int, PromptLogprob] | None] | None = None
         self._created = int(time.time())

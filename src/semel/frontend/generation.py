@@ -1,14 +1,15 @@
 """The route that goes on with prompts that were rendered elsewhere: tokens in, tokens out (E2).
 
-Nothing is left to render: the main caches and their counters are not touched. Items are named by digest, and each must
-be this tenant's (`attribution`) and held by the worker that gets the request. Any other is answered as unknown, in the
-same words whether nobody holds it or somebody else does (threats S12). What is not an item must be text: a placeholder
-token outside of an item would stand for nothing (S14), and an item's tokens must be those that its worker holds (S9).
+Nothing is left to render: the main caches and their counters are not touched. Items that are named by digest must be
+this tenant's (`attribution`) and held by the worker that gets the request. Any other is answered as unknown, in the
+same words whether nobody holds it or somebody else does (threats S12). Or their tensors come with them (`given`),
+in a safetensors file, whose metadata has the prompt, or in vLLM's JSON. What is not an item must be text: a placeholder
+token outside of an item would stand for nothing (S14), and an item's tokens must be those of its layout (S9).
 """
 
 from __future__ import annotations
 
-import uuid
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -16,110 +17,174 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
 
-from semel.core import Digest, Feature, Holding, Placeholder, Prompt, Timeline
-from semel.engine import Submission
-from semel.errors import InvalidRequest, UnknownFeatures
-from semel.frontend.attribution import is_of
+from semel.core import Digest, Feature, Holding, Placeholder, Prompt, Tenant, Timeline
+from semel.engine import Stream, Submission
+from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
+from semel.frontend import shapes
+from semel.frontend.attribution import tagged
 from semel.frontend.endings import answered, wished_id
+from semel.frontend.exchange import parse, read_bytes, take_values
+from semel.frontend.execution import begin
 from semel.frontend.fleet import FleetStream, WholeStream
 from semel.frontend.forms import FORM
 from semel.frontend.generated import Generated
+from semel.frontend.given import Owner, Placed, features_of, place
 from semel.frontend.handling import Call, handle
 from semel.frontend.inspection import SAFETENSORS
+from semel.frontend.openapi import takes
 from semel.frontend.opening import Opening
 from semel.frontend.remote import RemoteWorker
 from semel.frontend.rendered import GenerateRequest, Shown
+from semel.frontend.renderings import PROMPT, features_body
 from semel.frontend.service import Service, Serving
+from semel.openapi import EVENTS, JSON, events_of, shape
 from semel.render import ChatRenderer
+from semel.telemetry.stages import Stopwatch
+from semel.wire.safetensors import header_of, read_file
 
 __all__ = ["generation_routes"]
 
 _REQUEST: Final = TypeAdapter(GenerateRequest)
+_ANSWERS: Final = {JSON: shape(shapes.Generated), EVENTS: events_of(shapes.GeneratedChunk)}
+_FILE: Final = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
 _MAX_NAMED: Final = 16
-_BINARY: Final = frozenset({FORM, SAFETENSORS, "application/octet-stream"})
+_NOT_TAKEN: Final = frozenset({FORM, "application/octet-stream"})
 
 
 def generation_routes(service: Service) -> APIRouter:
     """The route for rendered prompts."""
     router = APIRouter()
 
-    @router.post("/inference/v1/generate", openapi_extra=_schema())
+    @router.post("/inference/v1/generate", openapi_extra=_told())
     async def generate(request: Request) -> Response:
         """Go on with a prompt that was rendered elsewhere, in tokens."""
-        if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _BINARY:
-            raise InvalidRequest(f"{kind} is not taken: send JSON that names items by digest, and inject their tensors")
-        return await handle(request, service, _REQUEST, partial(_generate, wished_id(request)))
+        if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _NOT_TAKEN:
+            raise InvalidRequest(f"{kind} is not taken: send JSON, or {SAFETENSORS} with the prompt in its metadata")
+        ask = _ask_file if kind == SAFETENSORS else None
+        return await handle(request, service, _REQUEST, partial(_generate, wished_id(request)), ask)
 
     return router
 
 
-def _schema() -> dict[str, Any]:
-    body = GenerateRequest.model_json_schema()
-    return {"requestBody": {"content": {"application/json": {"schema": body}}, "required": True}}
+def _told() -> dict[str, Any]:
+    told = takes(_REQUEST, _ANSWERS, named=True)
+    return {**told, "requestBody": {**told["requestBody"], "content": {**told["requestBody"]["content"], **_FILE}}}
+
+
+async def _ask_file(
+    request: Request, service: Service, kind: TypeAdapter[GenerateRequest], call: Call
+) -> GenerateRequest:
+    """What a file asks for: its tensors are views of the body, which is in the account."""
+    body = await read_bytes(request, service.body, call.account)
+    header, _ = header_of(memoryview(body))
+    take_values(header.encode(), service.body, call.account)
+    file = await asyncio.to_thread(read_file, memoryview(body))
+    if (prompt := file.texts.get(PROMPT)) is None:
+        raise InvalidRequest(
+            f"the file has no prompt: its metadata needs {PROMPT!r}, as /v1/chat/completions/render gives it with "
+            f"Accept: {SAFETENSORS}"
+        )
+    asked = parse(prompt.encode(errors="surrogatepass"), kind)
+    call.serving.check_model(asked.model)
+    return asked.with_tensors(features_of(file.entries))
 
 
 async def _generate(wished: str | None, call: Call, asked: GenerateRequest) -> Response:
-    request_id, serving = uuid.uuid4().hex, call.serving
+    request_id, serving = call.request_id, call.serving
     if (renderer := serving.pipeline.chat_renderer) is None:
         raise InvalidRequest(f"{serving.model} transcribes: send the clip to /v1/audio/transcriptions")
-    tenant, shown, completion = asked.tenant(call.tenant), asked.shown(), asked.completion()
-    serving.check_items(one.item for one in shown)
-    serving.check_length(len(asked.token_ids))
-    salt = tenant.prefix_salt
-    worker = serving.fleet.choose((), prefix=Opening.of_prompt(asked.token_ids).key((), salt))
-    if shown:
-        key = serving.pipeline.key
-        own = {one.item.digest for one in shown if is_of(one.item.digest, one.tag, tenant, key)}
-        worker = _holder(serving, shown, own)
-    prompt = _prompt_of(asked.token_ids, shown, worker, renderer)
-    submission = Submission(request_id, prompt, {}, asked.sampling(), salt, priority=asked.priority)
-    kind = FleetStream if asked.stream else WholeStream
-    stream = await serving.fleet.submit(worker, submission, _cannot_make, kind)
-    call.account.close()  # what is held from now on is a prompt that the model takes
+    watch = Stopwatch(serving.pipeline.timings)
+    tenant, completion, is_file = asked.tenant(call.tenant), asked.completion(), asked.is_file
+    placed = await _placed(call, asked, tenant)
+    asked = asked.without_features()
+    watch.lap("digest")
+    worker = _worker_for(serving, placed, asked.token_ids, tenant)
+    watch.lap("layout")
+    prompt = _prompt_of(asked.token_ids, placed, worker, renderer)
+    watch.lap("render")
+    sent = {one.item.digest: one.feature for one in placed if one.feature is not None}
+    submission = Submission(request_id, prompt, sent, asked.sampling(), tenant.prefix_salt, priority=asked.priority)
+    keep = call.account.held if is_file else sum(feature.nbytes for feature in sent.values())
+    stream = await _begin(call, worker, submission, FleetStream if asked.stream else WholeStream, keep)
     name = f"generate-tokens-{wished or asked.request_id or request_id}"
-    answer = Generated(name, serving.model, prompt, count=completion.n, showing=completion.showing())
+    named = tagged({"features": features_body(prompt)}, tenant, serving.pipeline.key)["features"] if sent else None
+    showing = completion.showing()
+    answer = Generated(name, serving.model, prompt, count=completion.n, showing=showing, features=named)
     return await answered(stream, answer, streamed=asked.stream)
 
 
-def _holder(serving: Serving, shown: Sequence[Shown], own: set[Digest]) -> RemoteWorker:
-    """The least busy worker that holds all items; of those that are not the tenant's own nothing is looked up."""
-    digests, held = dict.fromkeys(one.item.digest for one in shown), serving.held_anywhere()
-    if unknown := [digest for digest in digests if digest not in own or held(digest) is None]:
+async def _placed(call: Call, asked: GenerateRequest, tenant: Tenant) -> Sequence[Placed]:
+    """The items of a request, read and identified; how many there are and where they sit is checked before."""
+    serving, shown = call.serving, asked.shown()
+    serving.check_items(shown)
+    serving.check_length(len(asked.token_ids))
+    _check_places(shown)
+    if asked.is_packed:
+        call.account.take(3 * call.account.held // 4)  # what its base64 decodes to, at most
+    work = partial(place, shown, asked.token_ids, serving.contract, Owner(tenant, serving.pipeline.key))
+    return await asyncio.to_thread(work) if any(one.is_sent for one in shown) else work()
+
+
+async def _begin(
+    call: Call, worker: RemoteWorker, submission: Submission, kind: type[FleetStream], keep_bytes: int
+) -> Stream:
+    """Submit. What a client has sent is made again by looking it up; what it has named cannot be."""
+    features = submission.features
+
+    async def make(digest: Digest) -> Feature:
+        if (feature := features.get(digest)) is None:
+            raise _unknown([digest])
+        return feature
+
+    try:
+        return await begin(call.serving, worker, submission, make, kind, account=call.account, keep_bytes=keep_bytes)
+    except FeatureRejected as error:
+        if not features:
+            raise
+        raise InvalidRequest.of("features", f"{error}") from None
+
+
+def _worker_for(serving: Serving, placed: Sequence[Placed], token_ids: Sequence[int], tenant: Tenant) -> RemoteWorker:
+    """The least busy worker that holds all items that are only named; of foreign ones nothing is looked up."""
+    named = {one.item.digest: one.is_own for one in placed if one.feature is None}
+    if not named:
+        prefix = Opening.of_prompt(token_ids).key((), tenant.prefix_salt)
+        return serving.fleet.choose((one.item.digest for one in placed), prefix=prefix)
+    held = serving.held_anywhere()
+    if unknown := [digest for digest, is_own in named.items() if not is_own or held(digest) is None]:
         raise _unknown(unknown)
-    holders = [one for one in serving.fleet.serving if all(one.holding(digest) is not None for digest in digests)]
+    holders = [one for one in serving.fleet.serving if all(one.holding(digest) is not None for digest in named)]
     if not holders:  # each is held somewhere, and nowhere all of them
-        raise _unknown(digests)
+        raise _unknown(named)
     return min(holders, key=lambda one: one.load)
 
 
 def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:
     names = [digest.hex() for digest in digests]
     more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-    return UnknownFeatures(
-        f"features: not held for this tenant are {', '.join(names[:_MAX_NAMED])}{more}: send the chat to "
-        "/v1/chat/completions, or render it again where it has been executed, with the same cache_salt"
+    return UnknownFeatures.of(
+        "features",
+        f"not held for this tenant are {', '.join(names[:_MAX_NAMED])}{more}: send their tensors, or "
+        "the chat to /v1/chat/completions, or render it again where it has been executed, with the same cache_salt",
     )
 
 
-async def _cannot_make(digest: Digest) -> Feature:
-    """Repairs nothing: the worker has lost the item meanwhile, and its media are not here."""
-    raise _unknown([digest])
-
-
 def _prompt_of(
-    token_ids: Sequence[int], shown: Sequence[Shown], worker: RemoteWorker, renderer: ChatRenderer
+    token_ids: Sequence[int], placed: Sequence[Placed], worker: RemoteWorker, renderer: ChatRenderer
 ) -> Prompt:
-    _check_places(shown)
     placeholders: list[Placeholder] = []
-    for one in shown:
-        if (held := worker.holding(one.item.digest)) is None:
+    for one in placed:
+        held = worker.holding(one.item.digest) if one.feature is None else Holding.of(one.feature)
+        if held is None:
             raise _unknown([one.item.digest])
         if fault := _fault(token_ids, one, held):
-            raise InvalidRequest(f"features: the {one.item.modality} at {one.place.offset:,} {fault}: render it again")
+            raise InvalidRequest.of(
+                "features", f"the {one.item.modality} at {one.place.offset:,} {fault}: render it again"
+            )
         placeholders.append(Placeholder(one.place.offset, len(held.layout), held.layout.mask))
     timeline = Timeline.decoder(placeholders)
     _check_text(token_ids, timeline, renderer)
-    return Prompt(token_ids, timeline, tuple(one.item for one in shown))
+    return Prompt(token_ids, timeline, tuple(one.item for one in placed))
 
 
 def _check_places(shown: Sequence[Shown]) -> None:
@@ -127,10 +192,10 @@ def _check_places(shown: Sequence[Shown]) -> None:
     try:
         Timeline.decoder(Placeholder(one.place.offset, one.place.length) for one in shown)
     except ValueError as error:
-        raise InvalidRequest(f"features.mm_placeholders: {error}") from None
+        raise InvalidRequest.of("features.mm_placeholders", str(error)) from None
 
 
-def _fault(token_ids: Sequence[int], one: Shown, held: Holding) -> str | None:
+def _fault(token_ids: Sequence[int], one: Placed, held: Holding) -> str | None:
     """How an item differs from what is held of it."""
     offset, layout = one.place.offset, held.layout
     if held.modality != one.item.modality:
@@ -146,13 +211,14 @@ def _fault(token_ids: Sequence[int], one: Shown, held: Holding) -> str | None:
 
 def _check_text(token_ids: Sequence[int], timeline: Timeline, renderer: ChatRenderer) -> None:
     if max(token_ids) >= (size := renderer.tokenizer.vocab_size):
-        raise InvalidRequest(f"token_ids: there is no token {max(token_ids):,}, the tokenizer has {size:,}")
+        raise InvalidRequest.of("token_ids", f"there is no token {max(token_ids):,}, the tokenizer has {size:,}")
     placeholders, start = renderer.placeholder_ids(), 0
     for end, after in [*((one.offset, one.end) for one in timeline), (len(token_ids), len(token_ids))]:
         for position in range(start, end):
             if (modality := placeholders.get(token_ids[position])) is not None:
-                raise InvalidRequest(
-                    f"token_ids: token {position:,} is the placeholder of {modality} items, and none is there: name "
-                    "the item in features, or leave the token out"
+                raise InvalidRequest.of(
+                    "token_ids",
+                    f"token {position:,} is the placeholder of {modality} items, and none is there: name "
+                    "the item in features, or leave the token out",
                 )
         start = after

@@ -23,6 +23,7 @@ from semel.frontend.exchange import CLIENT_CLOSED, parse, read, unless_disconnec
 from semel.frontend.service import Service, Serving
 from semel.media.budget import Account
 from semel.render import ChatRequest, Draft, Intent
+from semel.telemetry.inhand import own_id
 
 __all__ = ["Call", "Chatting", "handle"]
 
@@ -58,6 +59,8 @@ class Call:
     """The name that goes with its API key."""
 
     account: Account
+    request_id: str
+    """Our own, which its submissions begin with."""
 
     async def read_chat(self, asked: Chatting, intent: Intent = "execute") -> Draft:
         """The draft of a chat. What its base64 decodes to is taken ahead: three quarters of its length at most."""
@@ -80,7 +83,7 @@ async def handle(
     ask: Callable[[Request, Service, TypeAdapter[_T], Call], Coroutine[Any, Any, _T]] | None = None,
 ) -> Response:
     """What `work` answers to a request of this kind, read by `ask` if it is no JSON; cancelled if the client goes."""
-    call = Call(service.serving(), tenant_name(request), service.budget.open())
+    call = Call(service.serving(), tenant_name(request), service.budget.open(), own_id())
     try:
         # Nothing here keeps the body, or what was asked: it is for `work` to let go of.
         response = await unless_disconnected(request, work(call, await (ask or _asked)(request, service, kind, call)))

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
 
 from semel.core import Prompt
-from semel.frontend.attribution import tagged
+from semel.frontend.attribution import sealed, tagged
 from semel.frontend.downloads import Download
 from semel.frontend.exchange import as_json
 from semel.frontend.handling import Call, handle
-from semel.frontend.renderings import generate_body, tokens_body
+from semel.frontend.openapi import takes
+from semel.frontend.renderings import PROMPT, generate_body, tokens_body
 from semel.frontend.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -26,42 +28,45 @@ from semel.frontend.requests import (
     TokenizeTextRequest,
 )
 from semel.frontend.service import Service, Serving
+from semel.frontend.shapes import Detokenized, RenderedPrompt, Tokenized
+from semel.openapi import JSON, shape
 from semel.render import Draft
 from semel.wire.safetensors import write
 
 __all__ = ["SAFETENSORS", "inspection_routes"]
 
 SAFETENSORS: Final = "application/x-safetensors"
-"""Who accepts this is answered with the tensors of the items, in the form that injection takes."""
+"""Who accepts this is answered with prompt and tensors, in a file that generating takes, and injection."""
 
 _CHAT: Final = TypeAdapter(ChatCompletionRequest)
 _COMPLETION: Final = TypeAdapter(CompletionRequest)
 _DETOKENIZE: Final = TypeAdapter(DetokenizeRequest)
 _TOKENIZE: Final[TypeAdapter[TokenizeChatRequest | TokenizeTextRequest]] = TypeAdapter(TokenizeRequest)
+_RENDERED: Final = {JSON: shape(RenderedPrompt), SAFETENSORS: {"type": "string", "format": "binary"}}
 
 
 def inspection_routes(service: Service) -> APIRouter:
     """The routes for rendering and tokenizing."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions/render")
+    @router.post("/v1/chat/completions/render", openapi_extra=takes(_CHAT, _RENDERED))
     async def render_chat(request: Request) -> Response:
         """The prompt of a chat and where its items sit, or with `Accept` their tensors."""
         if _accepts_tensors(request):
             return await handle(request, service, _CHAT, partial(_tensors, service))
         return await handle(request, service, _CHAT, _render_chat)
 
-    @router.post("/v1/completions/render")
+    @router.post("/v1/completions/render", openapi_extra=takes(_COMPLETION, {JSON: shape(list[RenderedPrompt])}))
     async def render_completion(request: Request) -> Response:
         """The tokens of each prompt."""
         return await handle(request, service, _COMPLETION, _render_completion)
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=takes(_TOKENIZE, {JSON: shape(Tokenized)}))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a chat; those of a chat with its items in place."""
         return await handle(request, service, _TOKENIZE, _tokenize)
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=takes(_DETOKENIZE, {JSON: shape(Detokenized)}))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         return await handle(request, service, _DETOKENIZE, _detokenize)
@@ -88,7 +93,11 @@ async def _tensors(service: Service, call: Call, asked: ChatCompletionRequest) -
     draft = await call.read_chat(asked, "inspect")
     inspector = call.serving.pipeline.inspector
     features = await inspector.features(draft, max_bytes=service.max_tensor_bytes, spend=call.account.take)
-    return Download(write(features), call.account, media_type=SAFETENSORS, within_s=service.body.max_s)
+    prompt = await draft.assemble([features[item.digest].layout for item in draft.items])
+    body = _body(call.serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}")
+    owner = asked.tenant(call.tenant), call.serving.pipeline.key
+    texts = {PROMPT: msgspec.json.encode(await asyncio.to_thread(sealed, body, features, *owner)).decode()}
+    return Download(write(features, texts), call.account, media_type=SAFETENSORS, within_s=service.body.max_s)
 
 
 async def _render_completion(call: Call, asked: CompletionRequest) -> Response:

@@ -1,7 +1,8 @@
 """How long a clip is, by the head of its file: nothing is decoded (threats S6).
 
-Known are the formats whose head tells it exactly: WAV with plain samples, and FLAC. A head that lies is believed: who
-wrote it is told a wrong length, and gets no more than others do.
+Known are the formats whose head tells it exactly: WAV with plain samples, and FLAC, both at the rate that a model
+hears; how many samples a resampler makes, nobody can tell but it. A head that lies is believed: who wrote it is told a
+wrong length, and gets no more than others do.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ _PLAIN: Final = frozenset({0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE})
 _MAX_CHUNKS: Final = 64
 
 
-def clip_seconds(data: bytes) -> float | None:
-    """The length of a clip in seconds; None if its head does not tell."""
+def clip_seconds(data: bytes, *, sampling_rate: int) -> float | None:
+    """The length of a clip of this rate in seconds; None if it is of another, or its head does not tell."""
+    told: tuple[int, int] | None = None
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
-        return _wav_seconds(data)
-    if data[:4] == b"fLaC":
-        return _flac_seconds(data)
-    return None
+        told = _wav_samples(data)
+    elif data[:4] == b"fLaC":
+        told = _flac_samples(data)
+    if told is None or told[1] != sampling_rate:
+        return None
+    return told[0] / sampling_rate
 
 
-def _wav_seconds(data: bytes) -> float | None:
+def _wav_samples(data: bytes) -> tuple[int, int] | None:
+    """How many samples, and their rate."""
     rate = frame_bytes = 0
     place = 12
     for _ in range(_MAX_CHUNKS):
@@ -39,15 +44,15 @@ def _wav_seconds(data: bytes) -> float | None:
                 return None
             # Who streams a file does not know its size, and writes 0 or the largest number.
             left = max(len(data) - place, 0)
-            return (min(size or left, left) // frame_bytes) / rate
+            return min(size or left, left) // frame_bytes, rate
         place += size + size % 2
     return None
 
 
-def _flac_seconds(data: bytes) -> float | None:
+def _flac_samples(data: bytes) -> tuple[int, int] | None:
     """Of STREAMINFO, which is the first block: 20 bits of rate, 3 of channels, 5 of depth, 36 of samples."""
     if len(data) < 26 or data[4] & 0x7F:
         return None
     packed = int.from_bytes(data[18:26], "big")
     rate, samples = packed >> 44, packed & ((1 << 36) - 1)
-    return samples / rate if rate and samples else None
+    return (samples, rate) if rate and samples else None

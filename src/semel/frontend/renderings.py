@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from semel.core import Placeholder, Prompt
 
-__all__ = ["features_body", "generate_body", "tokens_body"]
+__all__ = ["PROMPT", "features_body", "generate_body", "tokens_body"]
+
+
+PROMPT: Final = "generate"
+"""Under this name a prompt goes in the metadata of the file that has its tensors, in JSON."""
 
 
 def generate_body(

@@ -10,15 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from semel.core import Dialogue, Tenant
 from semel.errors import InvalidRequest
-from semel.frontend.fields import Ignored, without_refused
+from semel.frontend.fields import FORMS, Ignored, tell_refused, without_refused
 from semel.frontend.formats import ResponseFormat, StructuredOutputs, check_json, constraint
 from semel.frontend.showing import ALL, Showing
 from semel.frontend.tools import Tool, ToolChoice, chosen, count_calls
-from semel.render import ChatRequest
+from semel.render import MESSAGE, ChatRequest
 
 __all__ = [
     "ChatCompletionRequest",
@@ -79,9 +90,13 @@ _MAX_TEMPLATE_CHARS: Final = 1_048_576
 _MAX_CHOSEN_LOGPROBS: Final = 4_096
 """For one token of each of the `n` answers: all of them come at once."""
 
+_Biases = Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}})
+"""Keys of JSON are strings."""
+
 _Pattern = Annotated[int, Field(ge=0, le=256)]
 _Repeats = Annotated[int, Field(ge=0, le=1_024)]
 
+_Message = Annotated[dict[str, Any], WithJsonSchema(dict(MESSAGE))]
 _Salt = Annotated[str, Field(max_length=1_024)]
 _Words = Annotated[str, Field(max_length=1_024)]
 _Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
@@ -99,6 +114,12 @@ class _Body(_Strict):
     @classmethod
     def _say_what_is_not_supported(cls, body: Any) -> Any:
         return without_refused(body, frozenset(cls.model_fields)) if isinstance(body, dict) else body
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = handler(core)
+        tell_refused(handler.resolve_ref_schema(told))
+        return told
 
 
 class _Owned(_Body):
@@ -131,7 +152,7 @@ class RepetitionDetection(_Strict):
 class _Chat(_Owned):
     """What decides the prompt of a chat."""
 
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[list[_Message], Field(fail_fast=True, min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=1_024)] | None = None
     documents: Annotated[list[dict[str, str]], Field(max_length=1_024)] | None = None
     reasoning_effort: _Effort | None = None
@@ -144,7 +165,8 @@ class _Chat(_Owned):
     def _check_sizes(self) -> Self:
         tools = [tool.shown() for tool in self.tools or ()]
         if tools or self.chat_template_kwargs:
-            check_json([tools, self.chat_template_kwargs], "tools and chat_template_kwargs", _MAX_TEMPLATE_CHARS)
+            both = [tools, self.chat_template_kwargs]
+            check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
         return self
 
     def chat(self) -> ChatRequest:
@@ -186,7 +208,7 @@ class _Sampled(_Owned, Ignored):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[_Int64, float], Field(max_length=1_024)] | None = None
+    logit_bias: Annotated[dict[_Int64, float], _Biases] | None = None
     response_format: ResponseFormat | None = None
 
     top_k: _Int64 | None = None
@@ -212,13 +234,13 @@ class _Sampled(_Owned, Ignored):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options: only with stream; leave it out, or set stream to true")
+            raise InvalidRequest.of("stream_options", "only with stream; leave it out, or set stream to true")
         if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequest("prompt_logprobs: not in a stream; leave one of the two out")
+            raise InvalidRequest.of("prompt_logprobs", "not in a stream; leave one of the two out")
         if (asked := self.n * len(self.logprob_token_ids or ())) > _MAX_CHOSEN_LOGPROBS:
-            raise InvalidRequest(
-                f"logprob_token_ids: {asked:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name "
-                "fewer, or lower n"
+            raise InvalidRequest.of(
+                "logprob_token_ids",
+                f"{asked:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name fewer, or lower n",
             )
         return self
 
@@ -253,7 +275,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
         chosen(self.tool_choice, self.tools)
         for name in ("top_logprobs", "logprob_token_ids"):
             if getattr(self, name) and not self.logprobs:
-                raise InvalidRequest(f"{name}: only with logprobs; leave it out, or set logprobs to true")
+                raise InvalidRequest.of(name, "only with logprobs; leave it out, or set logprobs to true")
         return self
 
     @property
@@ -311,9 +333,9 @@ class CompletionRequest(_Sampled):
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if not self.max_tokens and not self.echo:
-            raise InvalidRequest("max_tokens: 0 only with echo; ask for 1 or more")
+            raise InvalidRequest.of("max_tokens", "0 only with echo; ask for 1 or more")
         if self.logprob_token_ids and self.logprobs is None:
-            raise InvalidRequest("logprob_token_ids: only with logprobs; leave it out, or set logprobs")
+            raise InvalidRequest.of("logprob_token_ids", "only with logprobs; leave it out, or set logprobs")
         return self
 
     def prompts(self) -> Sequence[str | list[int]]:
@@ -359,11 +381,11 @@ class TokenizeChatRequest(_Chat):
 
 
 def _form(value: Any) -> str:
-    return "chat" if isinstance(value, dict) and "messages" in value else "text"
+    return FORMS[isinstance(value, dict) and "messages" in value]
 
 
 TokenizeRequest = Annotated[
-    Annotated[TokenizeChatRequest, Tag("chat")] | Annotated[TokenizeTextRequest, Tag("text")], Discriminator(_form)
+    Annotated[TokenizeTextRequest, Tag(FORMS[0])] | Annotated[TokenizeChatRequest, Tag(FORMS[1])], Discriminator(_form)
 ]
 
 

@@ -6,16 +6,23 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from semel.core import Contract, Digest, Holding, Item
+from semel.core import Contract, Digest, Holding, Modality
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong
 from semel.frontend.exchange import BodyLimits
 from semel.frontend.fleet import Fleet
+from semel.frontend.gate import Gate
 from semel.frontend.pace import Pace, PaceLimits
 from semel.media.budget import Budget
-from semel.render import HoldingOf, Pipeline, Source, check_chars
+from semel.render import HoldingOf, Pipeline, check_chars
 
 __all__ = ["Service", "Serving"]
+
+
+class _OfModality(Protocol):
+    @property
+    def modality(self) -> Modality: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""
         if name is not None and name != self.model:
-            raise ModelNotFound(f"model: {name!r} is not served here; {self.model!r} is")
+            raise ModelNotFound.of("model", f"{name!r} is not served here; {self.model!r} is")
 
     def check_length(self, tokens: int) -> None:
         """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""
@@ -53,7 +60,7 @@ class Serving:
         if isinstance(prompt, str):
             check_chars(len(prompt), self.max_chars)
 
-    def check_items(self, items: Iterable[Item | Source]) -> None:
+    def check_items(self, items: Iterable[_OfModality]) -> None:
         """Refuse more items of a modality than a prompt may have, before one of them is fetched or processed."""
         for modality, count in Counter(item.modality for item in items).items():
             if count > (limit := self.contract.max_items.get(modality, 0)):
@@ -79,6 +86,7 @@ class Service:
     body: BodyLimits = field(default_factory=BodyLimits)
     budget: Budget = field(default_factory=Budget)
     pace: PaceLimits = field(default_factory=PaceLimits)
+    gate: Gate = field(default_factory=Gate)
 
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
@@ -99,7 +107,11 @@ class Service:
     @property
     def reason(self) -> str:
         """Why nothing can be served; empty when it can."""
-        return self._reason
+        return self.gate.closed or self._reason
+
+    def drain(self, reason: str) -> None:
+        """Take no more requests, for good; those that were taken are answered, also if no worker is left meanwhile."""
+        self.gate.close(reason)
 
     def refusal_wait_s(self, tenant: str) -> float:
         """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""

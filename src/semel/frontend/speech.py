@@ -7,15 +7,15 @@ name, as everywhere (`requests`), and numbers are bounded (threats S15).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from semel.errors import InvalidRequest
-from semel.frontend.fields import without_refused
+from semel.frontend.fields import fault_of, without_refused
 from semel.frontend.forms import Form
 
-__all__ = ["TranscriptionRequest", "transcription_of"]
+__all__ = ["SpeechRequest", "TranscriptionRequest", "TranslationRequest", "speech_of"]
 
 _SAMPLING: Final = (
     *("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "seed", "temperature", "top_k", "top_p"),
@@ -25,7 +25,7 @@ _SAMPLING: Final = (
 _Code = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
 
 
-class TranscriptionRequest(BaseModel):
+class SpeechRequest(BaseModel):
     """A clip, and how to write down what is said in it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -35,7 +35,6 @@ class TranscriptionRequest(BaseModel):
     language: _Code | None = None
     prompt: Annotated[str, Field(max_length=4_096)] = ""
     response_format: Literal["json", "text", "verbose_json"] = "json"
-    timestamp_granularities: list[Literal["segment"]] = Field(default=[], alias="timestamp_granularities[]")
     stream: bool = False
     stream_include_usage: bool = False
     stream_continuous_usage_stats: bool = False
@@ -53,11 +52,9 @@ class TranscriptionRequest(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if "<|" in self.prompt:
-            raise InvalidRequest("prompt: <| begins a special token, and a text has none; leave it out")  # S14
+            raise InvalidRequest.of("prompt", "<| begins a special token, and a text has none; leave it out")  # S14
         if self.stream and self.is_verbose:
-            raise InvalidRequest("stream: not with verbose_json; ask for json")
-        if self.timestamp_granularities and not self.is_verbose:
-            raise InvalidRequest("timestamp_granularities: only with the response_format verbose_json")
+            raise InvalidRequest.of("stream", "not with verbose_json; ask for json")
         if not self.stream and (self.stream_include_usage or self.stream_continuous_usage_stats):
             raise InvalidRequest("stream_include_usage and stream_continuous_usage_stats: only with stream")
         return self
@@ -77,17 +74,33 @@ class TranscriptionRequest(BaseModel):
         return asked
 
 
-_REQUEST: Final = TypeAdapter(TranscriptionRequest)
+class TranscriptionRequest(SpeechRequest):
+    """A clip, to be written down in its own language."""
+
+    timestamp_granularities: list[Literal["segment"]] = Field(default=[], alias="timestamp_granularities[]")
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.timestamp_granularities and not self.is_verbose:
+            raise InvalidRequest.of("timestamp_granularities", "only with the response_format verbose_json")
+        return self
 
 
-def transcription_of(form: Form) -> TranscriptionRequest:
-    """The request that a form is; the error names the field."""
+class TranslationRequest(SpeechRequest):
+    """A clip, to be written down in English; `language` is the one that is spoken."""
+
+    to_language: Literal["en"] | None = None
+
+
+_Asked = TypeVar("_Asked", bound=SpeechRequest)
+
+
+def speech_of(form: Form, kind: TypeAdapter[_Asked], known: frozenset[str]) -> _Asked:
+    """The request of a kind, with the fields that it knows, that a form is; the error names the field."""
     if form.files.keys() != {"file"}:
-        raise InvalidRequest("file: send one clip under this name, as a file and not as text")
-    known = frozenset(TranscriptionRequest.model_fields)
+        raise InvalidRequest.of("file", "send one clip under this name, as a file and not as text")
     asked: dict[str, Any] = {**without_refused(form.fields, known), **form.files}
     try:
-        return _REQUEST.validate_python(asked)
+        return kind.validate_python(asked)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise fault_of(error) from None

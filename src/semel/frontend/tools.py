@@ -64,15 +64,15 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 def chosen(choice: ToolChoice | None, tools: Sequence[Tool] | None) -> str | Mapping[str, Any]:
     """What was chosen, or is meant where nothing was: whatever is chosen can be called."""
     if tools is not None and not tools:
-        raise InvalidRequest("tools: must not be empty; leave it out")
+        raise InvalidRequest.of("tools", "must not be empty; leave it out")
     if choice is None:
         return "auto" if tools else "none"
     if choice != "none" and not tools:
-        raise InvalidRequest("tool_choice: there are no tools to choose from; send tools, or leave it out")
+        raise InvalidRequest.of("tool_choice", "there are no tools to choose from; send tools, or leave it out")
     if isinstance(choice, str):
         return choice
     if not any(tool.function.name == choice.function.name for tool in tools or ()):
-        raise InvalidRequest(f"tool_choice: no tool has the name {choice.function.name[:64]!r}")
+        raise InvalidRequest.of("tool_choice", f"no tool has the name {choice.function.name[:64]!r}")
     return choice.model_dump()
 
 

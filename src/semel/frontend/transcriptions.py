@@ -1,18 +1,16 @@
-"""The route that writes down what is said in a clip, for encoder-decoder models. It executes.
+"""The routes that write down what is said in a clip, as it is or in English, for encoder-decoder models. They execute.
 
 The decoder begins with what vLLM's server begins it with: the language, which the model itself is asked for if the
-client does not tell it, and the task. One clip is one prompt: a longer one than the encoder takes is refused, since it
-would be cut without a word.
+client does not tell it, and the task. A clip that is longer than the encoder takes is cut into pieces (`clips`), each
+of which is a prompt; the first one tells the language of all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
@@ -21,17 +19,25 @@ from semel.core import Media, Tenant
 from semel.engine import Stream
 from semel.errors import EngineFailed, InvalidRequest
 from semel.frontend.answers import Head
-from semel.frontend.endings import ended, wished_id
-from semel.frontend.events import EventStream, event
-from semel.frontend.exchange import as_json, read
+from semel.frontend.clips import Chain, Clip, read_clip
+from semel.frontend.endings import answered, wished_id
+from semel.frontend.exchange import read
 from semel.frontend.execution import execute
 from semel.frontend.fleet import FleetStream, WholeStream
 from semel.frontend.forms import FORM, read_form
 from semel.frontend.handling import Call, handle
-from semel.frontend.lengths import clip_seconds
+from semel.frontend.openapi import takes
 from semel.frontend.service import Service, Serving
-from semel.frontend.speech import TranscriptionRequest, transcription_of
-from semel.frontend.transcripts import FRAMES_PER_S, Marks, Transcript
+from semel.frontend.shapes import (
+    Transcription,
+    TranscriptionChunk,
+    Translation,
+    TranslationChunk,
+    VerboseTranscription,
+)
+from semel.frontend.speech import SpeechRequest, TranscriptionRequest, TranslationRequest, speech_of
+from semel.frontend.transcripts import Marks, Task, Transcript
+from semel.openapi import EVENTS, JSON, events_of, shape
 from semel.render import Tokenizer
 
 __all__ = ["LANGUAGES", "decoder_text", "transcription_routes"]
@@ -45,40 +51,45 @@ LANGUAGES: Final = (
 """Those that are looked for in a clip: the ones that Whisper knows well, as with vLLM. A client may name any."""
 
 _START: Final = "<|startoftranscript|>"
-_MAX_CLIP_FRAMES: Final = 3_000
 _UNBOUNDED: Final = 2**62
-_REQUEST: Final = TypeAdapter(TranscriptionRequest)
+_Asked = TypeVar("_Asked", bound=SpeechRequest)
+_TRANSCRIPTION: Final = TypeAdapter(TranscriptionRequest)
+_TRANSLATION: Final = TypeAdapter(TranslationRequest)
+_ANSWERS: Final = {JSON: shape(Transcription, VerboseTranscription), EVENTS: events_of(TranscriptionChunk)}
+_TRANSLATED: Final = {JSON: shape(Translation, VerboseTranscription), EVENTS: events_of(TranslationChunk)}
 
 
 def transcription_routes(service: Service) -> APIRouter:
-    """The route for clips."""
+    """The routes for clips."""
     router = APIRouter()
 
-    @router.post("/v1/audio/transcriptions", openapi_extra=_schema())
+    @router.post("/v1/audio/transcriptions", openapi_extra=takes(_TRANSCRIPTION, _ANSWERS, form=FORM, named=True))
     async def transcriptions(request: Request) -> Response:
         """Write down what is said in a clip."""
-        return await handle(request, service, _REQUEST, partial(_transcribe, wished_id(request)), _ask)
+        work = partial(_write_down, wished_id(request), "transcribe")
+        return await handle(request, service, _TRANSCRIPTION, work, partial(_ask, TranscriptionRequest))
+
+    @router.post("/v1/audio/translations", openapi_extra=takes(_TRANSLATION, _TRANSLATED, form=FORM, named=True))
+    async def translations(request: Request) -> Response:
+        """Write down in English what is said in a clip."""
+        work = partial(_write_down, wished_id(request), "translate")
+        return await handle(request, service, _TRANSLATION, work, partial(_ask, TranslationRequest))
 
     return router
 
 
-def decoder_text(language: str, prompt: str, *, times: bool) -> str:
+def decoder_text(language: str, prompt: str, *, times: bool, task: Task = "transcribe") -> str:
     """What the decoder begins with, to the letter of vLLM.
 
     There too `<|prev|>` is no token of Whisper's, and a decoder's start token is put before what begins otherwise.
     """
     before = f"{_START}<|prev|>{prompt}" if prompt else ""
-    return f"{before}{_START}<|{language}|><|transcribe|>{'<|0.00|>' if times else '<|notimestamps|>'}"
-
-
-def _schema() -> dict[str, Any]:
-    body = TranscriptionRequest.model_json_schema()
-    return {"requestBody": {"content": {FORM: {"schema": body}}, "required": True}}
+    return f"{before}{_START}<|{language}|><|{task}|>{'<|0.00|>' if times else '<|notimestamps|>'}"
 
 
 async def _ask(
-    request: Request, service: Service, _: TypeAdapter[TranscriptionRequest], call: Call
-) -> TranscriptionRequest:
+    kind: type[_Asked], request: Request, service: Service, adapter: TypeAdapter[_Asked], call: Call
+) -> _Asked:
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
     # The bytes of a clip are no JSON: commas among them mean nothing.
@@ -86,58 +97,52 @@ async def _ask(
     call.account.keep(len(body))
     call.account.take(len(body))  # the files are copies
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
-    asked = transcription_of(form)
+    asked = speech_of(form, adapter, frozenset(kind.model_fields))
     call.serving.check_model(asked.model)
     call.account.keep(len(asked.file))
     return asked
 
 
-async def _transcribe(wished: str | None, call: Call, asked: TranscriptionRequest) -> Response:
-    request_id, serving = uuid.uuid4().hex, call.serving
-    tokenizer, tenant = serving.pipeline.tokenizer, Tenant(call.tenant)
-    seconds = _checked_seconds(serving, asked.file)
+async def _write_down(wished: str | None, task: Task, call: Call, asked: SpeechRequest) -> Response:
+    serving, tenant = call.serving, Tenant(call.tenant)
+    tokenizer = serving.pipeline.tokenizer
     marks = _marks(tokenizer) if asked.is_verbose else None
-    media = Media("audio", asked.file)
+    clip = await read_clip(serving, asked.file, call.account)
     asked = asked.model_copy(update={"file": b""})
-    language = asked.language or await _detect(serving, media, tenant, f"{request_id}-language")
+    call.account.keep(clip.nbytes)
+    language = asked.language or await _detect(serving, clip.media(0), tenant, f"{call.request_id}-language")
     if tokenizer.token_id(f"<|{language}|>") is None:
-        raise InvalidRequest(f"language: {serving.model} has no {language!r}; send a code like en, or leave it out")
-    text = decoder_text(language, asked.prompt, times=asked.is_verbose)
-    stream, prompt = await execute(
-        serving,
-        serving.pipeline.read_transcription(media, text, tenant),
-        request_id=request_id,
-        sampling=asked.sampling(serving.contract.max_tokens),
+        raise InvalidRequest.of(
+            "language", f"{serving.model} has no {language!r}; send a code like en, or leave it out"
+        )
+    text = decoder_text(language, asked.prompt, times=asked.is_verbose, task=task)
+    chain = Chain(len(clip.files), partial(_hear, call, tenant, clip, text, asked), call.account)
+    await chain.begin()
+    transcript = Transcript(
+        head=Head(f"{task}-{wished or call.request_id}", serving.model, ""),
+        task=task,
+        seconds=clip.seconds,
+        language=language,
+        prompt_tokens=len(tokenizer.encode(text)),
+        closing_usage=asked.stream_include_usage,
+        running_usage=asked.stream_include_usage and asked.stream_continuous_usage_stats,
+    )
+    if marks is not None:
+        transcript = transcript.with_times(clip.begins_s, marks, tokenizer.decode, asked.temperature)
+    return await answered(chain, transcript, streamed=asked.stream)
+
+
+async def _hear(call: Call, tenant: Tenant, clip: Clip, text: str, asked: SpeechRequest, index: int) -> Stream:
+    """The answer to one piece of a clip."""
+    stream, _ = await execute(
+        call.serving,
+        call.serving.pipeline.read_transcription(clip.media(index), text, tenant),
+        request_id=call.request_id if len(clip.files) == 1 else f"{call.request_id}-{index}",
+        sampling=asked.sampling(call.serving.contract.max_tokens),
         tenant=tenant,
         kind=FleetStream if asked.stream else WholeStream,
-        account=call.account,
     )
-    head = Head(f"transcribe-{wished or request_id}", serving.model, "")
-    transcript = Transcript(
-        head,
-        seconds,
-        language,
-        len(prompt.token_ids),
-        asked.stream_include_usage and asked.stream_continuous_usage_stats,
-    )
-    if asked.stream:
-        return EventStream([stream], ended(_events(stream, transcript, usage=asked.stream_include_usage)))
-    try:
-        async for output in stream:
-            transcript.add(output)
-    finally:
-        await stream.close()
-    if marks is not None:
-        return as_json(transcript.verbose(marks, tokenizer.decode, asked.temperature))
-    return as_json(transcript.whole())
-
-
-async def _events(stream: Stream, transcript: Transcript, *, usage: bool) -> AsyncIterator[bytes]:
-    async for output in stream:
-        for chunk in transcript.chunks(output):
-            yield event(chunk)
-    if usage:
-        yield event(transcript.closing())
+    return stream
 
 
 async def _detect(serving: Serving, media: Media, tenant: Tenant, request_id: str) -> str:
@@ -145,7 +150,7 @@ async def _detect(serving: Serving, media: Media, tenant: Tenant, request_id: st
     tokenizer = serving.pipeline.tokenizer
     codes = {token: code for code in LANGUAGES if (token := tokenizer.token_id(f"<|{code}|>")) is not None}
     if not codes:
-        raise InvalidRequest(f"language: {serving.model} cannot tell it; send one, as a code like en")
+        raise InvalidRequest.of("language", f"{serving.model} cannot tell it; send one, as a code like en")
     stream, _ = await execute(
         serving,
         serving.pipeline.read_transcription(media, _START, tenant),
@@ -163,18 +168,7 @@ async def _detect(serving: Serving, media: Media, tenant: Tenant, request_id: st
     return codes[heard[0]]
 
 
-def _checked_seconds(serving: Serving, clip: bytes) -> float:
-    """How long a clip is, if it is not longer than the encoder takes."""
-    if (seconds := clip_seconds(clip)) is None:
-        raise InvalidRequest("file: the length of the clip cannot be told; send FLAC, or WAV with plain samples")
-    field = serving.contract.fields.get("audio", {}).get("input_features")
-    frames = (field.shape[-1] if field is not None else None) or _MAX_CLIP_FRAMES
-    if seconds > (limit := frames / FRAMES_PER_S):
-        raise InvalidRequest(f"file: the clip has {seconds:.1f} s; {serving.model} takes {limit:g}: send it in pieces")
-    return seconds
-
-
 def _marks(tokenizer: Tokenizer) -> Marks:
     if (first := tokenizer.token_id("<|0.00|>")) is None:
-        raise InvalidRequest("response_format: the model tells no times; ask for json")
+        raise InvalidRequest.of("response_format", "the model tells no times; ask for json")
     return Marks(first, tokenizer.token_id("<|endoftext|>"))

@@ -49,7 +49,6 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v2/rerank": _POOL,
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": _LORA,
-    "/v1/audio/translations": "use /v1/audio/transcriptions, or a chat about the clip",
     "/v1/audio/speech": "answers are text",
     "/v1/images/generations": "answers are text",
     "/v1/realtime": "send whole clips, to /v1/audio/transcriptions or in a chat",

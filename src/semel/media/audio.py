@@ -7,10 +7,11 @@ how they mix channels; the mean hides none of them (S13).
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from semel.errors import MediaDegenerate, MediaTooLarge
+from semel.errors import MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media.container import check_codec, open_container
 from semel.media.limits import DecodeLimits
 
@@ -66,21 +67,25 @@ def _read_mono(container: av.container.InputContainer, limits: DecodeLimits, sam
     to_float = av.AudioResampler(format="flt")
     to_rate = av.AudioResampler(format="fltp", layout="mono", rate=sampling_rate)
     chunks: list[np.ndarray] = []
-    length_s = 0.0
+    came, rate = 0, 0
     for source in chain(container.decode(stream), (None,)):  # one frame at a time: the limit holds while it decodes
         if source is not None:
             _check_form(source.sample_rate, source.layout.nb_channels, limits)
         for frame in to_float.resample(source):
-            length_s += frame.samples / frame.sample_rate
-            _check_length(length_s, limits)
+            came, rate = came + frame.samples, rate or frame.sample_rate
+            if frame.sample_rate != rate:
+                raise MediaUndecodable("the clip changes its sampling rate on the way; send it with one")
+            _check_length(came / rate, limits)
             mono = _mean(frame)
-            if frame.sample_rate == sampling_rate:
+            if rate == sampling_rate:
                 chunks.append(mono[0])
                 continue
             mono_frame = av.AudioFrame.from_ndarray(mono, format="fltp", layout="mono")
-            mono_frame.sample_rate = frame.sample_rate
+            mono_frame.sample_rate = rate
             chunks += [part.to_ndarray()[0] for part in to_rate.resample(mono_frame)]
-    return np.concatenate(chunks) if chunks else np.empty(0, np.float32)
+    chunks += [part.to_ndarray()[0] for part in to_rate.resample(None)]  # it holds the last millisecond back
+    samples: np.ndarray = np.concatenate([*chunks, np.empty(0, np.float32)])
+    return samples[: math.ceil(came * sampling_rate / (rate or 1))]  # behind it is what the resampler has made up
 
 
 def _mean(frame: av.AudioFrame) -> np.ndarray:

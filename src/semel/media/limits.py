@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["CANON", "DecodeLimits"]
 
-CANON: Final = 3
+CANON: Final = 4
 """The version of the canonical form; part of every fingerprint, so that changing it never mixes features."""
 
 

@@ -1,4 +1,4 @@
-"""A pool process that loads while others work: `python -m semel.processing.background FD [MEMORY]`.
+"""A pool process that loads while others work: `python -m semel.processing.background FD [MEMORY] [json]`.
 
 Importing the libraries is nine tenths of loading and keeps a core busy for seconds, which on two cores took a third of
 the pool's throughput. Here a thread of low priority imports them. Priority is a thread's own on Linux: the main thread,

@@ -1,4 +1,4 @@
-"""What runs in a process of the pool: `python -m semel.processing.child FD [MEMORY]`.
+"""What runs in a process of the pool: `python -m semel.processing.child FD [MEMORY] [json]`.
 
 It serves one pipe, one order at a time, and ends when the other end closes, however that happened. Media are decoded
 here and nowhere else, under a limit of memory and of time (threats S6): what native code does wrong ends this process
@@ -23,10 +23,14 @@ import msgspec
 from semel.cache import Window
 from semel.core import Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
+from semel.media import Pieces
 from semel.media.samples import SAMPLES
 from semel.processing.pipe import (
     HEADER_BYTES,
+    Cut,
     Description,
+    Drop,
+    Dropped,
     Load,
     Made,
     Offer,
@@ -37,6 +41,7 @@ from semel.processing.pipe import (
     decode_order,
     encode,
     failure_of,
+    heard_of,
     made_of,
     payload_of,
     read_header,
@@ -44,6 +49,7 @@ from semel.processing.pipe import (
 )
 from semel.processing.processor import Processor, load_processor
 from semel.processing.tensors import is_out_of_memory
+from semel.telemetry.logs import log_to_stderr
 
 __all__ = ["main", "serve", "warm_up"]
 
@@ -52,13 +58,16 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve the pipe whose descriptor is the first argument; the second, if there is one, is of the shared memory."""
-    logging.basicConfig(format=f"%(levelname)s processing[{os.getpid()}] %(name)s: %(message)s")
+    text = f"%(levelname)s processing[{os.getpid()}] %(name)s: %(message)s"
+    log_to_stderr("json" if "json" in sys.argv else "text", level=logging.WARNING, text=text)
     logging.getLogger("semel").setLevel(logging.INFO)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which still has requests to answer
+    descriptors = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()]
     with (
-        socket.socket(fileno=int(sys.argv[1])) as pipe,
+        socket.socket(fileno=descriptors[0]) as pipe,
         contextlib.suppress(EOFError, ConnectionError),  # the pool is gone, and so are we
     ):
-        serve(pipe, Window.attach(int(sys.argv[2]), writable=True) if len(sys.argv) > 2 else None)
+        serve(pipe, Window.attach(descriptors[1], writable=True) if len(descriptors) > 1 else None)
     logging.shutdown()
     os._exit(0)  # 1.4 s faster than taking torch down
 
@@ -76,7 +85,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
     pipe.sendall(encode(Ready(Description.of(processor))))
     while True:
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
-        if not isinstance(work, Work):
+        if not isinstance(work, Work | Cut):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
         if not _answer(pipe, processor, load, work, media, memory):
             logger.warning("memory that items have left behind is over half of the limit; another process takes over")
@@ -137,17 +146,21 @@ def _data_bytes() -> int:
 
 
 def _answer(
-    pipe: socket.socket, processor: Processor, load: Load, work: Work, media: bytes, memory: Window | None
+    pipe: socket.socket, processor: Processor, load: Load, work: Work | Cut, media: bytes, memory: Window | None
 ) -> bool:
     """Answer an order; whether another may follow."""
     try:
-        feature = _process(processor, load, work, media)
-        made = made_of(work.item, feature)
+        result = _do(processor, load, work, media)
+        made = heard_of(work.item, result) if isinstance(result, Pieces) else made_of(work.item, result)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
         failed = failure_of(_ours(error, load))
     else:
-        _send(pipe, made, head, feature, memory)
+        if isinstance(result, Pieces):
+            _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
+        else:
+            assert isinstance(made, Made)
+            _send(pipe, made, head, result, memory)
         return True
     last = _is_used_up(load)  # asked only now: the error held on to what the item had taken
     pipe.sendall(encode(msgspec.structs.replace(failed, last=last)))
@@ -166,14 +179,27 @@ def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory
         pipe.sendall(piece)
 
 
-def _process(processor: Processor, load: Load, work: Work, media: bytes) -> Feature:
+def _send_pieces(pipe: socket.socket, offer: Offer, head: bytes, pieces: Pieces) -> None:
+    pipe.sendall(encode(offer))
+    order, _ = _receive(pipe, max_payload_bytes=0)
+    if isinstance(order, Drop):
+        pipe.sendall(encode(Dropped()))
+        return
+    pipe.sendall(head)
+    for file in pieces.files:
+        pipe.sendall(file)
+
+
+def _do(processor: Processor, load: Load, work: Work | Cut, media: bytes) -> Feature | Pieces:
     # The pool keeps the deadline. If it has died meanwhile, the signal ends us, in native code as well; nobody would.
     signal.setitimer(signal.ITIMER_REAL, 2 * load.timeout_s)
     try:
+        if isinstance(work, Cut):
+            return processor.cut(Media("audio", media))
         return processor.process(Media(work.modality, media, work.mime), work.options)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if work.modality != "image":
+        if isinstance(work, Cut) or work.modality != "image":
             gc.collect()  # PyAV's containers and streams refer to each other, and hold frames meanwhile
 
 

@@ -21,9 +21,9 @@ from blake3 import blake3
 from semel.core import Target, frame
 from semel.media import CANON
 
-__all__ = ["Within", "fingerprint"]
+__all__ = ["PACKAGES", "Within", "fingerprint"]
 
-_PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision", "transformers")
+PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision", "transformers")
 _PARTS: Final = ("image_processor", "video_processor", "feature_extractor")
 _PLACES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
@@ -56,7 +56,7 @@ def fingerprint(
             "options": dict(target.options or {}),
         },
         "tokenizer": blake3(tokenizer.read_bytes()).hexdigest() if tokenizer.exists() else None,
-        "versions": {package: _public_version(package) for package in _PACKAGES},
+        "versions": {package: _public_version(package) for package in PACKAGES},
     }
     if within is not None:
         parts["within"] = [within.engine, within.version.partition("+")[0], within.processor]

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from semel.core import Feature, Layout, Media, Modality, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, Video, decode_audio, decode_image, decode_video
+from semel.media import DecodeLimits, Pieces, Video, cut_audio, decode_audio, decode_image, decode_video
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
@@ -95,6 +95,11 @@ class HfProcessor:
                 f"the {media.modality} is too small or too short for this model to see anything of it"
             )
         return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout)
+
+    def cut(self, media: Media) -> Pieces:
+        """A clip in pieces that the model's encoder takes, each of which can be processed."""
+        heard = self.processor.feature_extractor
+        return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
 
     @property
     def encoder_decoder(self) -> bool:

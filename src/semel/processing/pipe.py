@@ -3,7 +3,9 @@
 A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
 message says (threats S10). One order, one answer: the two ends are never both sending. Where they share memory, a
-process first offers what it has made, is told where to write it, and no tensor passes through the pipe.
+process first offers what it has made, is told where to write it, and no tensor passes through the pipe. The pieces of a
+clip are offered too: they can be a thousand times its size, and whether there is room for them is not the process's to
+say (S5, S18).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Final, Self
 
@@ -20,14 +23,18 @@ import semel.errors
 from semel.cache import tensor_offsets
 from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Media, Modality, Target, Tensor
 from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
-from semel.media import DecodeLimits
+from semel.media import DecodeLimits, Pieces
 from semel.processing.processor import Processor, ProcessorKind
 
 __all__ = [
     "HEADER_BYTES",
     "Answer",
+    "Cut",
     "Description",
+    "Drop",
+    "Dropped",
     "Failed",
+    "Heard",
     "Load",
     "Made",
     "Offer",
@@ -44,8 +51,10 @@ __all__ = [
     "error_of",
     "failure_of",
     "feature_of",
+    "heard_of",
     "made_of",
     "payload_of",
+    "pieces_of",
     "read_header",
     "write",
 ]
@@ -122,6 +131,12 @@ class Work(msgspec.Struct, frozen=True, tag="work"):
     options: Mapping[str, object]
 
 
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Cut a clip into pieces that the model's encoder takes; the payload is its media."""
+
+    item: int
+
+
 class Write(msgspec.Struct, frozen=True, tag="write"):
     """Write the tensors that were offered into the shared memory, from this offset."""
 
@@ -130,6 +145,10 @@ class Write(msgspec.Struct, frozen=True, tag="write"):
 
 class Send(msgspec.Struct, frozen=True, tag="send"):
     """There is no room in the shared memory for what was offered: send the tensors."""
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Nobody takes what was offered."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -152,7 +171,7 @@ class TensorHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """The feature of an item is made, and takes so many bytes of shared memory."""
+    """The feature of an item is made, or a clip is cut, and takes so many bytes."""
 
     item: int
     nbytes: int
@@ -186,6 +205,24 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
         return 0 if self.is_written else self.tensor_bytes
 
 
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """A clip that was cut; the payload is its pieces, one behind the other."""
+
+    item: int
+    samples: int
+    sampling_rate: int
+    sizes: tuple[int, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of the payload."""
+        return sum(self.sizes)
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """What was offered is gone."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """An order could not be done."""
 
@@ -197,8 +234,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Whether the process takes no order after this one, and ends."""
 
 
-Order = Load | Work | Write | Send
-Answer = Ready | Offer | Made | Failed
+Order = Load | Work | Cut | Write | Send | Drop
+Answer = Ready | Offer | Made | Heard | Dropped | Failed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -251,9 +288,9 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process said what is not an answer") from error
-    expected = answer.payload_bytes if isinstance(answer, Made) else 0
+    expected = answer.payload_bytes if isinstance(answer, Made | Heard) else 0
     if payload_bytes != expected:
-        raise ProtocolError(f"an answer with {expected:,} bytes of tensors came with {payload_bytes:,}")
+        raise ProtocolError(f"an answer with {expected:,} bytes of payload came with {payload_bytes:,}")
     return answer
 
 
@@ -299,6 +336,21 @@ def feature_of(made: Made, payload: memoryview) -> Feature:
         )
     except ValueError as error:
         raise ProtocolError(f"a pool process described no feature: {error}") from error
+
+
+def heard_of(item: int, pieces: Pieces) -> Heard:
+    """What to say of the pieces of a clip."""
+    return Heard(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
+
+
+def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
+    """The pieces over a payload, without a copy."""
+    ends = list(accumulate(heard.sizes))
+    if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
+        raise ProtocolError("a pool process cut a clip into nothing")
+    fixed = payload.toreadonly()
+    spans = zip([0, *ends], ends, strict=False)
+    return Pieces(heard.samples, heard.sampling_rate, [fixed[begin:end] for begin, end in spans])
 
 
 def failure_of(error: SemelError) -> Failed:

@@ -14,10 +14,10 @@ import asyncio
 import logging
 import signal
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Final, Self
+from time import perf_counter
+from typing import Any, Final, Self, TypeVar
 
 from semel.cache import Reservation, SharedCache
 from semel.core import Feature, Media, Target
@@ -30,22 +30,21 @@ from semel.errors import (
     SemelError,
     ServiceError,
 )
-from semel.media import DecodeLimits
+from semel.media import DecodeLimits, Pieces
 from semel.processing.deadly import DeadlyMedia
 from semel.processing.folder import read_config
+from semel.processing.job import Cutting, Job, Making, Spend
 from semel.processing.pipe import (
-    Answer,
+    Cut,
     Description,
+    Drop,
     Failed,
     Load,
-    Made,
     Offer,
     Send,
     Write,
     encode,
     encode_work,
-    error_of,
-    feature_of,
 )
 from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind
@@ -66,38 +65,9 @@ _END_TIMEOUT_S: Final = 5.0
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 30.0
 
+_T = TypeVar("_T")
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """An item on its way; what comes of it is dropped if its caller has gone."""
-
-    item: int
-    group: Hashable
-    media: Media
-    options: Mapping[str, object]
-    order: bytes
-    made: asyncio.Future[Feature]
-    apart: bool = False
-    """Whether its feature stays out of the shared memory."""
-
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
-        """The feature that a process answered with, or the error; `room` is where it was told to write."""
-        if isinstance(answer, Failed):
-            raise error_of(answer)
-        if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
-            raise ProtocolError(f"a pool process answered item {self.item} with {type(answer).__name__}")
-        return feature_of(answer, payload if room is None else room.view()[: answer.tensor_bytes])
-
-    def succeed(self, feature: Feature) -> None:
-        if not self.made.done():
-            self.made.set_result(feature)
-
-    def fail(self, error: SemelError) -> None:
-        if not self.made.done():
-            self.made.set_exception(error)
-            self.made.exception()  # seen: no complaint if the caller is cancelled before it wakes up
 
 
 class Pool:
@@ -115,7 +85,7 @@ class Pool:
         self._max_waiting = max_waiting
         self._memory = memory
         self._items = count()
-        self._waiting: FairQueue[_Job] = FairQueue()
+        self._waiting: FairQueue[Job[Any]] = FairQueue()
         self._deadly = DeadlyMedia()
         self._children: list[PoolProcess] = []
         self._spares: list[PoolProcess] = []  # loaded, and given nothing to do until they take a child's place
@@ -202,13 +172,19 @@ class Pool:
         options = options or {}
         order = encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
-        job = _Job(item, made if group is None else group, media, options, order, made, apart)
-        self._waiting.add(job.group, job)
-        self._dispatch()
-        try:
-            return await made
-        finally:
-            self._waiting.discard(job.group, job)
+        return await self._wait_for(Making(item, made if group is None else group, media, options, order, made, apart))
+
+    async def cut(self, media: Media, spend: Spend) -> Pieces:
+        """A clip in pieces that the model's encoder takes.
+
+        Pieces are samples, far more bytes than what they were decoded from. So `spend` is told how many before they
+        are taken, and raises if they may not be.
+        """
+        self._admit(media)
+        item = next(self._items)
+        made: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
+        order = encode(Cut(item), len(media.data))
+        return await self._wait_for(Cutting(item, made, media, {}, order, made, apart=True, spend=spend))
 
     def forget_counts(self) -> None:
         """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
@@ -226,6 +202,14 @@ class Pool:
         self._children.clear()
         self._spares.clear()
         self._prepared.clear()
+
+    async def _wait_for(self, job: Job[_T]) -> _T:
+        self._waiting.add(job.group, job)
+        self._dispatch()
+        try:
+            return await job.made
+        finally:
+            self._waiting.discard(job.group, job)
 
     def _admit(self, media: Media) -> None:
         if self._refusal is not None:
@@ -251,34 +235,37 @@ class Pool:
             if not self._waiting:
                 return
             if child.free:
-                child.work = asyncio.create_task(self._work(child, self._waiting.take()))
+                job = self._waiting.take()
+                child.work = asyncio.create_task(self._work(child, job), context=job.context)
                 child.work.add_done_callback(lambda _: self._dispatch())
 
-    async def _work(self, child: PoolProcess, job: _Job) -> None:
+    async def _work(self, child: PoolProcess, job: Job[_T]) -> None:
         if not child.quiet:  # it died while it had nothing to do: that is no item's fault
             self._put_back(job)
             await child.end(within_s=_END_TIMEOUT_S)
             return
+        began = perf_counter()
         try:
-            feature = await self._feature(child, job)
+            made = await self._make(child, job)
         except SemelError as error:
             self.failed += 1
             job.fail(error)
         else:
-            self.processed += 1
+            self.processed += isinstance(made, Feature)
             self._deadly.clear(job.media, job.options)
-            job.succeed(feature)
+            job.succeed(made)
         finally:
             job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
+            job.trace(began)
 
-    def _put_back(self, job: _Job) -> None:
+    def _put_back(self, job: Job[Any]) -> None:
         if self._refusal is not None:
             job.fail(NotReady(self._refusal))
         elif not job.made.done():
             self._waiting.put_back(job.group, job)
             self._dispatch()
 
-    async def _feature(self, child: PoolProcess, job: _Job) -> Feature:
+    async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
         """What a process makes of an item; a process that does not do its part is ended."""
         if (refusal := self._deadly.refusal(job.media, job.options)) is not None:
             raise refusal
@@ -287,6 +274,7 @@ class Pool:
             async with asyncio.timeout(self._load.timeout_s):
                 answer, payload = await child.ask(job.order, job.media.data)
                 if isinstance(answer, Offer):
+                    await _admit_offer(child, job, answer)
                     room = None if self._memory is None or job.apart else self._memory.reserve(answer.nbytes)
                     order = Send() if room is None else Write(room.offset)
                     answer, payload = await child.ask(encode(order))
@@ -304,7 +292,7 @@ class Pool:
             await child.end(within_s=0)
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
 
-    def _late(self, job: _Job) -> MediaTooLarge:
+    def _late(self, job: Job[Any]) -> MediaTooLarge:
         # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
         error = MediaTooLarge(
             f"preprocessing the {job.media.modality} takes longer than the limit of {self._load.timeout_s:g} s "
@@ -313,7 +301,7 @@ class Pool:
         self._deadly.suspect(job.media, job.options, error)
         return error
 
-    def _died(self, job: _Job, status: int) -> MediaUndecodable | ServiceError:
+    def _died(self, job: Job[Any], status: int) -> MediaUndecodable | ServiceError:
         modality = job.media.modality
         logger.warning("a pool process died with status %d over %r", status, job.media)
         refusal = MediaUndecodable(f"the {modality} crashes the process that decodes it; send it in another format")
@@ -388,3 +376,12 @@ class Pool:
             )
         (self._children if len(self._children) < self._processes else self._spares).append(process)
         return process
+
+
+async def _admit_offer(child: PoolProcess, job: Job[Any], offer: Offer) -> None:
+    """Let a process keep what it offers, and raise, if the request may not hold it."""
+    try:
+        job.admit(offer)
+    except SemelError:
+        await child.ask(encode(Drop()))
+        raise

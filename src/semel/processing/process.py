@@ -23,6 +23,7 @@ from semel.processing.pipe import (
     error_of,
     read_header,
 )
+from semel.telemetry.logs import is_json
 
 __all__ = ["PoolProcess"]
 
@@ -73,6 +74,7 @@ class PoolProcess:
                     *_COMMAND,
                     _BACKGROUND_MODULE if in_background else _MODULE,
                     *map(str, descriptors),
+                    *(("json",) if is_json() else ()),
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     env=os.environ | _ENVIRONMENT,

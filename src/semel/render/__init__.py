@@ -7,7 +7,7 @@ from semel.render.draft import Draft, HoldingOf, Make, Process, Rendered
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
-from semel.render.messages import Attachment, Conversation, Message, Part, Text, ToolReference
+from semel.render.messages import MESSAGE, Attachment, Conversation, Message, Part, Text, ToolReference
 from semel.render.obtain import Fetch, Spend
 from semel.render.pipeline import ChatRequest, Lookups, Pipeline, check_chars
 from semel.render.source import MediaUrl, Source, source_from
@@ -17,6 +17,7 @@ from semel.render.transcript import Insertion
 from semel.render.warmup import warm_up
 
 __all__ = [
+    "MESSAGE",
     "Attachment",
     "ChatRenderer",
     "ChatRequest",

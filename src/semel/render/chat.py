@@ -115,13 +115,13 @@ def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
                 **message,
                 "content": [*content[:index], {**part, "text": f"{part['text']}{mark} "}, *content[index + 1 :]],
             }
-    raise TemplateError("continue_final_message: the final message has no text that could be continued")
+    raise TemplateError.of("continue_final_message", "the final message has no text that could be continued")
 
 
 def _ended(text: str, mark: str) -> str:
     before, found, behind = text.rpartition(mark)
     if not found:
-        raise TemplateError(
-            "continue_final_message: this model's chat template does not show the end of the final message"
+        raise TemplateError.of(
+            "continue_final_message", "this model's chat template does not show the end of the final message"
         )
     return before if behind.startswith(" ") else before.rstrip()

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from semel.core import Digest, Feature, Holding, Item, Layout, Media, Prompt
 from semel.errors import ServiceError
+from semel.media import Pieces
 
-__all__ = ["Draft", "HoldingOf", "Make", "Process", "Rendered"]
+__all__ = ["Cut", "Draft", "HoldingOf", "Make", "Process", "Rendered"]
 
 Make = Callable[[Digest], Awaitable[Feature]]
 """Gives the feature of one item of a request: from the cache, or processed."""
@@ -25,6 +26,14 @@ class Process(Protocol):
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
     ) -> Awaitable[Feature]:
         """The feature; `group` is whatever stands for the request, so that requests can take turns."""
+        ...
+
+
+class Cut(Protocol):
+    """Cuts a clip into pieces that an encoder takes, wherever that happens."""
+
+    def __call__(self, media: Media, spend: Callable[[int], None], /) -> Awaitable[Pieces]:
+        """The pieces; `spend` is told how many bytes they have before they are taken, and raises if they may not be."""
         ...
 
 

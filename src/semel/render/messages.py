@@ -17,7 +17,7 @@ from semel.errors import InvalidRequest
 from semel.render.guard import map_strings, strings_in
 from semel.render.source import Source, media_from_base64, source_from
 
-__all__ = ["Attachment", "Conversation", "Message", "Part", "Text", "ToolReference"]
+__all__ = ["MESSAGE", "Attachment", "Conversation", "Message", "Part", "Text", "ToolReference"]
 
 _TEXT_FIELDS: Final = {
     "input_text": "text",
@@ -36,6 +36,19 @@ _SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_URL_FIELDS, "input_audio", "tool_re
 _AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
 _TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference")
 """The types that a part without "type" can have: each is the name of the field that it must have."""
+
+_PART: Final[Mapping[str, Any]] = {
+    "anyOf": [{"type": "string"}, {"type": "object", "properties": {"type": {"enum": [*_SUPPORTED, None]}}}]
+}
+MESSAGE: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]},
+    },
+    "required": ["role"],
+}
+"""The schema of a message: what breaks it is refused. What a part of each type needs besides, the error says."""
 
 _KNOWN_FIELDS: Final = frozenset(
     {"audio_url", "image_url", "input_audio", "name", "refusal", "text", "thinking", "type", "uuid", "video_url"}
@@ -91,7 +104,7 @@ class Conversation:
     def parse(cls, messages: object) -> Self:
         """Read the field "messages" of a chat request, as JSON gives it."""
         if not isinstance(messages, list) or not messages:
-            raise InvalidRequest("messages: must be a list with at least one message")
+            raise InvalidRequest.of("messages", "must be a list with at least one message")
         return cls(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)))
 
     @property
@@ -136,10 +149,10 @@ class Conversation:
 
 def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
-        raise InvalidRequest(f"{where}: must be an object, not {_kind(message)}")
+        raise InvalidRequest.of(where, f"must be an object, not {_kind(message)}")
     role = message.get("role")
     if not isinstance(role, str):
-        raise InvalidRequest(f'{where}.role: must be a string such as "user", not {_kind(role)}')
+        raise InvalidRequest.of(f"{where}.role", f'must be a string such as "user", not {_kind(role)}')
     parts = tuple(_parts(message.get("content"), f"{where}.content"))
     return Message(role, parts, dict(_fields(role, message, where)))
 
@@ -151,7 +164,7 @@ def _parts(content: object, where: str) -> Iterator[Part]:
         yield Text(content)
         return
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where}: must be a string, a list of parts or null, not {_kind(content)}")
+        raise InvalidRequest.of(where, f"must be a string, a list of parts or null, not {_kind(content)}")
     for index, part in enumerate(content):
         if (parsed := _part(part, f"{where}[{index}]")) is not None:
             yield parsed
@@ -161,10 +174,10 @@ def _part(part: object, where: str) -> Part | None:
     if isinstance(part, str):
         return Text(part)
     if not isinstance(part, dict):
-        raise InvalidRequest(f"{where}: must be an object or a string, not {_kind(part)}")
+        raise InvalidRequest.of(where, f"must be an object or a string, not {_kind(part)}")
     kind = part.get("type") or next((name for name in _TYPES_BY_FIELD if name in part), None)
     if not isinstance(kind, str):
-        raise InvalidRequest(f'{where}.type: must be a string such as "text", not {_kind(kind)}')
+        raise InvalidRequest.of(f"{where}.type", f'must be a string such as "text", not {_kind(kind)}')
     extra = {name: value for name, value in part.items() if name not in _KNOWN_FIELDS}
     if kind in _TEXT_FIELDS:
         return _text(part, kind, extra, where)
@@ -175,7 +188,7 @@ def _part(part: object, where: str) -> Part | None:
         return Attachment(_input_audio(part.get("input_audio"), where), extra)
     if kind == "tool_reference":
         return ToolReference(_string(part.get("name"), f"{where}.name"))
-    raise InvalidRequest(f"{where}: type {kind[:32]!r} is not supported: use one of {', '.join(_SUPPORTED)}")
+    raise InvalidRequest.of(where, f"type {kind[:32]!r} is not supported: use one of {', '.join(_SUPPORTED)}")
 
 
 def _text(part: dict[str, Any], kind: str, extra: dict[str, object], where: str) -> Text | None:
@@ -193,13 +206,15 @@ def _url(value: object, where: str) -> str:
 
 def _input_audio(value: object, where: str) -> Media:
     if not isinstance(value, dict):
-        raise InvalidRequest(f'{where}.input_audio: must be an object with "data" and "format", not {_kind(value)}')
+        raise InvalidRequest.of(
+            f"{where}.input_audio", f'must be an object with "data" and "format", not {_kind(value)}'
+        )
     data = _string(value.get("data"), f"{where}.input_audio.data")
     format_ = _string(value.get("format"), f"{where}.input_audio.format")
     if not _AUDIO_FORMAT.fullmatch(format_):
-        raise InvalidRequest(
-            f'{where}.input_audio.format: must be a short name such as "wav", not {format_[:32]!r} '
-            f"of {len(format_):,} characters"
+        raise InvalidRequest.of(
+            f"{where}.input_audio.format",
+            f'must be a short name such as "wav", not {format_[:32]!r} of {len(format_):,} characters',
         )
     return media_from_base64(data, "audio", mime=f"audio/{format_}", where=where)
 
@@ -223,14 +238,14 @@ def _fields(role: str, message: dict[str, Any], where: str) -> Iterator[tuple[st
 
 def _tool_calls(calls: object, where: str) -> list[object]:
     if not isinstance(calls, list):
-        raise InvalidRequest(f"{where}: must be a list, not {_kind(calls)}")
+        raise InvalidRequest.of(where, f"must be a list, not {_kind(calls)}")
     return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: object, where: str) -> dict[str, object]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise InvalidRequest(f'{where}: must be an object of type "function" with an object "function"')
+        raise InvalidRequest.of(where, 'must be an object of type "function" with an object "function"')
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
 
 
@@ -250,7 +265,7 @@ def _arguments(arguments: object) -> dict[str, object]:
 
 def _string(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{where}: must be a string, not {_kind(value)}")
+        raise InvalidRequest.of(where, f"must be a string, not {_kind(value)}")
     return value
 
 

@@ -22,7 +22,7 @@ from semel.errors import InvalidRequest, PromptTooLong
 from semel.render.abreast import abreast
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
-from semel.render.draft import Draft, HoldingOf, Process, Rendered
+from semel.render.draft import Cut, Draft, HoldingOf, Process, Rendered
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
@@ -87,6 +87,9 @@ class Pipeline:
 
     process_apart: Process | None = field(default=None, repr=False)
     """How inspections process, if `process` writes into the main cache's memory."""
+
+    cut: Cut | None = field(default=None, repr=False)
+    """How clips that are longer than an encoder takes are cut; without it, they are refused."""
 
     fetch: Fetch | None = field(default=None, repr=False)
     """How media behind URLs is fetched; without it, only data URLs are taken."""
@@ -272,12 +275,13 @@ async def _assemble_chat(
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
     """A prompt without items: a placeholder token in it would stand for nothing (S14)."""
     if token_ids and max(token_ids) >= (size := renderer.tokenizer.vocab_size):
-        raise InvalidRequest(f"prompt: there is no token {max(token_ids):,}, the tokenizer has {size:,}")
+        raise InvalidRequest.of("prompt", f"there is no token {max(token_ids):,}, the tokenizer has {size:,}")
     placeholders = renderer.placeholder_ids()
     for position, token in enumerate(token_ids):
         if (modality := placeholders.get(token)) is not None:
-            raise InvalidRequest(
-                f"prompt: token {position} is the placeholder of {modality} items, and there are none: leave "
-                f"{renderer.placeholders[modality]} out, or send a chat"
+            raise InvalidRequest.of(
+                "prompt",
+                f"token {position} is the placeholder of {modality} items, and there are none: leave "
+                f"{renderer.placeholders[modality]} out, or send a chat",
             )
     return assemble(token_ids, placeholder_ids={}, items=(), layouts=())

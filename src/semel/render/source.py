@@ -40,7 +40,7 @@ def source_from(text: str, modality: Modality, *, where: str) -> Source:
     try:
         return MediaUrl(modality, parse_url(text), where)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}") from None
+        raise InvalidRequest.of(where, str(error)) from None
 
 
 def media_from_base64(text: str, modality: Modality, *, mime: str | None, where: str) -> Media:
@@ -48,9 +48,9 @@ def media_from_base64(text: str, modality: Modality, *, mime: str | None, where:
     try:
         data = pybase64.b64decode(text, validate=True)
     except ValueError:
-        raise MediaError(f"{where}: the {modality} is not valid base64: encode it without line breaks") from None
+        raise MediaError.of(where, f"the {modality} is not valid base64: encode it without line breaks") from None
     if not data:
-        raise MediaError(f"{where}: the {modality} is empty: send its bytes in base64")
+        raise MediaError.of(where, f"the {modality} is empty: send its bytes in base64")
     return Media(modality, data, mime)
 
 
@@ -59,11 +59,11 @@ def _from_data_url(rest: str, modality: Modality, where: str) -> Media:
     head, comma, _ = rest[:_MAX_HEAD_CHARS].partition(",")
     mime, *parameters = (field.strip() for field in head.split(";"))
     if not comma or not parameters or parameters[-1] != "base64":
-        raise InvalidRequest(
-            f"{where}: {_shown('data:' + rest[: _SHOWN_CHARS + 1])} is not of the form data:{modality}/…;base64,…"
+        raise InvalidRequest.of(
+            where, f"{_shown('data:' + rest[: _SHOWN_CHARS + 1])} is not of the form data:{modality}/…;base64,…"
         )
     if mime and mime.partition("/")[0].lower() != modality:
-        raise InvalidRequest(f"{where}: a data URL of type {_shown(mime)} cannot be used as {modality}")
+        raise InvalidRequest.of(where, f"a data URL of type {_shown(mime)} cannot be used as {modality}")
     return media_from_base64(rest[len(head) + 1 :], modality, mime=mime or None, where=where)
 
 

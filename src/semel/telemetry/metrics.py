@@ -14,6 +14,8 @@ __all__ = [
     "ENCODER_CACHE_RECLAIMABLE",
     "ENCODER_CACHE_RESIDENT",
     "ENCODER_CUT",
+    "ENCODER_LATE_BYTES",
+    "ENCODER_LEFT_OUT_BYTES",
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
     "ENCODER_TAKEN_OVER",
@@ -23,6 +25,7 @@ __all__ = [
     "FEATURE_BYTES_SENT",
     "FLIGHTS_JOINED",
     "LEASES",
+    "LOOP_LAG_SECONDS",
     "MEDIA_CACHE_BYTES",
     "MEDIA_CACHE_CONFIRMED",
     "MEDIA_CACHE_HITS",
@@ -46,8 +49,10 @@ __all__ = [
     "POOL_REPLACED",
     "REFUSALS",
     "REQUESTS",
+    "REQUESTS_IN_FLIGHT",
     "REQUESTS_WAITING",
     "RESUBMISSIONS",
+    "SPANS_DROPPED",
     "STAGE_SECONDS",
     "VLLM_MM_CACHE_HITS",
     "VLLM_MM_CACHE_QUERIES",
@@ -109,6 +114,18 @@ ENCODER_TAKEN_OVER: Final = Metric(
 )
 ENCODER_PLANNING_SECONDS: Final = Metric(
     "semel_encoder_planning_seconds_total", "counter", "Time spent planning the encoder.", _ENGINE
+)
+ENCODER_LEFT_OUT_BYTES: Final = Metric(
+    "semel_encoder_left_out_bytes_total",
+    "counter",
+    "Bytes of items that stayed behind when their request went to the engine's worker processes.",
+    _ENGINE,
+)
+ENCODER_LATE_BYTES: Final = Metric(
+    "semel_encoder_late_bytes_total",
+    "counter",
+    "Bytes of items that had stayed behind, and were sent with the step that encodes them.",
+    _ENGINE,
 )
 
 # Features, wherever they are kept. Tier `processor` is a frontend's own cache, tier `worker` the engine's.
@@ -195,8 +212,18 @@ STAGE_SECONDS: Final = Metric(
     ("stage",),
     _SECONDS,
 )
+LOOP_LAG_SECONDS: Final = Metric(
+    "semel_event_loop_lag_seconds",
+    "histogram",
+    "How late a frontend's event loop comes to what is due: looked at every 50 ms.",
+    (),
+    (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
+)
 REFUSALS: Final = Metric(
     "semel_refusals_total", "counter", "Requests that were refused, by the code of their error.", ("code",)
+)
+REQUESTS_IN_FLIGHT: Final = Metric(
+    "semel_requests_in_flight", "gauge", "Requests that are being read or answered, streams included (--max-requests)."
 )
 REQUESTS_WAITING: Final = Metric(
     "semel_requests_waiting", "gauge", "Requests that wait for their answer to begin (--max-waiting-requests)."
@@ -222,6 +249,14 @@ WORKER_RUNNING: Final = Metric(
     ("worker",),
 )
 
+# Any process that traces.
+SPANS_DROPPED: Final = Metric(
+    "semel_spans_dropped_total",
+    "counter",
+    "Spans that no collector got (--otlp-traces-endpoint), by the reason: queue_full or not_delivered.",
+    ("reason",),
+)
+
 METRICS: Final = (
     ENCODER_CACHE_QUERIES,
     ENCODER_CACHE_HITS,
@@ -233,6 +268,8 @@ METRICS: Final = (
     ENCODER_CUT,
     ENCODER_TAKEN_OVER,
     ENCODER_PLANNING_SECONDS,
+    ENCODER_LEFT_OUT_BYTES,
+    ENCODER_LATE_BYTES,
     MM_CACHE_QUERIES,
     MM_CACHE_HITS,
     VLLM_MM_CACHE_QUERIES,
@@ -260,14 +297,17 @@ METRICS: Final = (
     MEDIA_CACHE_BYTES,
     REQUESTS,
     REFUSALS,
+    REQUESTS_IN_FLIGHT,
     REQUESTS_WAITING,
     MEDIA_IN_FLIGHT,
     MEDIA_IN_FLIGHT_LIMIT,
     STAGE_SECONDS,
+    LOOP_LAG_SECONDS,
     POOL_PROCESSED,
     POOL_FAILED,
     POOL_REPLACED,
     WORKER_CONNECTED,
     WORKER_RUNNING,
+    SPANS_DROPPED,
 )
 """Every metric of semel, in the order in which they are documented."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from semel.core import Contract, Dialogue, Digest, Modality
+from semel.core import Contract, Dialogue, Digest, Modality, Trace
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """The version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -153,6 +153,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
     payloads: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
     dialogue: Dialogue | None = None
     priority: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
+    trace: Trace | None = None
+    """The span that its own is a part of, where requests are traced."""
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=21):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from semel.errors import ProtocolError
 
-__all__ = ["Outcome", "Status", "decode", "encode"]
+__all__ = ["Outcome", "Outcomes", "Status", "decode", "encode"]
 
 Status = Literal["held", "refused", "skipped", "stored"]
 """`held`: it was there already. `skipped`: not stored, and nothing is wrong with it. `refused`: never stored."""
@@ -27,18 +27,20 @@ class Outcome(Struct, frozen=True):
     """Why it was skipped or refused."""
 
 
-class _Answer(Struct, frozen=True):
+class Outcomes(Struct, frozen=True):
+    """The answer to an injection."""
+
     outcomes: list[Outcome]
 
 
 def encode(outcomes: Sequence[Outcome]) -> bytes:
     """The answer to an injection."""
-    return msgspec.json.encode(_Answer(list(outcomes)))
+    return msgspec.json.encode(Outcomes(list(outcomes)))
 
 
 def decode(body: bytes) -> list[Outcome]:
     """The outcomes that a worker answered with."""
     try:
-        return msgspec.json.decode(body, type=_Answer).outcomes
+        return msgspec.json.decode(body, type=Outcomes).outcomes
     except (msgspec.MsgspecError, ValueError) as error:
         raise ProtocolError(f"this is no answer to an injection: {error}") from None

@@ -5,6 +5,8 @@ a tensor is named `DIGEST/FIELD`, and what a feature has besides tensors is JSON
 
     {"DIGEST": {"modality": "image", "token_ids": [7, 8, 8, 9], "mask": [false, true, true, false]}}
 
+Other texts may stand beside it in the metadata; they go with the file, and who injects it does not look at them.
+
 Everything that a header says is checked before anything is made of it (threats S9, S10): the tensors cover the bytes
 behind the header exactly, without overlap or gap, and no name stands there twice, so that no two readers can differ. A
 header that breaks this refuses the whole file; a fault of one item refuses that item. Tensors that are read are views
@@ -27,7 +29,19 @@ from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Modality, Ten
 from semel.errors import InvalidRequest
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
-__all__ = ["MAX_HEADER_BYTES", "MAX_LAYOUT_TOKENS", "Empty", "Entry", "Faulty", "Given", "read", "write"]
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "MAX_LAYOUT_TOKENS",
+    "Empty",
+    "Entry",
+    "Faulty",
+    "File",
+    "Given",
+    "header_of",
+    "read",
+    "read_file",
+    "write",
+]
 
 MAX_HEADER_BYTES: Final = 16 << 20
 """The header with its metadata: room for 2 million token ids."""
@@ -87,6 +101,15 @@ class Faulty:
 Entry = Empty | Faulty | Given
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """What a file has."""
+
+    entries: list[Entry]
+    texts: Mapping[str, str]
+    """Its metadata, but for what belongs to the features."""
+
+
 class _Head(Struct, frozen=True, forbid_unknown_fields=True):
     """What a header says of one tensor."""
 
@@ -105,8 +128,11 @@ class _Rest(Struct, frozen=True, forbid_unknown_fields=True):
     mask: Annotated[tuple[bool, ...], Meta(max_length=MAX_LAYOUT_TOKENS)] | None = None
 
 
-def write(features: Mapping[Digest, Feature]) -> list[bytes | memoryview]:
-    """The pieces of a file with these features. Tensor bytes are not copied: they are views of what was given."""
+def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+    """The pieces of a file with these features, and with texts in its metadata.
+
+    Tensor bytes are not copied: they are views of what was given.
+    """
     _check_count(len(features))
     tensors = [
         (f"{digest.hex()}/{name}", tensor)
@@ -115,7 +141,7 @@ def write(features: Mapping[Digest, Feature]) -> list[bytes | memoryview]:
     ]
     tensors.sort(key=lambda named: -DTYPE_BYTES[named[1].dtype])  # the widest first: then each begins aligned
     rest = {digest.hex(): _rest(feature) for digest, feature in features.items()}
-    header: dict[str, object] = {_METADATA: {_OURS: msgspec.json.encode(rest).decode()}}
+    header: dict[str, object] = {_METADATA: {**(texts or {}), _OURS: msgspec.json.encode(rest).decode()}}
     position = 0
     for name, tensor in tensors:
         end = position + tensor.nbytes
@@ -133,25 +159,32 @@ def write(features: Mapping[Digest, Feature]) -> list[bytes | memoryview]:
 
 
 def read(body: memoryview) -> list[Entry]:
-    """The items of a file; `InvalidRequest` if the file as a whole cannot be read.
+    """The items of a file; as `read_file`."""
+    return read_file(body).entries
+
+
+def read_file(body: memoryview) -> File:
+    """All of a file; `InvalidRequest` if it cannot be read as a whole.
 
     A tensor that does not begin at a multiple of its element's size is copied, others are read-only views of `body`.
     """
-    header, begin = _header(body)
+    text, begin = header_of(body)
+    header = _parse(text, "the header")
     metadata = _convert(header.pop(_METADATA, {}), dict[str, str], "the metadata")
     heads = _convert(header, dict[str, _Head], "the header")
     _check_spans(heads, body.nbytes - begin)
-    rests = _parse(metadata.get(_OURS, "{}"), f"the metadata {_OURS!r}")
+    rests = _parse(metadata.pop(_OURS, "{}"), f"the metadata {_OURS!r}")
     items: dict[str, dict[str, _Head]] = {name: {} for name in rests}
     for name, head in heads.items():
         item, _, field = name.partition("/")
         items.setdefault(item, {})[field] = head
     _check_count(len(items))
-    return [_entry(name, fields, rests.get(name), body, begin) for name, fields in items.items()]
+    entries = [_entry(name, fields, rests.get(name), body, begin) for name, fields in items.items()]
+    return File(entries, metadata)
 
 
-def _header(body: memoryview) -> tuple[dict[str, Any], int]:
-    """The header, and where the tensors begin."""
+def header_of(body: memoryview) -> tuple[str, int]:
+    """The text of the header, and where the tensors begin."""
     if body.nbytes < _LENGTH_BYTES:
         raise InvalidRequest(f"a safetensors file has at least {_LENGTH_BYTES} bytes, this one has {body.nbytes}")
     length = int.from_bytes(body[:_LENGTH_BYTES], "little")
@@ -162,10 +195,9 @@ def _header(body: memoryview) -> tuple[dict[str, Any], int]:
             f"{body.nbytes:,}"
         )
     try:
-        text = str(body[_LENGTH_BYTES:begin], "utf-8")
+        return str(body[_LENGTH_BYTES:begin], "utf-8"), begin
     except UnicodeDecodeError:
         raise InvalidRequest("the header is not UTF-8; is this a safetensors file?") from None
-    return _parse(text, "the header"), begin
 
 
 def _parse(text: str, what: str) -> dict[str, Any]:

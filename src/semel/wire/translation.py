@@ -28,6 +28,7 @@ from semel.core import (
     Prompt,
     Tensor,
     Timeline,
+    Trace,
 )
 from semel.errors import PromptTooLong, ProtocolError
 from semel.wire.messages import Have, Held, Lend, Payload, Place, Runs, Submit, TensorHead
@@ -61,6 +62,7 @@ def submit_of(
     payloads: Iterable[Digest] = (),
     dialogue: Dialogue | None = None,
     priority: int = 0,
+    trace: Trace | None = None,
 ) -> Submit:
     """The message that submits a prompt. `payloads` names the features that will be sent."""
     encoder = prompt.encoder_token_ids is not None
@@ -83,6 +85,7 @@ def submit_of(
         tuple(dict.fromkeys(payloads)),
         dialogue,
         priority,
+        trace,
     )
 
 

@@ -23,17 +23,16 @@ from starlette.routing import Route
 
 from semel.core import MIN_KEY_CHARS, is_key
 from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, RequestError, SemelError, ServiceError
-from semel.http import error_body, operator_routes
+from semel.http import error_body, operator_routes, retry_headers
 from semel.telemetry import Meter
 from semel.wire import outcomes, safetensors
 from semel.worker.injection import Count, Injectable, inject
+from semel.worker.openapi import CODES, CONTENT_TYPES, Reset, admin_document
 
 __all__ = ["MAX_BODY_BYTES", "create_admin_app"]
 
 MAX_BODY_BYTES: Final = 1 << 30
 
-_CONTENT_TYPES: Final = ("application/octet-stream", "application/x-safetensors")
-_CODES: Final[Mapping[int, str]] = {401: "invalid_admin_key", 403: "no_admin_key", 415: "unsupported_content_type"}
 _CLIENT_CLOSED: Final = 499
 
 logger = logging.getLogger(__name__)
@@ -62,15 +61,25 @@ def create_admin_app(
         _authorise(request, key)
         return await intake.inject(request)
 
+    async def tell_contract(request: Request) -> Response:
+        _authorise(request, key)
+        return Response(msgspec.json.encode(engine.contract), media_type="application/json")
+
     async def reset_caches(request: Request) -> Response:
         _authorise(request, key)
         await reset()
         logger.info("%s reset the caches", _peer(request))
-        return _json({"reset": True})
+        done: Reset = {"reset": True}
+        return _json(done)
+
+    async def tell_routes(_: Request) -> Response:
+        return _json(admin_document())
 
     return Starlette(
         routes=[
             *operator_routes(meter),
+            Route("/openapi.json", tell_routes),
+            Route("/v1/mm_cache/contract", tell_contract, methods=["GET"]),
             Route("/v1/mm_cache/inject", inject_features, methods=["POST"]),
             Route("/v1/mm_cache/reset", reset_caches, methods=["POST"]),
         ],
@@ -151,8 +160,8 @@ def _authorise(request: Request, key: str | None) -> None:
 
 def _check_content_type(request: Request) -> None:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in _CONTENT_TYPES:
-        raise HTTPException(415, f"the content type of a safetensors file is {' or '.join(_CONTENT_TYPES)}")
+    if given not in CONTENT_TYPES:
+        raise HTTPException(415, f"the content type of a safetensors file is {' or '.join(CONTENT_TYPES)}")
 
 
 def _peer(request: Request) -> str:
@@ -163,13 +172,12 @@ async def _on_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError | ServiceError):
         logger.error("an internal error reached an operator: %r", error)
         error = ServiceError("internal error; the worker's log says more")
-    headers = {"Retry-After": "1"} if error.status == 503 else None
-    return _error(str(error), error.code, error.status, headers)
+    return _error(str(error), error.code, error.status, retry_headers(error.status))
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = _CODES.get(error.status_code, "invalid_request")
+    code = next(iter(CODES.get(error.status_code, ())), "invalid_request")
     return _error(error.detail, code, error.status_code, error.headers)
 
 

@@ -20,6 +20,7 @@ from semel.cache import Borrowers, borrowed_feature
 from semel.core import Digest, Feature, Holding, Layout
 from semel.engine import Engine, Output, Stream
 from semel.engine.messages import deltas_of, submission_of
+from semel.engine.observed import Observed
 from semel.errors import (
     EngineDead,
     EngineFailed,
@@ -30,8 +31,10 @@ from semel.errors import (
     ServiceError,
 )
 from semel.ledger import Desk, Gone, Have, Holdings
+from semel.telemetry.inhand import span_in_hand, spanning, tell_fault
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import DESK_BYTES, MM_CACHE_BYTES, MM_CACHE_CAPACITY, MM_CACHE_ITEMS, NEEDS, RESUBMISSIONS
+from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
@@ -45,6 +48,9 @@ _LOAD_S: Final = 0.02
 _ANNOUNCE_S: Final = 0.005
 _FEATURES_S: Final = 120.0
 """How long a request waits for features before it is given up."""
+
+_SETTLE_S: Final = 0.1
+"""How long a worker that drains stays at least: what was on its way when it said so is answered too."""
 
 _MAX_SUBMISSIONS: Final = 3
 """Of one request to the engine, which may turn out to have lost what it held."""
@@ -60,11 +66,21 @@ class _Request:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it waits for nothing on the desk."""
 
+    observed: Observed | None = None
+    """What its span tells of the answer, where requests are traced."""
+
 
 class Worker:
     """Serves an engine to the frontends of a listener."""
 
-    def __init__(self, engine: Engine, listener: WorkerListener, borrowers: Borrowers | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        listener: WorkerListener,
+        borrowers: Borrowers | None = None,
+        *,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
         self.needs = 0
         """Features that were asked for."""
 
@@ -72,6 +88,7 @@ class Worker:
         self._engine = engine
         self._listener = listener
         self._borrowers = borrowers
+        self._tracing = tracing
         self._frontends: dict[Peer, dict[str, _Request]] = {}
         self._desk: Desk[Peer] = Desk()
         self._holdings: Holdings[Peer] = Holdings()
@@ -103,10 +120,11 @@ class Worker:
         """Let frontends know that nothing more is taken, and wait for what is running, but not for ever."""
         self._draining = True
         self._listener.broadcast(Draining())
+        settled = asyncio.get_running_loop().time() + _SETTLE_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while running := set(self._tasks()):
-                    await asyncio.wait(running)
+                while (running := set(self._tasks())) or asyncio.get_running_loop().time() < settled:
+                    await (asyncio.wait(running) if running else asyncio.sleep(_SETTLE_S))
 
     async def reset(self) -> None:
         """Forget everything that is cached, here and at the frontends; requests in flight are answered."""
@@ -136,6 +154,7 @@ class Worker:
         yield MM_CACHE_ITEMS, len(self._holdings), ("worker",)
         yield MM_CACHE_BYTES, self._holdings.nbytes, ("worker",)
         yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
+        yield from self._tracing.samples()
 
     async def _serve(self) -> None:
         async for peer, event in self._listener:
@@ -201,17 +220,28 @@ class Worker:
         request.task.add_done_callback(end)
 
     async def _answer(self, peer: Peer, submit: Submit, request: _Request) -> None:
+        """Answer a request, in a span of its own: from its submission to its last token."""
+        with spanning(self._tracing, "generate", submit.request_id, submit.trace):
+            try:
+                await self._tell(peer, submit, request)
+            finally:
+                if request.observed is not None:
+                    request.observed.end()
+
+    async def _tell(self, peer: Peer, submit: Submit, request: _Request) -> None:
         request_id = submit.request_id
         try:
             async with contextlib.aclosing(self._outputs(peer, submit, request)) as outputs:
                 async for output in outputs:
+                    if request.observed is not None:
+                        request.observed.take(output)
                     for delta in deltas_of(request_id, output):
                         await self._listener.until_room(peer)  # or one long answer would end everybody's session
                         self._send(peer, delta)
         except SemelError as error:
             self._fail(peer, request_id, error)
         except Exception:  # the edge of the process: one request must not end the others
-            logger.exception("request %s failed", request_id)
+            logger.exception("a request failed in a way that we do not expect")
             self._fail(peer, request_id, ServiceError("the worker failed on this request; its log says why"))
 
     async def _outputs(self, peer: Peer, submit: Submit, request: _Request) -> AsyncGenerator[Output, None]:
@@ -222,10 +252,11 @@ class Worker:
                 self._desk.close(peer, submit.request_id)
                 self._announce()
                 self._send(peer, Accepted(submit.request_id))
+                span_in_hand().event("accepted")
                 async for output in stream:
                     yield output
             except FeatureMissing as error:  # before the first output
-                logger.warning("the engine had lost items of request %s: %s", submit.request_id, error)
+                logger.warning("the engine had lost %d items of a request", len(error.digests))
                 self.resubmissions += 1
                 digests = [place.digest for place in submit.places]
                 opened = self._desk.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
@@ -246,7 +277,10 @@ class Worker:
                 layouts = {digest: feature.layout for digest, feature in features.items()}
                 layouts |= self._held_layouts(place.digest for place in submit.places if place.digest not in layouts)
                 prompt = prompt_of(submit, layouts.__getitem__, max_tokens=limit)
-                return await self._engine.submit(submission_of(submit, prompt, features))
+                submission = submission_of(submit, prompt, features, trace=span_in_hand().trace)
+                if request.observed is None:
+                    request.observed = Observed.begin(span_in_hand(), submission, self._engine.contract.model)
+                return await self._engine.submit(submission)
             except FeatureMissing as error:
                 missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)
@@ -296,6 +330,7 @@ class Worker:
         if isinstance(error, EngineDead):
             self._died.set()
         told = error if isinstance(error, (RequestError, ServiceError)) else ServiceError(str(error))
+        tell_fault(told)
         self._desk.close(peer, request_id)
         self._announce()
         self._send(peer, Failed(request_id, told.status, told.code, str(told)))

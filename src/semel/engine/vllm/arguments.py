@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from semel.engine.vllm.compat import ENCODER_CACHE, encoder_arguments, is_tested
+from semel.engine.vllm.compat import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULER, encoder_arguments, is_tested
 from semel.engine.vllm.parsing import ParserFlags
 from semel.errors import ConfigError
 
@@ -36,21 +36,34 @@ class _Flags(argparse.ArgumentParser):
 
 
 def parse_engine_flags(
-    model: str, flags: Sequence[str], *, encoder_planning: bool = False, metrics: str | None = None
+    model: str,
+    flags: Sequence[str],
+    *,
+    encoder_planning: bool = False,
+    ship_resident_items: bool = False,
+    metrics: str | None = None,
 ) -> Any:
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
 
-    semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for.
+    semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
+    shipping where it was tested, unless vLLM's is asked for or the flags name another scheduler or worker.
     `metrics` is the path of an `EncoderPage` for the cache's totals.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage="semel worker MODEL [any engine flag of vLLM]"))
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *flags]))
     _check_parallel(arguments)
+    _check_tracing(arguments)
     if is_tested("encoder cache", "linear release of cached items, encoder cache metrics, encoder planning"):
-        _plug_in(arguments, {} if metrics is None else {"metrics": metrics}, encoder_planning=encoder_planning)
+        plugs = encoder_arguments(
+            {} if metrics is None else {"metrics": metrics},
+            with_scheduler=encoder_planning,
+            with_shipping=not ship_resident_items and current_platform.is_cpu(),  # not run on others yet
+        )
+        _plug_in(arguments, plugs)
     return arguments
 
 
@@ -63,17 +76,25 @@ def _check_parallel(arguments: Any) -> None:
         )
 
 
-def _plug_in(arguments: Any, settings: Mapping[str, Any], *, encoder_planning: bool) -> None:
+def _check_tracing(arguments: Any) -> None:
+    """vLLM makes its spans of its statistics, and without these its first answer would end it."""
+    if arguments.otlp_traces_endpoint is not None and arguments.disable_log_stats:
+        raise ConfigError("--otlp-traces-endpoint needs the engine's statistics: leave --disable-log-stats out")
+
+
+def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
     """Our parts, unless the flags name others; to our own cache under other settings, only what they leave open."""
-    plugs = encoder_arguments(settings, with_scheduler=encoder_planning)
     given = _as_mapping(arguments.ec_manager_config)
     if given.get("encoder_cache_manager_cls") is None:
         arguments.ec_manager_config = plugs["ec_manager_config"]
     elif given["encoder_cache_manager_cls"] == ENCODER_CACHE:
-        merged = {**settings, **(given.get("manager_config") or {})}
+        merged = {**plugs["ec_manager_config"]["manager_config"], **(given.get("manager_config") or {})}
         arguments.ec_manager_config = {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": merged}
-    if arguments.scheduler_cls is None and "scheduler_cls" in plugs:
-        arguments.scheduler_cls = plugs["scheduler_cls"]
+    has_no_worker = arguments.worker_cls == "auto"
+    if arguments.scheduler_cls is None and (has_no_worker or plugs.get("scheduler_cls") != SHIPPING_SCHEDULER):
+        arguments.scheduler_cls = plugs.get("scheduler_cls")
+    if has_no_worker and arguments.scheduler_cls in (SCHEDULER, SHIPPING_SCHEDULER):
+        arguments.worker_cls = plugs.get("worker_cls", "auto")
 
 
 def _as_mapping(config: Any) -> Mapping[str, Any]:

@@ -14,7 +14,10 @@ from typing import Any, Final
 
 __all__ = [
     "ENCODER_CACHE",
+    "LOGGING_CONFIG",
+    "RECEIVING_WORKER",
     "SCHEDULER",
+    "SHIPPING_SCHEDULER",
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "TESTED",
@@ -23,8 +26,10 @@ __all__ = [
     "is_tested",
     "item_size",
     "mirror_of",
+    "received_features",
     "show_items",
     "watch_removals",
+    "worker_of",
 ]
 
 TESTED: Final = ("0.32",)
@@ -32,6 +37,11 @@ TESTED: Final = ("0.32",)
 
 ENCODER_CACHE: Final = "semel.engine.vllm.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.scheduler.create_scheduler"
+SHIPPING_SCHEDULER: Final = "semel.engine.vllm.scheduler.create_shipping_scheduler"
+RECEIVING_WORKER: Final = "semel.engine.vllm.receiving.ReceivingWorker"
+
+LOGGING_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
+"""The environment variable that names a file with a configuration for the logs of vLLM's processes."""
 
 SOCKET_FOLDER: Final = "VLLM_RPC_BASE_PATH"
 """The environment variable that says where vLLM's processes put the sockets between them."""
@@ -73,14 +83,31 @@ def is_tested(part: str, missing: str) -> bool:
     return False
 
 
-def encoder_arguments(settings: Mapping[str, Any] | None = None, *, with_scheduler: bool = False) -> dict[str, Any]:
-    """The engine arguments that plug semel's encoder cache into vLLM, and its encoder planning if asked for."""
+def encoder_arguments(
+    settings: Mapping[str, Any] | None = None, *, with_scheduler: bool = False, with_shipping: bool = False
+) -> dict[str, Any]:
+    """The engine arguments that plug semel's encoder cache into vLLM; its planning and its shipping if asked for."""
     arguments: dict[str, Any] = {
         "ec_manager_config": {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": dict(settings or {})}
     }
+    if with_shipping:
+        arguments |= {"scheduler_cls": SHIPPING_SCHEDULER, "worker_cls": RECEIVING_WORKER}
     if with_scheduler:
         arguments["scheduler_cls"] = SCHEDULER
     return arguments
+
+
+def worker_of(platform: Any) -> str:
+    """The name of the worker that vLLM uses on a platform, if nobody names one."""
+    return "vllm.v1.worker.cpu_worker.CPUWorker" if platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
+
+
+def received_features(worker: Any, request_id: str) -> list[Any]:
+    """A request's items in a worker process, from which its model runner takes what it encodes."""
+    runner = worker.model_runner
+    known = runner.encoder_cache if worker.use_v2_model_runner else runner.requests[request_id]
+    features: Any = known.mm_features
+    return features[request_id] if worker.use_v2_model_runner else features  # type: ignore[no-any-return]
 
 
 def mirror_of(sender: Any) -> Any | None:

@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Residency, Settlement
 from semel.engine.vllm.compat import is_tested
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
+from semel.engine.vllm.shipping import Shipped
 from semel.errors import ConfigError
 
 __all__ = ["EncoderCache", "EncoderCacheConfig"]
@@ -72,6 +73,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self.residency = Residency(cache_size, eviction)
         self.cuts = 0
         self.planning_ns = 0
+        self.shipped = Shipped()
         self.settles_itself = True
         """Whether a step ends when vLLM asks what was freed. semel's scheduler ends it later."""
         self._costs = config.cost_per_embedding
@@ -115,6 +117,8 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             cut=self.cuts,
             taken_over=self._taken_over,
             planning_ns=self.planning_ns,
+            left_out_bytes=self.shipped.left_out_bytes,
+            late_bytes=self.shipped.late_bytes,
         )
 
     def key(self, request: Any, index: int) -> Key:
@@ -129,6 +133,12 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self._asker = ""
         self._write_totals()
         return settlement
+
+    def count(self, shipped: Shipped) -> None:
+        """Add what a step left out, and what it sent late."""
+        if shipped != Shipped():
+            self.shipped += shipped
+            self._write_totals()
 
     def identifiers(self, keys: tuple[Key, ...]) -> list[str]:
         """The keys as vLLM knows them."""

@@ -52,6 +52,10 @@ class EncoderTotals:
     """Encodes that passed to another request, because theirs was preempted in the step that planned them."""
     planning_ns: int = 0
     """Time spent planning; 0 without semel's scheduler."""
+    left_out_bytes: int = 0
+    """Bytes of items that vLLM would have sent to its worker processes and that stayed behind."""
+    late_bytes: int = 0
+    """Bytes of items that were sent later than vLLM does, with the step that encodes them."""
 
 
 class EncoderPage:
@@ -111,6 +115,8 @@ class EncoderPage:
                 (metrics.ENCODER_CUT, totals.cut),
                 (metrics.ENCODER_TAKEN_OVER, totals.taken_over),
                 (metrics.ENCODER_PLANNING_SECONDS, totals.planning_ns / 1e9),
+                (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
+                (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
             ):
                 yield metric, value, (str(row),)
 

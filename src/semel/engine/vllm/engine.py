@@ -123,6 +123,7 @@ class VllmEngine:
                         request_id,
                         prompt,
                         params,
+                        trace_headers=None if submission.trace is None else submission.trace.headers,
                         priority=submission.priority,
                         **({} if conversing is None else conversing.engine),
                     )

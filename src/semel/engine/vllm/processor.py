@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from semel.core import Feature, Layout, Mask, Media, Modality, Target
 from semel.engine.vllm.compat import installed_version
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, decode_audio, decode_image, decode_video
+from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image, decode_video
 from semel.processing import Family, family_of, from_torch, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.frames import choose_frames, describe_frames
@@ -113,6 +113,11 @@ class VllmProcessor:
         layout = self._layout(modality, items, output, options or {})
         names = _field_configs(self.processor, modality, output, options or {})
         return Feature(modality, {name: from_torch(self._as_target(output[name])) for name in sorted(names)}, layout)
+
+    def cut(self, media: Media) -> Pieces:
+        """A clip in pieces that the model's encoder takes, each of which can be processed."""
+        heard = self.processor.info.get_feature_extractor()
+        return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
 
     def _decode(self, media: Media) -> Any:
         if media.modality == "image":

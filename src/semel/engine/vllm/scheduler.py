@@ -1,8 +1,9 @@
-"""vLLM's scheduler with its encoder planning handed to semel's.
+"""vLLM's scheduler, with semel's shipping of items at the end of a step, or with its encoder planning as well.
 
-vLLM calls this interface unstable, so the plug-in is optional and overrides little: what to encode for one request
-(`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and the end of a step (`schedule`),
-where an encode whose request was preempted in the same step passes to the next request that shows the item (B7).
+vLLM calls this interface unstable, so the plug-ins are optional and override little. Shipping overrides the end of a
+step (`schedule`), where large tensors that the step does not encode are left out. Planning overrides what to encode for
+one request (`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and also the end of a
+step, where an encode whose request was preempted in the same step passes to the next request that shows the item (B7).
 
 A hit is held when it is planned, since vLLM commits only what has to be encoded; requests that were not scheduled after
 all let go of theirs at the end of the step.
@@ -24,8 +25,16 @@ from semel.core import Mask, Placeholder, Timeline
 from semel.encoder import Planner, Request
 from semel.engine.vllm.compat import is_tested
 from semel.engine.vllm.encoder_cache import EncoderCache
+from semel.engine.vllm.shipping import Shipping
 
-__all__ = ["AsyncPlanningScheduler", "PlanningScheduler", "create_scheduler"]
+__all__ = [
+    "AsyncPlanningScheduler",
+    "AsyncShippingScheduler",
+    "PlanningScheduler",
+    "ShippingScheduler",
+    "create_scheduler",
+    "create_shipping_scheduler",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +47,40 @@ def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 
 
-class PlanningScheduler(Scheduler):  # type: ignore[misc]
+def create_shipping_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `--scheduler-cls` names: the scheduler that vLLM would use here, and items travel when they are encoded."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    if is_tested("shipping of items", "worker processes get the tensors of an item only to encode it"):
+        return (AsyncShippingScheduler if is_async else ShippingScheduler)(vllm_config, *args, **kwargs)
+    return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
+
+
+class ShippingScheduler(Scheduler):  # type: ignore[misc]
+    """Schedules as vLLM does, and sends items to the worker processes as semel does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shipping = Shipping.of(self.vllm_config)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan a step."""
+        output = super().schedule(*args, **kwargs)
+        self._settle(output)
+        if self._shipping is not None:
+            shipped = self._shipping.ship(output, self.requests)
+            if isinstance(self.encoder_cache_manager, EncoderCache):
+                self.encoder_cache_manager.count(shipped)
+        return output
+
+    def _settle(self, output: Any) -> None:
+        """Amend what the step encodes, before it is decided what travels with it."""
+
+
+class AsyncShippingScheduler(ShippingScheduler, AsyncScheduler):  # type: ignore[misc]
+    """The same over vLLM's asynchronous scheduler."""
+
+
+class PlanningScheduler(ShippingScheduler):
     """Schedules as vLLM does, and plans the encoder as semel does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,15 +99,12 @@ class PlanningScheduler(Scheduler):  # type: ignore[misc]
         )
         self._read: WeakKeyDictionary[Any, Request | None] = WeakKeyDictionary()
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan a step."""
-        output = super().schedule(*args, **kwargs)
+    def _settle(self, output: Any) -> None:
         cache = self.encoder_cache_manager
         settlement = cache.settle(output.num_scheduled_tokens)
         output.free_encoder_mm_hashes[:] = cache.identifiers(settlement.evicted)  # a connector may have this list
         for request_id, index in settlement.taken_over:
             output.scheduled_encoder_inputs.setdefault(request_id, []).append(index)
-        return output
 
     def _try_schedule_encoder_inputs(
         self,

@@ -1,0 +1,113 @@
+"""What a scenario found: rows of figures of both sides, held to their limits. Pure.
+
+A limit is of the ratio to bare vLLM in the same run, or of semel's own figure. The limits are those of the project's
+requirements for serving; a row without one only informs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from semel.bench.report import Check
+from semel.bench.serving.statistics import Figure, exactly, median_of, ratio_of
+from semel.bench.serving.turns import Pair
+
+__all__ = ["LIMITS", "Limit", "Row", "checks_of", "compared", "counted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a figure must not pass."""
+
+    of: Literal["ratio", "semel"]
+    kind: Literal["at most", "at least"]
+    value: float
+
+    def is_kept(self, value: float) -> bool:
+        """Whether a figure is within it."""
+        return value <= self.value if self.kind == "at most" else value >= self.value
+
+
+LIMITS: Final[Mapping[str, Limit]] = {
+    "text: latency": Limit("ratio", "at most", 1.15),
+    "again: 1024, what the image adds": Limit("ratio", "at most", 0.65),
+    "again: HD, what the image adds": Limit("ratio", "at most", 0.55),
+    "render: 16 new images at a time, per image": Limit("ratio", "at most", 0.40),
+    "frontends: tensor bytes between processes, per repeat": Limit("semel", "at most", 0.0),
+    "generate: repeat, beside vLLM's with tensors": Limit("ratio", "at most", 0.25),
+    "generate: repeat, beside vLLM's by hash": Limit("ratio", "at most", 1.0),
+    "generate: body, beside vLLM's with tensors": Limit("semel", "at most", 8_192.0),
+    "mixed: good requests that fail": Limit("semel", "at most", 0.0),
+    "saturation: text requests per second": Limit("ratio", "at least", 0.85),
+}
+"""By the names of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was measured on both sides."""
+
+    name: str
+    """`SCENARIO: WHAT`."""
+
+    unit: str
+    semel: Figure
+    vllm: Figure | None = None
+    ratio: Figure | None = None
+
+    @property
+    def scenario(self) -> str:
+        """Which scenario it belongs to."""
+        return self.name.partition(":")[0]
+
+    @property
+    def limit(self) -> Limit | None:
+        """What it is held to, if to anything."""
+        return LIMITS.get(self.name)
+
+    @property
+    def held(self) -> Figure | None:
+        """The figure that the limit is of."""
+        if self.limit is None:
+            return None
+        return self.semel if self.limit.of == "semel" else self.ratio
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether it keeps its limit; None without one, or without the figure."""
+        return None if self.limit is None or self.held is None else self.limit.is_kept(self.held.value)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole interval is on the same side of the limit."""
+        if self.limit is None or self.held is None:
+            return False
+        return self.limit.is_kept(self.held.low) == self.limit.is_kept(self.held.high)
+
+
+def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
+    """A row of medians and their ratio."""
+    return Row(name, unit, median_of(turns.semel), median_of(turns.vllm), ratio_of(turns.semel, turns.vllm))
+
+
+def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Row:
+    """A row of counts; their ratio where it says something."""
+    ratio = exactly(semel / vllm) if vllm else None
+    return Row(name, unit, exactly(semel), None if vllm is None else exactly(vllm), ratio)
+
+
+def _check_of(row: Row) -> Check:
+    """A row as a check, in the shape of all benchmarks."""
+    limit, held = row.limit, row.held
+    if limit is None or held is None:
+        return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
+    unit = row.unit if limit.of == "semel" else "×"
+    baseline = None if limit.of == "ratio" or row.vllm is None else row.vllm.value
+    return Check(row.name, held.value, unit, baseline, limit.value, limit.is_kept(held.value))
+
+
+def checks_of(rows: Sequence[Row]) -> tuple[Check, ...]:
+    """All rows as checks."""
+    return tuple(map(_check_of, rows))

@@ -1,0 +1,64 @@
+"""Pictures that no server has seen, and the requests that show them. Pure: a function of the seed of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pybase64
+from PIL import Image
+
+__all__ = ["Pictures", "Size", "chat", "image_part", "text_part"]
+
+_CELL = 1_024 / 88  # pixels of the picture to one of the noise: a JPEG of 1024×1024 has about 260 KB
+_QUALITY = 90
+
+
+class Size(Enum):
+    """How large a picture is: width and height."""
+
+    SMALL = (112, 112)
+    SQUARE = (1_024, 1_024)
+    HD = (1_920, 1_080)
+
+
+@dataclass(slots=True)
+class Pictures:
+    """Draws pictures, each different from all before; with another seed others, so that a server may be asked twice."""
+
+    seed: int
+    drawn: int = 0
+
+    def draw(self, size: Size) -> bytes:
+        """A JPEG that nobody has seen."""
+        self.drawn += 1
+        width, height = size.value
+        noise = (round(width / _CELL), round(height / _CELL))
+        data = random.Random(f"{self.seed}/{self.drawn}").randbytes(3 * noise[0] * noise[1])
+        image = Image.frombytes("RGB", noise, data).resize((width, height), Image.Resampling.BICUBIC)
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=_QUALITY)
+        return buffer.getvalue()
+
+
+def image_part(jpeg: bytes) -> dict[str, Any]:
+    """A picture as part of a message."""
+    url = f"data:image/jpeg;base64,{pybase64.b64encode(jpeg).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Words as part of a message."""
+    return {"type": "text", "text": text}
+
+
+def chat(*contents: Sequence[dict[str, Any]] | str, **fields: object) -> bytes:
+    """A request with these messages, of which the user sends the first and every other one."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
+    return json.dumps({"messages": messages, "temperature": 0.0, "max_tokens": 1, **fields}).encode()

@@ -1,0 +1,97 @@
+"""What a run of `semel bench serve` found: as a table for a person, as one JSON object for a program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from semel.bench.serving.figures import Row, checks_of
+from semel.bench.serving.statistics import Figure
+
+__all__ = ["ServeReport", "shown"]
+
+_LEGEND: Final = "In brackets: 95% interval. Unsure: the limit lies within it. Both sides took turns."
+
+
+@dataclass(frozen=True, slots=True)
+class ServeReport:
+    """The rows of all scenarios, and how they came about."""
+
+    machine: dict[str, str | int | float]
+    run: dict[str, object]
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every limit is kept."""
+        return all(row.ok is not False for row in self.rows)
+
+    def to_json(self) -> str:
+        """One object, on one line: `checks` as every benchmark has them, `rows` with all figures and their errors."""
+        versions = {"semel": version("semel")}
+        return json.dumps(
+            {
+                "bench": "serve",
+                "machine": self.machine | versions,
+                "run": self.run,
+                "checks": [asdict(check) for check in checks_of(self.rows)],
+                "rows": [_as_json(row) for row in self.rows],
+            }
+        )
+
+    def print_table(self, console: Console) -> None:
+        """A table for each scenario."""
+        for scenario in dict.fromkeys(row.scenario for row in self.rows):
+            console.print(_table(scenario, [row for row in self.rows if row.scenario == scenario]))
+        console.print(_LEGEND, style="dim", highlight=False, markup=False)
+        told = self.machine | self.run
+        console.print(" · ".join(f"{name} {value}" for name, value in told.items()), style="dim", highlight=False)
+
+
+def _table(scenario: str, rows: list[Row]) -> Table:
+    table = Table(title=f"semel bench serve: {scenario}", title_justify="left")
+    table.add_column("")
+    for heading in ("semel", "vLLM", "ratio", "limit"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for row in rows:
+        what = f"{row.name.partition(': ')[2]}, {row.unit}"
+        table.add_row(what, shown(row.semel), shown(row.vllm), shown(row.ratio), _limit(row), _verdict(row))
+    return table
+
+
+def _verdict(row: Row) -> str:
+    if row.ok is None:
+        return ""
+    unsure = "" if row.is_sure else ", unsure"
+    return f"[green]kept{unsure}[/]" if row.ok else f"[red]not kept{unsure}[/]"
+
+
+def _limit(row: Row) -> str:
+    if row.limit is None:
+        return ""
+    sign = "≤" if row.limit.kind == "at most" else "≥"
+    return f"{sign} {row.limit.value:,g}{'×' if row.limit.of == 'ratio' else ''}"
+
+
+def shown(figure: Figure | None) -> str:
+    """A figure with its interval, if it has one."""
+    if figure is None:
+        return ""
+    if figure.low == figure.high:
+        return _number(figure.value)
+    return f"{_number(figure.value)} [{_number(figure.low)}, {_number(figure.high)}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    limit = None if row.limit is None else asdict(row.limit)
+    return asdict(row) | {"scenario": row.scenario, "limit": limit, "ok": row.ok, "sure": row.is_sure}

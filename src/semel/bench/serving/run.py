@@ -1,0 +1,169 @@
+"""A whole run: both servers are started, or found, and the scenarios follow one another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from semel.bench.report import describe_machine
+from semel.bench.serving.bench import Bench, Effort, Side, Tell
+from semel.bench.serving.client import Client
+from semel.bench.serving.figures import Row
+from semel.bench.serving.frontends import frontends
+from semel.bench.serving.latency import again, conversation, new, repeats, text
+from semel.bench.serving.mixing import mixed
+from semel.bench.serving.pictures import Pictures
+from semel.bench.serving.rendering import generate, render
+from semel.bench.serving.report import ServeReport
+from semel.bench.serving.saturation import memory, saturation
+from semel.bench.serving.sides import Launch, Server, semel_server, vllm_server
+from semel.bench.serving.turns import Pair
+from semel.errors import ConfigError
+
+__all__ = ["SCENARIOS", "Options", "Scenario", "run"]
+
+Scenario = Callable[[Bench], Awaitable[list[Row]]]
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "text": text,
+    "new": new,
+    "again": again,
+    "conversation": conversation,
+    "repeats": repeats,
+    "generate": generate,
+    "render": render,
+    "mixed": mixed,
+    "saturation": saturation,
+    "memory": memory,
+    "frontends": frontends,
+}
+"""In the order in which they run."""
+
+_MAX_PIXELS: Final = 28 * 28 * 2_700  # so that a picture of 1920×1080 is not made smaller: 2,691 tokens
+_TINY_FLAGS: Final = (
+    *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
+    *("--max-model-len", "16384", "--max-num-batched-tokens", "8192"),
+)
+_TINY_ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_BUILD_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `semel bench serve` was asked for."""
+
+    model: str | None = None
+    """Served by both sides; without one, a tiny model is made."""
+
+    flags: tuple[str, ...] = ()
+    """Of the engine, for both sides."""
+
+    baseline: str | None = None
+    """Where bare vLLM serves already."""
+
+    semel: str | None = None
+    """Where semel does."""
+
+    api_key: str | None = None
+    """That both take."""
+
+    only: tuple[str, ...] = ()
+    quick: bool = False
+
+    def scenarios(self) -> list[str]:
+        """Which ones run, in their order."""
+        unknown = [name for name in self.only if name not in SCENARIOS]
+        if unknown:
+            raise ConfigError(f"--only {unknown[0]}: there is no such scenario; choose from {', '.join(SCENARIOS)}")
+        return [name for name in SCENARIOS if not self.only or name in self.only]
+
+    def are_elsewhere(self) -> bool:
+        """Whether both servers run already; they have to be two."""
+        if (self.baseline is None) != (self.semel is None):
+            raise ConfigError("--baseline and --semel go together: both servers run already, or both are started here")
+        return self.baseline is not None
+
+
+async def run(options: Options, tell: Tell) -> ServeReport:
+    """Measure; `tell` shows how far it is."""
+    names, effort = options.scenarios(), Effort.of(quick=options.quick)
+    pictures = Pictures(secrets.randbits(32))
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="semel-bench-", ignore_cleanup_errors=True) as scratch:
+        launch = None if options.are_elsewhere() else await _launch(options, Path(scratch), tell)
+        async with AsyncExitStack() as outer, AsyncExitStack() as inner:
+            tell("starting the servers", 0, 1)
+            servers = await _servers(options, launch, outer, inner, names)
+            sides = await _clients(options, servers, inner)
+            bench = Bench(sides, launch, pictures, effort, tell)
+            for name in names:
+                if SCENARIOS[name] is not frontends:
+                    rows += await SCENARIOS[name](bench)
+            if "frontends" in names:
+                await inner.aclose()  # no more than two engines at a time
+                rows += await frontends(bench)
+    return ServeReport(describe_machine(), _describe(options, launch, pictures.seed, names), tuple(rows))
+
+
+async def _servers(
+    options: Options, launch: Launch | None, outer: AsyncExitStack, inner: AsyncExitStack, names: Sequence[str]
+) -> Pair[Server]:
+    """Both of them, up; vLLM's ends with the inner stack, ours with the outer one."""
+    if launch is None:
+        assert options.semel is not None
+        assert options.baseline is not None
+        return Pair(Server((options.semel,)), Server((options.baseline,)))
+    try:
+        async with asyncio.TaskGroup() as starting:
+            mine = starting.create_task(outer.enter_async_context(semel_server(launch)))
+            if names == ["frontends"]:
+                return Pair(await mine, await mine)  # which starts vLLM in another way
+            theirs = starting.create_task(inner.enter_async_context(vllm_server(launch)))
+    except* ConfigError as errors:
+        raise errors.exceptions[0] from None
+    return Pair(mine.result(), theirs.result())
+
+
+async def _clients(options: Options, servers: Pair[Server], stack: AsyncExitStack) -> Pair[Side]:
+    mine, theirs = (Client(server.url, api_key=options.api_key) for server in (servers.semel, servers.vllm))
+    for client in (mine, theirs):
+        await stack.enter_async_context(client)
+    return Pair(Side(servers.semel, mine), Side(servers.vllm, theirs))
+
+
+async def _launch(options: Options, scratch: Path, tell: Tell) -> Launch:
+    if options.model is not None:
+        return Launch(options.model, options.flags, scratch)
+    tell("making a tiny model", 0, 1)
+    folder = scratch / "model"
+    command = (sys.executable, "-m", "semel", "testing", "model", "qwen2-vl", str(folder))
+    making = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    if await asyncio.wait_for(making.wait(), _BUILD_S):
+        raise ConfigError("cannot make a tiny model; the message is above. Name a model that there is")
+    _enlarge(folder)
+    return Launch(str(folder), _TINY_FLAGS + options.flags, scratch, _TINY_ENVIRONMENT)
+
+
+def _enlarge(model: Path) -> None:
+    """Let the processor of a tiny model take pictures as large as those of a real one."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        config = json.loads((model / name).read_text())
+        config.get("image_processor", config)["size"]["longest_edge"] = _MAX_PIXELS
+        (model / name).write_text(json.dumps(config))
+
+
+def _describe(options: Options, launch: Launch | None, seed: int, names: Sequence[str]) -> dict[str, object]:
+    """What a reader needs to repeat it."""
+    described: dict[str, object] = {"quick": options.quick, "scenarios": list(names), "seed": seed}
+    if launch is None:
+        return described | {"semel_url": options.semel, "vllm_url": options.baseline}
+    model = options.model or "tiny Qwen2-VL (semel testing model qwen2-vl), longest_edge 28*28*2700"
+    return described | {"model": model, "flags": list(launch.flags), "environment": dict(launch.environment)}

@@ -1,0 +1,31 @@
+"""Where semel's requests spend their time, from its own metrics."""
+
+from __future__ import annotations
+
+from semel.bench.serving.client import Client
+from semel.bench.serving.figures import Row, counted
+from semel.telemetry.metrics import STAGE_SECONDS, Metric
+from semel.telemetry.scrape import Scrape
+
+__all__ = ["scrape", "stage_rows"]
+
+_SECONDS, _TIMES = (
+    Metric(f"{STAGE_SECONDS.name}_{part}", "counter", STAGE_SECONDS.help, STAGE_SECONDS.labels)
+    for part in ("sum", "count")
+)
+
+
+async def scrape(client: Client) -> Scrape:
+    """What a frontend says of itself now."""
+    return Scrape.parse(await client.read("/metrics"))
+
+
+def stage_rows(prefix: str, before: Scrape, after: Scrape) -> list[Row]:
+    """The mean of each stage in between, for those that were entered."""
+    rows = []
+    for stage, times in after.values(_TIMES, "stage").items():
+        entered = times - before.total(_TIMES, stage=stage)
+        if entered > 0:
+            seconds = after.total(_SECONDS, stage=stage) - before.total(_SECONDS, stage=stage)
+            rows.append(counted(f"{prefix} {stage}, mean", "ms", seconds / entered * 1e3))
+    return rows

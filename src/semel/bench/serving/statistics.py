@@ -1,0 +1,108 @@
+"""What is said about measured series: medians with their error, and ratios of medians with theirs. Pure.
+
+Both sides take turns, so the series of a comparison are as long as each other, and a turn is one draw of all of them.
+The error of a figure is its 95% interval under the bootstrap: turns are drawn anew, with replacement, and the figure is
+taken of each draw. The same series give the same interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["Figure", "added", "added_ratio", "exactly", "mean_of", "mean_ratio", "median_of", "ratio_of"]
+
+_DRAWS: Final = 2_000
+_INTERVAL: Final = (2.5, 97.5)
+
+_Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number, and how far it can be trusted."""
+
+    value: float
+    low: float
+    """The lower end of its 95% interval."""
+
+    high: float
+    q1: float | None = None
+    """Where the lower quarter of what was measured ends; a ratio has none."""
+
+    q3: float | None = None
+    count: int = 1
+    """How many measurements it was made of."""
+
+
+def exactly(value: float) -> Figure:
+    """A figure that was counted and not measured."""
+    return Figure(value, value, value)
+
+
+def median_of(series: Sequence[float]) -> Figure:
+    """The median of a series."""
+    q1, q3 = np.percentile(_values(series), (25, 75))
+    return _figure(lambda each: each(0), series, q1=float(q1), q3=float(q3))
+
+
+def mean_of(series: Sequence[float]) -> Figure:
+    """The mean of a series."""
+    return _figure(lambda each: each(0), series, statistic=np.mean)
+
+
+def added(series: Sequence[float], floor: Sequence[float]) -> Figure:
+    """What a series has on top of its floor: the difference of their medians."""
+    return _figure(lambda each: each(0) - each(1), series, floor)
+
+
+def ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """How many times their median mine is."""
+    return _figure(lambda each: _divided(each(0), each(1)), mine, theirs)
+
+
+def mean_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """How many times their mean mine is."""
+    return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=np.mean)
+
+
+def added_ratio(
+    mine: Sequence[float], my_floor: Sequence[float], theirs: Sequence[float], their_floor: Sequence[float]
+) -> Figure:
+    """How many times as much mine adds to its floor as theirs adds to their own."""
+    return _figure(lambda each: _divided(each(0) - each(1), each(2) - each(3)), mine, my_floor, theirs, their_floor)
+
+
+def _figure(
+    formula: Callable[[Callable[[int], _Values]], _Values],
+    *series: Sequence[float],
+    statistic: Callable[..., Any] = np.median,
+    q1: float | None = None,
+    q3: float | None = None,
+) -> Figure:
+    """A formula over one number for each series, and its interval."""
+    values = [_values(one) for one in series]
+    count = len(values[0])
+    if any(len(one) != count for one in values):
+        raise ValueError(f"series of the same turns have the same length, not {[len(one) for one in values]}")
+    draws = np.random.default_rng(count).integers(count, size=(_DRAWS, count))
+    drawn = formula(lambda number: np.asarray(statistic(values[number][draws], axis=1)))
+    value = formula(lambda number: np.asarray(statistic(values[number], keepdims=True)))
+    # Of one draw and not between two of them: endless ones cannot be averaged.
+    low, high = np.percentile(drawn, _INTERVAL, method="nearest")
+    return Figure(float(value[0]), float(low), float(high), q1, q3, count)
+
+
+def _values(series: Sequence[float]) -> _Values:
+    if not series:
+        raise ValueError("a figure needs at least one measurement")
+    return np.asarray(series, dtype=np.float64)
+
+
+def _divided(numerators: _Values, denominators: _Values) -> _Values:
+    """What nothing was added to cannot be compared with: such a ratio is endless, and keeps no limit."""
+    endless = np.full_like(numerators, np.inf)
+    return np.divide(numerators, denominators, out=endless, where=denominators > 0)

@@ -1,0 +1,58 @@
+"""Who is asked when. Pure but for the asking: both sides take turns, and who begins alternates.
+
+A slow second of the machine is then slow for both, and neither always comes after the other.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Pair", "order", "take_turns"]
+
+_Side = TypeVar("_Side")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair(Generic[_Side]):
+    """The same thing on either side."""
+
+    semel: _Side
+    vllm: _Side
+
+
+def order(turn: int) -> tuple[str, str]:
+    """Who is asked first and second in a turn: A B, B A, A B, …"""
+    return ("vllm", "semel") if turn % 2 == 0 else ("semel", "vllm")
+
+
+async def take_turns(
+    sides: Pair[_Side],
+    work: Callable[[_Side, int], Awaitable[_Result]],
+    *,
+    turns: int,
+    on_turn: Callable[[], None] = lambda: None,
+) -> Pair[list[_Result]]:
+    """Let both sides do the same work, so many times; what came of it, turn by turn."""
+    results: dict[str, list[_Result]] = {"semel": [], "vllm": []}
+    with _without_garbage_collection():
+        for turn in range(turns):
+            for name in order(turn):
+                results[name].append(await work(getattr(sides, name), turn))
+            on_turn()
+    return Pair(results["semel"], results["vllm"])
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    # Whom it hits is chance.
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,61 @@
+"""What a span tells of an answer, in the words of OpenTelemetry's conventions for generative AI: never its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Self
+
+from semel.engine.protocol import Output, Submission
+from semel.telemetry.tracing import Span
+
+__all__ = ["Observed"]
+
+_SAMPLING: Final[Mapping[str, str]] = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "n": "gen_ai.request.choice.count",
+}
+
+
+class Observed:
+    """Counts what is generated for one submission, and tells a span of it when it ends."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._tokens = 0
+        self._reasons: list[str] = []
+        self._ended = False
+
+    @classmethod
+    def begin(cls, span: Span, submission: Submission, model: str) -> Self | None:
+        """Of an answer that begins; None if nobody will see the span."""
+        if not span.is_recorded:
+            return None
+        prompt = submission.prompt
+        encoded = 0 if prompt.encoder_token_ids is None else len(prompt.encoder_token_ids)
+        span.note("gen_ai.operation.name", "text_completion" if submission.dialogue is None else "chat")
+        span.note("gen_ai.request.model", model)
+        for name, told in _SAMPLING.items():
+            if isinstance(value := submission.sampling.get(name), int | float):
+                span.note(told, value)
+        span.add("gen_ai.usage.input_tokens", len(prompt.token_ids) + encoded)
+        span.add("semel.items", len(prompt.items))
+        return cls(span)
+
+    def take(self, output: Output) -> None:
+        """This was generated."""
+        if not self._tokens and output.token_ids:
+            self._span.event("first_token")
+        self._tokens += len(output.token_ids)
+        if output.cached_tokens is not None:
+            self._span.add("gen_ai.usage.cache_read.input_tokens", output.cached_tokens)
+        if output.finish_reason is not None:
+            self._reasons.append(output.finish_reason)
+
+    def end(self) -> None:
+        """Nothing more will be. Ending twice does no harm."""
+        if not self._ended:
+            self._ended = True
+            self._span.add("gen_ai.usage.output_tokens", self._tokens)
+            self._span.note("gen_ai.response.finish_reasons", self._reasons)

@@ -1,0 +1,73 @@
+"""How much memory a host needs, from what runs on it and what its caches hold. Arithmetic, no I/O.
+
+The constants are what the processes of semel and vLLM 0.32 take by themselves, measured; a figure for another version
+is measured anew, and `semel bench serve` holds the sum to what a running host takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["GIB", "MIB", "Host", "Part", "memory_of"]
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+SUPERVISOR: Final = 30 * MIB
+"""`semel serve` itself."""
+FRONTEND: Final = 72 * MIB
+"""A frontend's serving process, while nothing is in flight."""
+POOL_PROCESS: Final = 375 * MIB
+"""A preprocessing process with an HF processor."""
+WORKER: Final = 490 * MIB
+"""The process of a worker, with vLLM's client of its engine."""
+ENGINE_CORE: Final = 480 * MIB
+ENGINE_RANK: Final = 640 * MIB
+"""One of vLLM's own worker processes on a CPU, without weights and KV cache."""
+LIBRARIES: Final = 65 * MIB
+"""Pages that all of these share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What runs on a host. Bytes are those that are held; for the most that it may take, give the capacities."""
+
+    processes: int
+    """Preprocessing processes of each frontend (`--processes`), without its loaded spare."""
+    frontends: int = 1
+    feature_cache: int = GIB
+    """Bytes in the feature cache of each frontend (`--feature-cache-gb`)."""
+    media_in_flight: int = 0
+    """Bytes of requests whose answers have not begun (`--max-media-bytes-in-flight` bounds them)."""
+    workers: int = 1
+    item_cache: int = 4 * GIB
+    """Bytes in the item cache of each engine (`--mm-processor-cache-gb`)."""
+    ranks: int = 1
+    """vLLM's worker processes for each engine."""
+    weights: int = 0
+    """Bytes of weights in the host's memory, of each engine: on a GPU none stay."""
+    kv_cache: int = 0
+    """Bytes of KV cache in the host's memory, of each engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the sum."""
+
+    name: str
+    nbytes: int
+
+
+def memory_of(host: Host) -> tuple[Part, ...]:
+    """What each part of a host takes; the host takes the sum of them."""
+    return (
+        Part("semel serve, and libraries that all share", SUPERVISOR + LIBRARIES),
+        Part("frontends", host.frontends * (FRONTEND + host.media_in_flight)),
+        Part("preprocessing processes and a spare", host.frontends * (host.processes + 1) * POOL_PROCESS),
+        Part("feature caches", host.frontends * host.feature_cache),
+        Part("workers", host.workers * WORKER),
+        Part("engine cores", host.workers * ENGINE_CORE),
+        Part("item caches", host.workers * host.item_cache),
+        Part("vLLM's worker processes", host.workers * (host.ranks * ENGINE_RANK + host.weights + host.kv_cache)),
+    )

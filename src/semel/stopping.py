@@ -1,0 +1,59 @@
+"""How a process of ours learns that it should end: first in good order, and if it is told again, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, Self
+
+__all__ = ["Stopping"]
+
+
+class Stopping:
+    """SIGTERM and SIGINT, counted."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+
+    @classmethod
+    def listening(cls) -> Self:
+        """Of this process, from now on."""
+        stopping = cls()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.ask)
+        return stopping
+
+    def ask(self) -> None:
+        """Ask it to end; the second time, to do so at once."""
+        (self._hurried if self._asked.is_set() else self._asked).set()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it should end."""
+        return self._asked.is_set()
+
+    async def until_asked(self, *tasks: asyncio.Task[None]) -> bool:
+        """Wait until it should end, or for the first of the tasks to end by itself; whether it was asked."""
+        await _first(self._asked.wait(), *tasks)
+        return self.is_asked
+
+    async def unless_hurried(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do what belongs to ending in good order, as long as nobody asks a second time."""
+        working = asyncio.ensure_future(work)
+        try:
+            await _first(self._hurried.wait(), working)
+            if working.done():
+                working.result()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+
+async def _first(signalled: Coroutine[Any, Any, Any], *tasks: asyncio.Future[Any]) -> None:
+    waiting = asyncio.ensure_future(signalled)
+    try:
+        await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

@@ -1,0 +1,96 @@
+"""The request in hand: which one a task works for, so that its lines in the log and its spans can say so.
+
+Tasks inherit it from those that start them. What outlives a request, or works for whoever comes next, must not: such a
+task is started outside of one, or in the context that it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from semel.core import Trace
+from semel.errors import RequestError, ServiceError
+from semel.telemetry.stages import Stage, Timings
+from semel.telemetry.tracing import NO_SPAN, Span, Tracing
+
+__all__ = ["InHand", "in_hand", "own_id", "span_in_hand", "spanning", "taking", "tell_fault", "traced"]
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A request that is being handled."""
+
+    request_id: str
+    """Our own: no other has it."""
+
+    client_id: str | None = None
+    """What its client calls it; another's may be called the same."""
+
+    span: Span = NO_SPAN
+
+
+_IN_HAND: Final[ContextVar[InHand | None]] = ContextVar("semel_request_in_hand", default=None)
+
+
+def in_hand() -> InHand | None:
+    """The request that this task works for."""
+    return _IN_HAND.get()
+
+
+def own_id() -> str:
+    """The id of the request in hand; a new one where there is none."""
+    return uuid.uuid4().hex if (request := _IN_HAND.get()) is None else request.request_id
+
+
+def span_in_hand() -> Span:
+    """The span of the request in hand."""
+    return NO_SPAN if (request := _IN_HAND.get()) is None else request.span
+
+
+@contextmanager
+def taking(request: InHand) -> Iterator[None]:
+    """Work for a request."""
+    token = _IN_HAND.set(request)
+    try:
+        yield
+    finally:
+        _IN_HAND.reset(token)
+
+
+@contextmanager
+def spanning(tracing: Tracing, name: str, request_id: str, trace: Trace | None) -> Iterator[None]:
+    """Work for a request of another process, in a span of our own that is part of its trace."""
+    span = tracing.begin(name, "server", {} if trace is None else trace.headers)
+    span.note("semel.request.id", request_id)
+    with taking(InHand(request_id, span=span)):
+        try:
+            yield
+        except asyncio.CancelledError:
+            span.event("aborted")
+            raise
+        finally:
+            span.end()
+
+
+def tell_fault(error: RequestError | ServiceError) -> None:
+    """Let the span in hand have the code of the error that ended it; a client's fault is no failure of ours."""
+    if error.status >= 500:
+        span_in_hand().fail(error.code)
+    else:
+        span_in_hand().note("error.type", error.code)
+
+
+def traced(timings: Timings) -> Timings:
+    """Makes a span of each stage as well, in that of its request."""
+
+    def tell(seconds: float, stage: Stage) -> None:
+        timings(seconds, stage)
+        span_in_hand().child(stage, seconds)
+
+    return tell

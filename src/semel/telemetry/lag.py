@@ -1,0 +1,34 @@
+"""How late an event loop is: the wait of whatever becomes due in it, seen from inside (nothing else tells)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from semel.telemetry.meter import Meter
+from semel.telemetry.metrics import LOOP_LAG_SECONDS
+
+__all__ = ["LoopLag"]
+
+_EVERY_S: Final = 0.05
+
+
+class LoopLag:
+    """Looks twenty times a second how late a timer of the running loop goes off."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._loop = asyncio.get_running_loop()
+        self._wait()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._due = self._loop.time() + _EVERY_S
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        self._meter.observe(LOOP_LAG_SECONDS, max(0.0, self._loop.time() - self._due))
+        self._wait()

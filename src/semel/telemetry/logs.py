@@ -1,0 +1,112 @@
+"""The log: one line for each thing that is told, as text or as JSON, with the request that it was told about.
+
+What a client sends can be in any line: its characters that would begin another one, or that a terminal would obey, are
+escaped. So nobody but us begins a line (threats, forged lines). What comes after the first line of a text is indented.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from semel.telemetry.inhand import InHand, in_hand
+
+__all__ = ["JSON_LOGGING", "JsonLines", "LogFormat", "TextLines", "is_json", "log_to_stderr"]
+
+LogFormat = Literal["text", "json"]
+
+_TEXT: Final = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+_UNSAFE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What could end a line or steer a terminal, and what is no character at all; a tab may stay."""
+
+JSON_LOGGING: Final[Mapping[str, Any]] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"semel": {"()": "semel.telemetry.logs.JsonLines"}},
+    "handlers": {"semel": {"class": "logging.StreamHandler", "formatter": "semel", "stream": "ext://sys.stderr"}},
+    "root": {"handlers": ["semel"], "level": "INFO"},
+    "loggers": {"vllm": {"level": "INFO", "handlers": [], "propagate": True}},
+}
+"""The same for processes that are not ours, in the words of `logging.config.dictConfig`."""
+
+
+def log_to_stderr(form: LogFormat, *, level: int = logging.INFO, text: str = _TEXT) -> None:
+    """Log to standard error from now on; `text` is how lines of text look, in the words of `logging`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines(text))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def is_json() -> bool:
+    """Whether this process logs JSON."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
+class TextLines(logging.Formatter):
+    """Lines for people: `INFO 2026-01-31 12:00:00,000 semel.frontend.fleet: [request 3f…] a message`."""
+
+    def __init__(self, text: str = _TEXT) -> None:
+        super().__init__(text)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """The first line."""
+        record.message = f"{_shown(_request(record))}{_escape(record.message)}"
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
+        """What failed and where, a step to the right."""
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the name is logging's
+        """Where it was told, a step to the right."""
+        return _indented(stack_info)
+
+
+class JsonLines(logging.Formatter):
+    """Lines for programs: one object each. JSON escapes all that would end a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        told: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        if (request := _request(record)) is not None:
+            told["request_id"] = request.request_id
+            if request.client_id is not None:
+                told["client_request_id"] = request.client_id
+            if request.span.trace_id:
+                told["trace_id"] = request.span.trace_id
+        told |= getattr(record, "fields", {})
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+def _request(record: logging.LogRecord) -> InHand | None:
+    """The request that a line is about: the one it names (`extra={"about": …}`), or the one in hand."""
+    about: InHand | None = getattr(record, "about", None)
+    return about or in_hand()
+
+
+def _shown(request: InHand | None) -> str:
+    if request is None:
+        return ""
+    client = "" if request.client_id is None else f" of {request.client_id!r}"
+    return f"[request {_escape(request.request_id)}{client}] "
+
+
+def _escape(text: str) -> str:
+    return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {_escape(line)}" for line in text.split("\n"))

@@ -1,0 +1,59 @@
+"""The OpenAPI document of a worker's admin address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+from typing_extensions import TypedDict
+
+from semel.core import Contract
+from semel.errors import EngineDead, InvalidRequest, MediaTooLarge, NotReady, ServiceError
+from semel.openapi import JSON, TEXT, Codes, Schema, answer, document, refusals, shape, told_codes
+from semel.wire.outcomes import Outcomes
+
+__all__ = ["CODES", "CONTENT_TYPES", "Reset", "admin_document"]
+
+CONTENT_TYPES: Final = ("application/octet-stream", "application/x-safetensors")
+
+CODES: Final[Codes] = {
+    401: {"invalid_admin_key": "No admin key came with the request, or another one."},
+    403: {"no_admin_key": "The worker has no admin key: nothing can be changed here."},
+    415: {"unsupported_content_type": "The body is not said to be a safetensors file."},
+}
+"""The errors that only the admin address has."""
+
+_ERRORS: Final[Codes] = {
+    **CODES,
+    **told_codes((InvalidRequest, MediaTooLarge, ServiceError, EngineDead, NotReady)),
+}
+_KEY: Final = "The key of the worker's --admin-key-file."
+
+
+class Reset(TypedDict):
+    """The caches are empty."""
+
+    reset: Literal[True]
+
+
+def admin_document() -> dict[str, Any]:
+    """What can be asked for, and what is answered."""
+    file: Schema = {"type": "string", "format": "binary"}
+    body = {"required": True, "content": {kind: {"schema": file} for kind in CONTENT_TYPES}}
+    guarded = _ERRORS.keys() - {400, 413, 415}
+    paths = {
+        "/health": {"get": _told("Whether the process is alive.", {})},
+        "/metrics": {"get": _told("Counters for Prometheus.", {TEXT: {"type": "string"}})},
+        "/v1/mm_cache/contract": {"get": _told("What features the engine takes.", {JSON: shape(Contract)}, guarded)},
+        "/v1/mm_cache/inject": {
+            "post": {**_told("Hold features under digests.", {JSON: shape(Outcomes)}, _ERRORS), "requestBody": body}
+        },
+        "/v1/mm_cache/reset": {"post": _told("Forget all features.", {JSON: shape(Reset)}, guarded)},
+    }
+    return document("semel worker", paths, codes=_ERRORS, key=_KEY)
+
+
+def _told(summary: str, content: Mapping[str, Schema], refused: Iterable[int] = ()) -> dict[str, Any]:
+    statuses = tuple(refused)
+    told = {"summary": summary, "responses": {"200": answer("What was asked for.", content), **refusals(statuses)}}
+    return {**told, "security": [{"key": []}]} if statuses else told

@@ -1,0 +1,69 @@
+"""`semel bench serve`, as a script runs it: both servers are started, asked in turns, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+SEMEL = Path(sys.executable).parent / "semel"
+WITHIN_S = 400
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(WITHIN_S + 60)
+def test_both_sides_are_measured_drawn_and_ended(tmp_path: Path) -> None:
+    # R: two frontends ship no tensor on a repeat; vLLM with two API servers, the control, ships all of it.
+    command = [str(SEMEL), "bench", "serve", "--quick", "--json", "--plot", str(tmp_path / "plots")]
+    command += ["--only", "text", "--only", "generate", "--only", "frontends"]
+    home = tmp_path / "home"
+    home.mkdir()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(home)}
+    )
+    try:
+        told, progress = process.communicate(timeout=WITHIN_S)
+    finally:
+        _end(process)
+    assert process.returncode == 0, progress[-3_000:]
+    report = json.loads(told)
+    rows = {row["name"]: row for row in report["rows"]}
+    assert rows["text: latency"]["semel"]["count"] == rows["text: latency"]["vllm"]["count"] >= 40
+    tensors = rows["frontends: tensor bytes between processes, per repeat"]
+    assert tensors["semel"]["value"] == 0
+    assert tensors["vllm"]["value"] > 6_000_000
+    body = rows["generate: body, beside vLLM's with tensors"]
+    assert body["semel"]["value"] <= 8_192 < 6_000_000 < body["vllm"]["value"]
+    assert report["run"]["flags"]
+    assert (tmp_path / "plots" / "limits.png").exists()
+    assert "repeats, two frontends" in progress
+    assert not list(home.iterdir())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """By now it has ended; if not, all that came of it does."""
+    if process.poll() is not None:
+        return
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    finally:
+        for one in family:
+            if one.is_running():
+                one.kill()
+        process.kill()
+        process.wait(5)
+
+
+def test_a_scenario_that_there_is_not_is_named_before_anything_starts() -> None:
+    command = [str(SEMEL), "bench", "serve", "--only", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "there is no such scenario" in done.stderr + done.stdout

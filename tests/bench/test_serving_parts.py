@@ -1,0 +1,290 @@
+"""The parts of `semel bench serve` that need no server: turns, pictures, plans, limits, tables, drawings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from semel.bench.serving.client import Answer, Client
+from semel.bench.serving.counting import read_counts
+from semel.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
+from semel.bench.serving.latency import stream
+from semel.bench.serving.mixing import Kind, drive, plan
+from semel.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
+from semel.bench.serving.plots import draw, drawings
+from semel.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
+from semel.bench.serving.report import ServeReport, shown
+from semel.bench.serving.run import SCENARIOS, Options
+from semel.bench.serving.sides import Server
+from semel.bench.serving.stages import stage_rows
+from semel.bench.serving.statistics import Figure, exactly
+from semel.bench.serving.turns import Pair, order, take_turns
+from semel.errors import ConfigError
+from semel.telemetry.scrape import Scrape
+
+
+async def test_both_sides_take_turns_and_who_begins_alternates() -> None:
+    asked: list[str] = []
+
+    async def work(side: str, turn: int) -> int:
+        asked.append(side)
+        return turn
+
+    results = await take_turns(Pair("s", "v"), work, turns=3)
+    assert asked == ["v", "s", "s", "v", "v", "s"]
+    assert results == Pair([0, 1, 2], [0, 1, 2])
+    assert {order(turn)[0] for turn in range(2)} == {"semel", "vllm"}
+
+
+def test_no_picture_is_drawn_twice_and_a_seed_gives_the_same_again() -> None:
+    pictures, others = Pictures(1), Pictures(2)
+    first = [pictures.draw(Size.SMALL) for _ in range(3)]
+    assert len({*first, others.draw(Size.SMALL)}) == 4
+    assert Pictures(1).draw(Size.SMALL) == first[0]
+
+
+@pytest.mark.parametrize(("size", "kilobytes"), [(Size.SQUARE, (200, 320)), (Size.HD, (400, 640))])
+def test_a_picture_is_as_large_as_those_of_the_published_figures(size: Size, kilobytes: tuple[int, int]) -> None:
+    jpeg = Pictures(1).draw(size)
+    assert Image.open(io.BytesIO(jpeg)).size == size.value
+    assert kilobytes[0] <= len(jpeg) / 1e3 <= kilobytes[1]
+
+
+def test_a_request_alternates_between_user_and_assistant() -> None:
+    body = json.loads(chat([image_part(b"jpeg"), text_part("?")], "yes", "and?", max_tokens=4))
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+    url = body["messages"][0]["content"][0]["image_url"]["url"]
+    assert base64.b64decode(url.partition(",")[2]) == b"jpeg"
+    assert (body["max_tokens"], body["temperature"]) == (4, 0.0)
+
+
+def test_four_in_five_of_a_stream_were_shown_before() -> None:
+    shown_ = stream(2_000, random.Random(0))
+    new = sum(picture not in shown_[:number] for number, picture in enumerate(shown_))
+    assert 0.17 < new / 2_000 < 0.23
+    assert sorted(set(shown_)) == list(range(new))
+
+
+def test_a_mixed_load_is_planned_from_its_seed_with_a_tenth_refused_and_a_tenth_aborted() -> None:
+    asks = plan(3_000, seed=1)
+    assert asks == plan(3_000, seed=1) != plan(3_000, seed=2)
+    for kind in (Kind.REFUSED, Kind.ABORTED):
+        assert 0.07 < sum(ask.kind is kind for ask in asks) / 3_000 < 0.13
+    spoiled = {ask.picture for ask in asks if ask.kind is not Kind.GOOD}
+    assert any(ask.picture in spoiled for ask in asks if ask.kind is Kind.GOOD)
+
+
+class Spoiled(Client):
+    """A server that fails the next good request for a picture whose request it has refused, as bare vLLM does."""
+
+    def __init__(self, *, spoils: bool) -> None:
+        super().__init__("http://nowhere")
+        self.spoils = spoils
+        self.spoiled: set[bytes] = set()
+        self.failed = 0
+
+    async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:  # noqa: ARG002
+        await asyncio.sleep(0)
+        asked = json.loads(body)
+        picture = json.dumps(asked["messages"]).encode()
+        if asked.keys() - {"messages", "temperature", "max_tokens"}:
+            self.spoiled.add(picture)
+            return Answer(400, b"", 0.0)
+        fails = self.spoils and picture in self.spoiled
+        self.spoiled.discard(picture)
+        self.failed += fails
+        return Answer(500 if fails else 200, b"", 0.0)
+
+    async def leave(self, path: str, body: bytes) -> None:  # noqa: ARG002
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+async def test_every_good_request_that_fails_in_a_mixed_load_is_counted(spoils: bool) -> None:
+    asks = plan(400, seed=1)
+    pictures = [number.to_bytes(4, "big") for number in range(400)]
+    done: list[int] = []
+    client = Spoiled(spoils=spoils)
+    assert await drive(client, asks, pictures, done.append) == client.failed
+    assert (client.failed > 5) is spoils
+    assert sorted(done) == list(range(1, 401))
+
+
+def limited(value: float, low: float, high: float) -> Row:
+    return Row("text: latency", "ms", exactly(10), exactly(10), Figure(value, low, high))
+
+
+@pytest.mark.parametrize(
+    ("row", "ok", "is_sure"),
+    [
+        (limited(1.0, 0.9, 1.1), True, True),
+        (limited(1.1, 0.9, 1.3), True, False),
+        (limited(1.2, 1.1, 1.3), False, False),
+        (limited(1.3, 1.2, 1.4), False, True),
+        (Row("mixed: good requests that fail", "requests", exactly(0), exactly(3)), True, True),
+        (Row("mixed: good requests that fail", "requests", exactly(1), exactly(3)), False, True),
+        (Row("new: 1024, latency", "ms", exactly(1)), None, False),
+    ],
+)
+def test_a_limit_is_kept_or_not_and_sure_only_if_the_whole_interval_is(
+    row: Row, ok: bool | None, is_sure: bool
+) -> None:
+    assert row.ok is ok
+    assert row.is_sure is is_sure
+
+
+def test_throughput_has_to_be_at_least_its_limit() -> None:
+    name = "saturation: text requests per second"
+    assert compared(name, "1/s", Pair([90.0] * 3, [100.0] * 3)).ok is True
+    assert compared(name, "1/s", Pair([80.0] * 3, [100.0] * 3)).ok is False
+
+
+def test_a_count_of_zero_has_no_ratio_to_it() -> None:
+    assert counted("mixed: good requests that fail", "requests", 0, 0).ratio is None
+
+
+def report() -> ServeReport:
+    ratio = Figure(0.5, 0.4, 0.6)
+    rows = [
+        Row("text: latency", "ms", Figure(11, 10, 12, 10, 12, 40), Figure(10, 9, 11, 9, 11, 40), Figure(1.1, 1, 1.2)),
+        Row("again: 1024, latency", "ms", Figure(20, 19, 21), Figure(30, 29, 31), ratio),
+        Row("again: 1024, what the image adds", "ms", Figure(9, 8, 10), Figure(20, 19, 21), ratio),
+        counted("frontends: tensor bytes between processes, per repeat", "bytes", 0, 6_440_000),
+        counted("frontends: all bytes between processes, per repeat", "bytes", 4_000, 6_450_000),
+        compared("saturation: text requests per second", "1/s", Pair([80.0] * 3, [100.0] * 3)),
+    ]
+    return ServeReport({"cores": 2}, {"quick": True}, tuple(rows))
+
+
+def test_the_json_has_every_figure_with_its_error_and_checks_in_the_shape_of_all_benchmarks() -> None:
+    told = json.loads(report().to_json())
+    assert told["bench"] == "serve"
+    assert told["machine"]["cores"] == 2
+    by_name = {row["name"]: row for row in told["rows"]}
+    text = by_name["text: latency"]
+    assert text["semel"] == {"value": 11, "low": 10, "high": 12, "q1": 10, "q3": 12, "count": 40}
+    assert (text["ok"], text["sure"], text["limit"]["value"]) == (True, False, 1.15)
+    assert {check["name"]: check["ok"] for check in told["checks"]}["saturation: text requests per second"] is False
+    assert set(told["checks"][0]) == {"name", "value", "unit", "baseline", "limit", "ok"}
+
+
+def test_one_limit_that_is_not_kept_makes_the_report_not_ok() -> None:
+    whole = report()
+    assert not whole.ok
+    assert ServeReport({}, {}, whole.rows[:5]).ok
+    assert [check.ok for check in checks_of(whole.rows)].count(False) == 1
+
+
+def test_the_tables_say_what_is_kept_and_what_is_unsure() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    report().print_table(console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for words in (
+        "semel bench serve: again",
+        "11 [10, 12]",
+        "kept, unsure",
+        "not kept",
+        "≤ 0.65×",
+        "≥ 0.85×",
+        "6,440,000",
+    ):
+        assert words in text
+    assert shown(None) == ""
+
+
+def test_every_drawing_has_a_title_that_says_what_was_found(tmp_path: Path) -> None:
+    titles = {drawing.file: drawing.title for drawing in drawings(report().rows)}
+    assert "0.50×" in titles["again.png"]
+    assert titles["bytes.png"] == "Two frontends: a repeat ships 0 bytes of tensors; vLLM ships 6.44 MB"
+    assert titles["limits.png"] == "Ratio to bare vLLM: 2 of 3 limits are kept"
+    made = draw(report(), tmp_path / "plots")
+    assert {path.name for path in made} == set(titles)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+    assert not list(drawings(()))
+
+
+def test_only_names_scenarios_that_there_are() -> None:
+    assert Options().scenarios() == list(SCENARIOS)
+    assert Options(only=("again", "text")).scenarios() == ["text", "again"]
+    with pytest.raises(ConfigError, match="--only nothing: there is no such scenario; choose from text"):
+        Options(only=("nothing",)).scenarios()
+
+
+def test_two_servers_elsewhere_or_none() -> None:
+    assert not Options().are_elsewhere()
+    assert Options(baseline="http://a", semel="http://b").are_elsewhere()
+    with pytest.raises(ConfigError, match="--baseline and --semel go together"):
+        Options(baseline="http://a").are_elsewhere()
+
+
+def test_every_limit_is_of_a_scenario_that_there_is() -> None:
+    assert {name.partition(":")[0] for name in LIMITS} <= set(SCENARIOS)
+
+
+def test_the_mean_of_a_stage_is_of_what_came_in_between() -> None:
+    def scrape(seconds: float, times: int) -> Scrape:
+        sample = 'semel_stage_seconds_{}{{stage="parse"}} {}\n'
+        head = "# TYPE semel_stage_seconds histogram\n"
+        bucket = f'semel_stage_seconds_bucket{{stage="parse",le="+Inf"}} {times}\n'
+        return Scrape.parse(head + bucket + sample.format("count", times) + sample.format("sum", seconds))
+
+    (row,) = stage_rows("again: 1024, stage", scrape(10.0, 5), scrape(10.2, 105))
+    assert (row.name, row.unit) == ("again: 1024, stage parse, mean", "ms")
+    assert row.semel.value == pytest.approx(2.0)
+    assert not stage_rows("again:", scrape(10.0, 5), scrape(10.0, 5))
+
+
+def test_the_kernel_tells_of_a_process_and_its_children() -> None:
+    me = os.getpid()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            assert {me, child.pid} <= set(descendants(me))
+            assert child.pid in Server(("http://x",), (me,)).pids()
+        finally:
+            child.kill()
+    assert processor_s([me]) > 0
+    assert pss_bytes([me]) > 1_000_000
+    assert words_of(me)[0]
+    assert words_of(child.pid) == []
+    assert processor_s([child.pid]) == 0
+
+
+_SENDER = """
+import sys, zmq
+from pathlib import Path
+from semel.bench.serving.client import Answer, Client
+from semel.bench.serving.counting import count
+count(Path(sys.argv[1]))
+context = zmq.Context()
+pair = [context.socket(zmq.PAIR) for _ in range(2)]
+pair[0].bind("inproc://x"), pair[1].connect("inproc://x")
+pair[0].send_multipart([b"head", memoryview(bytearray(100_000))], copy=False)
+pair[1].recv_multipart()
+print("sent", flush=True)
+input()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_what_a_process_gives_to_zmq_is_counted_and_large_frames_apart(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SENDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sender:
+        try:
+            assert sender.stdout is not None
+            assert sender.stdout.readline() == "sent\n"
+            counts = read_counts(tmp_path)
+        finally:
+            sender.kill()
+    assert (counts.all_bytes, counts.large_bytes) == (100_004, 100_000)

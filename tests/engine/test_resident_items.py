@@ -1,0 +1,331 @@
+"""An item's large tensors travel to vLLM's worker processes with the step that encodes it, and with no other.
+
+vLLM's real scheduler is stepped by hand over random requests, with too little memory of both kinds, so that requests
+are preempted, prefixes are lost and encoder outputs evicted; a test's process takes the pickled steps as a worker
+process does, and names every item that it is told to encode and has in part only. Then real engines: the answers of one
+with little memory are those of a stock one with enough.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.bench.stepping import Kind, Step, Stepper
+from semel.engine.vllm.arguments import parse_engine_flags
+from semel.engine.vllm.compat import RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from tests.engine.test_encoder_engine import LITTLE_MEMORY, MAX_ITEM_TOKENS, STEP_TOKENS, Tokens, random_requests, start
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+Asked = tuple[list[tuple[int, int]], int, int]
+"""The items of a request, each with the tokens in front of it; tokens to generate; priority."""
+
+Make = Callable[..., "Stepped"]
+
+LARGE, SMALL = 70_000, 100
+NUM_ITEMS = 6
+_ITEMS = st.tuples(st.integers(0, NUM_ITEMS - 1), st.integers(0, 12))
+TOKENS_OF_AN_ITEM = 20
+ENGINE: Mapping[str, Any] = {
+    "max_num_batched_tokens": STEP_TOKENS,
+    "max_model_len": 1_024,
+    "mm_processor_kwargs": {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * MAX_ITEM_TOKENS}},
+    "limit_mm_per_prompt": {"image": 8, "video": 0},
+}
+SHIPPING: Mapping[str, Any] = {"scheduler_cls": SHIPPING_SCHEDULER, "worker_cls": RECEIVING_WORKER}
+
+
+class Process:
+    """What a worker process keeps of requests and their items, with vLLM's first model runner or its second."""
+
+    def __init__(self, *, is_second: bool) -> None:
+        from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+
+        self.use_v2_model_runner = is_second
+        self.model_runner = SimpleNamespace(requests={}, encoder_cache=EncoderCache())
+        self.received_bytes = 0
+        self.encoded: list[str] = []
+
+    def execute(self, output: Any) -> list[str]:
+        """Take a step; what it should encode, and has in part only."""
+        from semel.engine.vllm.receiving import receive
+
+        runner, known = self.model_runner, self.model_runner.encoder_cache.mm_features
+        receive(self, output)
+        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
+            known.pop(name, None)
+        for name in output.finished_req_ids:
+            runner.requests.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            assert all("grid" in feature.data for feature in new.mm_features), "positions are computed from it"
+            runner.requests[new.req_id] = SimpleNamespace(mm_features=new.mm_features)
+            known[new.req_id] = new.mm_features
+        items = (
+            known if self.use_v2_model_runner else {n: request.mm_features for n, request in runner.requests.items()}
+        )
+        encoded = [items[name][index] for name, ids in output.scheduled_encoder_inputs.items() for index in ids]
+        self.encoded += [item.identifier for item in encoded]
+        return [item.identifier for item in encoded if not is_whole(item)]
+
+
+def is_whole(feature: Any) -> bool:
+    number = int(feature.identifier.removeprefix("item"))
+    pixels = None if feature.data is None else feature.data.get("pixels")
+    return pixels is not None and bool((pixels.data == number).all())
+
+
+def feature(number: int, offset: int) -> Any:
+    """Every other item is small as a whole."""
+    import torch
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFeatureSpec,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        PlaceholderRange,
+    )
+
+    pixels = torch.full((SMALL if number % 2 else LARGE,), number, dtype=torch.uint8)
+    parts = {
+        "pixels": MultiModalFieldElem(pixels, MultiModalBatchedField()),
+        "grid": MultiModalFieldElem(torch.tensor([1, 2, 3]), MultiModalBatchedField(keep_on_cpu=True)),
+    }
+    place = PlaceholderRange(offset, TOKENS_OF_AN_ITEM)
+    return MultiModalFeatureSpec(MultiModalKwargsItem(parts), "image", f"item{number}", place)
+
+
+class Stepped:
+    """A scheduler stepped by hand, its worker process, and the names of the items that it had in part only."""
+
+    def __init__(self, kind: Kind, model: Path, *, is_async: bool, is_second: bool, **arguments: Any) -> None:
+        self.stepper = Stepper.create(
+            kind,
+            model,
+            is_async=is_async,
+            tokens_per_step=64,
+            kv_blocks=16,
+            encoder_embeds=3 * TOKENS_OF_AN_ITEM,
+            enable_prefix_caching=True,
+            scheduler_reserve_full_isl=False,
+            mm_processor_kwargs={"max_pixels": 28 * 28 * TOKENS_OF_AN_ITEM},
+            limit_mm_per_prompt={"image": 8, "video": 0},
+            **arguments,
+        )
+        self.scheduler = self.stepper.scheduler
+        self.scheduler.use_v2_model_runner = is_second
+        self.process = Process(is_second=is_second)
+        self.steps_ahead = int(is_async)
+        self.sent_bytes = self.preemptions = 0
+
+    def add(self, name: str, asked: Asked) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.request import Request
+
+        items, new_tokens, priority = asked
+        features, end = [], 0
+        for number, gap in items:
+            features.append(feature(number, end + gap))
+            end += gap + TOKENS_OF_AN_ITEM
+        init_none_hash(sha256)
+        request = Request(
+            name,
+            prompt_token_ids=[0] * (end + 2),
+            sampling_params=SamplingParams(max_tokens=new_tokens, ignore_eos=True),
+            pooling_params=None,
+            mm_features=features,
+            priority=priority,
+            block_hasher=get_request_block_hasher(16, sha256),
+        )
+        self.scheduler.add_request(request)
+
+    def run(self, asked: list[Asked], *, per_step: int = 2) -> list[str]:
+        """All requests, some with every step, to their ends; the items that were torn when they should be encoded."""
+        torn: list[str] = []
+        unanswered: list[Step] = []
+        waiting = list(enumerate(asked))
+        for _ in range(3_000):
+            for number, request in waiting[:per_step]:
+                self.add(f"request {number}", request)
+            del waiting[:per_step]
+            if not (self.scheduler.requests or waiting):
+                return torn
+            unanswered.append(step := self.stepper.plan())
+            sent = pickle.dumps(step.output)
+            self.sent_bytes += len(sent)
+            torn += self.process.execute(pickle.loads(sent))
+            self.preemptions += len(step.output.preempted_req_ids or ())
+            if len(unanswered) > self.steps_ahead:
+                self.stepper.answer(unanswered.pop(0))
+        raise AssertionError("the requests do not end")
+
+
+def requests(seed: int, count: int = 60) -> list[Asked]:
+    """Over a few prompts, so that prefixes come back as well as items."""
+    rng = random.Random(seed)
+    prompts = [
+        [(rng.randrange(NUM_ITEMS), rng.randint(0, 12)) for _ in range(rng.randint(1, 4))] for _ in range(count // 6)
+    ]
+    return [(rng.choice(prompts), rng.choice((1, 40)), rng.randrange(3)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def make(tiny: Callable[[str], Path]) -> Make:
+    def made(kind: Kind = "cache", *, is_async: bool = False, is_second: bool = False, **arguments: Any) -> Stepped:
+        return Stepped(kind, tiny("qwen2-vl"), is_async=is_async, is_second=is_second, **arguments)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def one_per_runner(make: Make) -> Callable[[bool], Stepped]:
+    """A scheduler takes longer to build than to run an example: it is used again, with what it has cached."""
+    return functools.cache(lambda is_second: make(is_second=is_second, **SHIPPING))
+
+
+@pytest.mark.parametrize("kind", ["cache", "planning"])
+@pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
+@pytest.mark.parametrize(("policy", "is_async"), [("fcfs", False), ("fcfs", True), ("priority", False)])
+def test_whatever_is_preempted_or_evicted_a_step_has_all_of_what_it_encodes(
+    make: Make, kind: Kind, is_second: bool, is_async: bool, policy: str
+) -> None:
+    arguments = SHIPPING if kind == "cache" else {"worker_cls": RECEIVING_WORKER}
+    ours = make(kind, is_async=is_async, is_second=is_second, scheduling_policy=policy, **arguments)
+    assert ours.run(requests(0)) == []
+    totals = ours.scheduler.encoder_cache_manager.totals
+    assert min(ours.preemptions, totals.evictions, totals.left_out_bytes, totals.late_bytes) > 0
+    assert ours.scheduler._shipping._partial.keys() <= ours.scheduler.finished_req_ids, (
+        "of ended requests nothing stays"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(asked=st.lists(st.tuples(st.lists(_ITEMS, min_size=1, max_size=4), st.sampled_from([1, 40]), st.just(0))))
+@pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
+def test_no_requests_are_found_that_tear_an_item(
+    one_per_runner: Callable[[bool], Stepped], is_second: bool, asked: list[Asked]
+) -> None:
+    ours = one_per_runner(is_second)
+    assert ours.run(asked, per_step=5) == []
+
+
+def test_who_leaves_out_what_is_resident_and_never_sends_it_again_is_found(make: Make) -> None:
+    """The control: no encoder output is missing when its request starts, and yet it has to be encoded again."""
+    naive = make(**SHIPPING)
+    naive.scheduler._shipping._late = lambda *_: {}
+    assert naive.run(requests(0)) != []
+
+
+def test_vllm_leaves_out_what_its_prefix_cache_covers_for_good_and_we_bring_it_back(make: Make) -> None:
+    """A fault of vLLM 0.32 with its first model runner, which ends the engine; its own way of shipping shows it."""
+    assert make().run(requests(2)) != []
+    assert make(**SHIPPING).run(requests(2)) == []
+
+
+def test_a_repeat_is_sent_without_its_large_tensors_and_with_its_small_ones(make: Make) -> None:
+    sent = {}
+    for name, arguments in (("vLLM", {}), ("semel", SHIPPING)):
+        stepped = make(**arguments)
+        assert stepped.run([([(0, 0), (1, 0)], 1, 0)]) == []
+        before, encoded = stepped.sent_bytes, len(stepped.process.encoded)
+        assert stepped.run([([(0, 3), (1, 0)], 1, 0)]) == []
+        assert len(stepped.process.encoded) == encoded, "both were resident"
+        sent[name] = stepped.sent_bytes - before
+    assert sent["vLLM"] > LARGE > 10 * sent["semel"]
+    assert stepped.scheduler.encoder_cache_manager.totals.left_out_bytes == LARGE
+    assert stepped.scheduler.encoder_cache_manager.totals.late_bytes == 0
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
+def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: Make, is_second: bool) -> None:
+    ours = make(is_second=is_second, **SHIPPING)
+    assert ours.run([([(0, 0), (2, 60)], 1, 0)]) == []
+    totals = ours.scheduler.encoder_cache_manager.totals
+    assert ours.process.encoded == ["item0", "item2"]
+    assert (totals.left_out_bytes, totals.late_bytes - 24) == (LARGE, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend is ray, not mp"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size is more than 1"),
+    ],
+)
+def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_log_says_why(
+    make: Make, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from semel.engine.vllm.shipping import Shipping
+
+    config = make(**SHIPPING).scheduler.vllm_config
+    for name, value in change.items():
+        setattr(config.parallel_config, name, value)
+    with caplog.at_level(logging.WARNING, "semel"):
+        assert Shipping.of(config) is None
+    assert said in caplog.text
+
+
+def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("semel.engine.vllm.compat.TESTED", ("0.1",))
+    with caplog.at_level(logging.WARNING, "semel"):
+        assert type(make(**SHIPPING).scheduler).__module__.startswith("vllm.")
+    assert "semel's shipping of items was tested with vLLM 0.1, not with 0.32.0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "expected"),
+    [
+        ([], {}, (SHIPPING_SCHEDULER, RECEIVING_WORKER)),
+        ([], {"encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
+        ([], {"ship_resident_items": True}, (None, "auto")),
+        ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, "auto")),
+        (["--scheduler-cls", "their.Own"], {}, ("their.Own", "auto")),
+        (["--worker-cls", "their.Own"], {}, (None, "their.Own")),
+        (["--worker-cls", "their.Own"], {"encoder_planning": True}, (SCHEDULER, "their.Own")),
+    ],
+)
+def test_shipping_is_plugged_in_unless_the_flags_say_otherwise(
+    tiny: Callable[[str], Path], flags: list[str], options: dict[str, Any], expected: tuple[str | None, str]
+) -> None:
+    arguments = parse_engine_flags(str(tiny("qwen2-vl")), flags, **options)
+    assert (arguments.scheduler_cls, arguments.worker_cls) == expected
+
+
+@pytest.fixture(scope="module")
+async def stock_answers(tiny: Callable[[str], Path]) -> dict[str, Tokens]:
+    """What vLLM as it is answers, with memory enough."""
+    answers: dict[str, Tokens] = {}
+    async for stock in start("stock", tiny("qwen2-vl"), **ENGINE):
+        answers = await stock.answers(random_requests(1, 120))
+    return answers
+
+
+@pytest.mark.parametrize("kind", ["cache", "planning"])
+async def test_an_engine_that_preempts_and_evicts_answers_as_stock_vllm_does(
+    kind: Kind, tiny: Callable[[str], Path], stock_answers: dict[str, Tokens]
+) -> None:
+    """With prefix caching, and with priorities; stock vLLM ends when it is preempted so."""
+    memory = {**LITTLE_MEMORY, "enable_prefix_caching": True}
+    arguments = SHIPPING if kind == "cache" else {"worker_cls": RECEIVING_WORKER}
+    async for ours in start(kind, tiny("qwen2-vl"), **ENGINE, **memory, **arguments):
+        first = await ours.answers(random_requests(1, 120, priorities=4))
+        second = await ours.answers([replace(asked, name=f"again {asked.name}") for asked in random_requests(1, 120)])
+        totals = ours.totals
+    assert {name: first[name] for name in first if first[name] != stock_answers[name]} == {}
+    assert [name for name in second if second[name] != stock_answers[name.removeprefix("again ")]] == []
+    assert min(totals.evictions, totals.left_out_bytes, totals.late_bytes) > 0

@@ -1,0 +1,235 @@
+"""The door of a frontend: how many requests are inside, how long one may stay, what happens when it closes (S18)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.core import Keyring
+from semel.engine import Output
+from semel.errors import ConfigError
+from semel.frontend.events import EventStream, event
+from semel.frontend.gate import Door, Gate, GateLimits
+from semel.telemetry import Meter
+from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
+from tests.frontend.asgi import Exchange, stream_of
+from tests.frontend.rig import Rig, rig
+from tests.render.drawn import Drawing
+from tests.waiting import until
+
+CHAT = "/v1/chat/completions"
+BODY = json.dumps({"messages": [{"role": "user", "content": "?"}]}).encode()
+
+
+class Stalled:
+    """A stream that says one thing and then nothing, for ever."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        yield Output(0, "one", (1,))
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Streaming:
+    """An application that streams, each answer from a stream of its own that stalls."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stalled] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.streams.append(stream := Stalled())
+
+        async def events() -> AsyncIterator[bytes]:
+            async for output in stream:
+                yield event({"text": output.text})
+
+        await EventStream([stream], events())(scope, receive, send)
+
+
+async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that never answers."""
+    await asyncio.Event().wait()
+
+
+async def half(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that stops in the middle of a body of JSON."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": b"{", "more_body": True})
+    await asyncio.Event().wait()
+
+
+def door(app: ASGIApp, limits: GateLimits) -> tuple[Door, Gate, Meter]:
+    gate, meter = Gate(limits), Meter()
+    return Door(app, gate, meter, lambda _: 0.0), gate, meter
+
+
+def refusals(meter: Meter, code: str) -> float | None:
+    return meter.registry.get_sample_value(REFUSALS.name, {"code": code})
+
+
+async def begin(app: ASGIApp, path: str = CHAT, **headers: str) -> tuple[Exchange, asyncio.Task[None]]:
+    """A request whose answer has begun."""
+    exchange = Exchange()
+    task = asyncio.create_task(exchange.run(app, path, stream_of([BODY]), headers))
+    await asyncio.wait_for(exchange.began.wait(), 30)
+    return exchange, task
+
+
+async def end(exchange: Exchange, task: asyncio.Task[None]) -> None:
+    exchange.leave.set()
+    await task
+
+
+async def test_streams_that_stay_open_are_bounded_S18() -> None:
+    app, gate, meter = door(Streaming(), GateLimits(max_requests=3))
+    held = [await begin(app) for _ in range(3)]
+    refused, task = await begin(app)
+    await task
+    assert (refused.status, refused.code) == (429, "too_many_requests")
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["connection"] == "close"
+    assert "--max-requests" in refused.message
+    assert refusals(meter, "too_many_requests") == 1
+    await end(*held[0])
+    assert gate.requests == 2
+    again = await begin(app)
+    assert again[0].status == 200
+    for one in (*held[1:], again):
+        await end(*one)
+    assert gate.requests == 0
+
+
+async def test_a_naive_frontend_bounds_only_requests_whose_answers_have_not_begun_S18() -> None:
+    """The control: an answer that has begun waits for nothing, so a budget of waiting requests lets any number in."""
+    app = Streaming()
+    held = [await begin(app) for _ in range(50)]
+    assert {exchange.status for exchange, _ in held} == {200}
+    for one in held:
+        await end(*one)
+
+
+async def test_a_tenant_s_streams_leave_room_for_another_tenant_S18(tmp_path: Path, drawing: Drawing) -> None:
+    keys = Keyring([("acme", "acme-0123456789abcdef"), ("umbra", "umbra-0123456789abcdef")])
+    async with rig(tmp_path, drawing.pipeline, keys=keys) as made:
+        made.service.gate.limits = GateLimits(max_tenant_requests=1)
+        made.service.gate.enter("acme")
+        body = json.loads(BODY)
+        refused = await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")
+        assert refused.status_code == 429
+        assert "--max-tenant-requests" in refused.json()["error"]["message"]
+        assert (await made.post(CHAT, body, authorization="Bearer umbra-0123456789abcdef")).status_code == 200
+        made.service.gate.leave("acme")
+        assert (await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")).status_code == 200
+        assert made.service.gate.requests == 0
+
+
+async def test_probes_and_metrics_pass_when_nobody_else_does(app: Rig) -> None:
+    app.service.gate.limits = GateLimits(max_requests=1)
+    app.service.gate.enter("")
+    assert (await app.post(CHAT, json.loads(BODY))).status_code == 429
+    for path in ("/health", "/ready", "/metrics"):
+        assert (await app.client.get(path)).status_code == 200
+    assert app.metrics(REQUESTS_IN_FLIGHT.name) == {REQUESTS_IN_FLIGHT.name: "1.0"}
+
+
+async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_took(app: Rig) -> None:
+    app.engine.pause_s = 0.2
+    inside = asyncio.create_task(app.post(CHAT, json.loads(BODY)))
+    await until(lambda: app.service.gate.requests == 1)
+    app.service.drain("the frontend is shutting down")
+    app.service.suspend("the worker is shutting down")  # what the fleet does meanwhile changes nothing
+    ready = await app.client.get("/ready")
+    assert (ready.status_code, ready.json()["reason"]) == (503, "the frontend is shutting down")
+    assert (await app.client.get("/health")).status_code == 200
+    refused = await app.post(CHAT, json.loads(BODY))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["connection"] == "close"
+    assert await app.service.gate.until_empty(30)
+    assert (await inside).status_code == 200
+
+
+async def test_waiting_for_an_empty_gate_has_an_end() -> None:
+    gate = Gate()
+    gate.enter("")
+    assert not await gate.until_empty(0.01)
+    gate.leave("")
+    assert await gate.until_empty(0.01)
+
+
+async def test_a_request_that_takes_too_long_is_answered_with_504() -> None:
+    app, gate, meter = door(silent, GateLimits(max_request_s=0.02))
+    late, task = await begin(app)
+    await task
+    assert (late.status, late.code) == (504, "deadline_exceeded")
+    assert "--request-timeout-s" in late.message
+    assert refusals(meter, "deadline_exceeded") == 1
+    assert gate.requests == 0
+
+
+async def test_a_stream_that_takes_too_long_ends_with_the_error_and_is_aborted() -> None:
+    streaming = Streaming()
+    app, gate, meter = door(streaming, GateLimits(max_request_s=0.05))
+    late, task = await begin(app)
+    await task
+    assert late.status == 200
+    first, error, done = [line for line in bytes(late.body).split(b"\n\n") if line]
+    assert first == b'data: {"text":"one"}'
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
+    assert done == b"data: [DONE]"
+    assert [stream.closed for stream in streaming.streams] == [1]
+    assert (gate.requests, refusals(meter, "deadline_exceeded")) == (0, 1)
+
+
+async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_were_whole() -> None:
+    app, gate, _ = door(half, GateLimits(max_request_s=0.02))
+    late = Exchange()
+    with pytest.raises(TimeoutError):
+        await late.run(app, CHAT, stream_of([BODY]))
+    assert bytes(late.body) == b"{"
+    assert gate.requests == 0
+
+
+async def test_a_timeout_of_the_application_itself_is_no_deadline_of_ours() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise TimeoutError("of its own")
+
+    app, gate, meter = door(failing, GateLimits(max_request_s=60))
+    with pytest.raises(TimeoutError, match="of its own"):
+        await Exchange().run(app, CHAT, stream_of([BODY]))
+    assert (gate.requests, refusals(meter, "deadline_exceeded")) == (0, None)
+
+
+async def test_a_client_that_leaves_a_stream_aborts_it_and_makes_room() -> None:
+    streaming = Streaming()
+    app, gate, _ = door(streaming, GateLimits(max_requests=1))
+    held = await begin(app)
+    await end(*held)
+    assert [stream.closed for stream in streaming.streams] == [1]
+    assert gate.requests == 0
+
+
+async def test_a_task_that_is_cancelled_while_it_streams_is_cancelled() -> None:
+    """Who leaves is told from who ends the task: only the former is no error."""
+    streaming = Streaming()
+    exchange, task = await begin(streaming)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [stream.closed for stream in streaming.streams] == [1]
+    assert exchange.status == 200
+
+
+def test_no_request_at_all_is_no_limit_but_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="--max-requests"):
+        GateLimits(max_requests=0)

@@ -1,0 +1,412 @@
+"""The OpenAPI document is true: schemathesis calls all operations with what fits their schemas and what breaks them.
+
+No 500; no status, content type, header or shape that is not in the document; what breaks a schema is refused. Left out:
+what schemathesis makes to break the form for clips, since it fails on files; a test of its own breaks each field of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Response
+from pydantic import TypeAdapter
+from schemathesis import Case, GenerationMode
+from starlette.testclient import TestClient
+
+from semel.cache import LruCache
+from semel.core import Feature, Key, Keyring, Layout, Media, Tensor
+from semel.engine import Output, Stream, Submission
+from semel.errors import MediaUndecodable, RequestError, ServiceError, told_kinds
+from semel.frontend.app import create_app
+from semel.frontend.exchange import as_error
+from semel.frontend.fields import REFUSED
+from semel.frontend.forms import FORM
+from semel.frontend.openapi import DocumentedApp, takes
+from semel.frontend.pace import PaceLimits
+from semel.frontend.requests import ChatCompletionRequest, DetokenizeRequest
+from semel.frontend.service import Service
+from semel.frontend.shapes import Detokenized
+from semel.http import error_body
+from semel.openapi import JSON, shape
+from semel.render import ChatRenderer, Pipeline
+from semel.telemetry import Meter
+from semel.testing.engine import EchoEngine
+from tests.frontend import rig as rigs
+from tests.frontend.conformance import EVENTS, NEGATIVE, POSITIVE, Served, served, validator
+from tests.frontend.hearing import TOKENIZER, Hearing, clip
+from tests.frontend.rig import Rig, rig
+from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
+
+ROOT = Path(__file__).parent.parent.parent
+KEY = "a-client-s-key-0123456789"
+FEW, MANY = 5, 50
+
+
+@cache
+def document(*, secured: bool = False) -> dict[str, Any]:
+    return create_app(Service(), Meter(), Keyring([("acme", KEY)]) if secured else None).openapi()
+
+
+OPERATIONS = sorted(f"{method.upper()} {path}" for path, told in document()["paths"].items() for method in told)
+TAKEN = {f"POST {path}": told["post"]["requestBody"] for path, told in document()["paths"].items() if "post" in told}
+TYPED = sorted(label for label, body in TAKEN.items() if JSON in body["content"])
+CLIPS = sorted(label for label, body in TAKEN.items() if FORM in body["content"])
+STREAMS = ["POST /inference/v1/generate", "POST /v1/chat/completions", "POST /v1/completions"]
+
+
+class Spoken:
+    """The answer of an engine that talks."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        self._outputs = outputs
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        for output in self._outputs:
+            yield output
+
+    async def close(self) -> None:
+        pass
+
+
+async def talk(submission: Submission) -> Spoken:
+    """What an engine answers that tells all that it is asked for: every choice, log probabilities, calls of tools."""
+    asked = submission.sampling
+    tokens = (65, 66)
+    logprobs = texts = told = None
+    if asked.get("logprobs") is not None or asked.get("logprob_token_ids"):
+        logprobs = tuple({token: -0.5, 67: float("-inf")} for token in tokens)
+        texts = tuple({token: "é"} for token in tokens)
+    if asked.get("prompt_logprobs") is not None:
+        told = (None, *({token: (-1.0, 1, None)} for token in submission.prompt.token_ids[1:]))
+    outputs = []
+    for index in range(int(str(asked.get("n", 1)))):
+        outputs.append(Output(index, "né", tokens, logprobs, texts=texts, cached_tokens=0, prompt_logprobs=told))
+        outputs.append(Output(index, "", (), finish_reason="stop", message=_message(submission)))
+    return Spoken(outputs)
+
+
+def _message(submission: Submission) -> Mapping[str, Any] | None:
+    dialogue = submission.dialogue
+    if dialogue is None or not dialogue.tools:
+        return None
+    call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return {"reasoning": "hm", "content": None, "tool_calls": [{"index": 0, **call} if dialogue.stream else call]}
+
+
+@contextmanager
+def patched(engine: EchoEngine, submit: Callable[[Submission], Coroutine[Any, Any, Stream]]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "submit", submit)
+        yield
+
+
+@asynccontextmanager
+async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = None) -> AsyncIterator[FastAPI]:
+    """A frontend whose model chats."""
+    drawing = Drawing(renderer, LruCache(64 * FEATURE_BYTES))
+
+    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
+        if not re.fullmatch(rb"[0-9]{1,3}", bytes(media.data)):
+            raise MediaUndecodable("not drawn")
+        return await drawing.process(media, options)
+
+    async with rig(folder, replace(drawing.pipeline, process=process), keys=keys) as made:
+        made.service.pace = PaceLimits(per_s=0)
+        with patched(made.engine, talk):
+            yield made.app
+
+
+@asynccontextmanager
+async def hearing(folder: Path) -> AsyncIterator[FastAPI]:
+    """A frontend whose model transcribes."""
+
+    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
+        tensor = Tensor("uint8", (len(media.data),), memoryview(media.data))
+        return Feature("audio", {"input_features": tensor}, Layout((0,) * 4))
+
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rigs, "CONTRACT", replace(rigs.CONTRACT, max_items={"audio": 1}))
+            pipeline = Pipeline(TOKENIZER, None, process, "heard", Key(bytes(32)))
+            made = await stack.enter_async_context(rig(folder, pipeline))
+        made.service.pace = PaceLimits(per_s=0)
+        stack.enter_context(patched(made.engine, Hearing().submit))
+        yield made.app
+
+
+@asynccontextmanager
+async def alone(app: FastAPI) -> AsyncIterator[FastAPI]:
+    yield app
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory, parts_renderer: ChatRenderer) -> Iterator[Served]:
+    with served(lambda: chatting(tmp_path_factory.mktemp("chats"), parts_renderer)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, parts_renderer: ChatRenderer) -> Iterator[Served]:
+    keys = Keyring([("acme", KEY)])
+    folder = tmp_path_factory.mktemp("keys")
+    with served(lambda: chatting(folder, parts_renderer, keys), {"Authorization": f"Bearer {KEY}"}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(lambda: hearing(tmp_path_factory.mktemp("clips"))) as made:
+        yield made
+
+
+def usable(case: Case[Any]) -> None:
+    """Ask for the model that is served and with words: otherwise most answers would be 404, or that there are none."""
+    if isinstance(case.body, dict):
+        case.body.pop("model", None)
+        if case.body.get("prompt") == "":
+            case.body["prompt"] = "hello"
+
+
+def streamed(case: Case[Any]) -> None:
+    usable(case)
+    if isinstance(case.body, dict):
+        case.body["stream"] = True
+        case.body.pop("prompt_logprobs", None)
+
+
+def spoken(case: Case[Any]) -> None:
+    """Send a clip: hardly any bytes are one."""
+    usable(case)
+    body: Any = case.body
+    body["file"] = clip(0.1)
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_what_fits_the_document_is_answered_as_it_says(chats: Served, label: str) -> None:
+    chats.examine(label, POSITIVE, count=FEW, change=usable)
+
+
+@pytest.mark.parametrize("label", TYPED)
+def test_what_breaks_the_document_is_refused_as_it_says(chats: Served, label: str) -> None:
+    chats.examine(label, NEGATIVE, count=FEW, change=usable)
+
+
+@pytest.mark.parametrize("label", STREAMS)
+def test_streams_have_the_events_that_the_document_tells(chats: Served, label: str) -> None:
+    chats.examine(label, POSITIVE, count=3 * FEW, change=streamed)
+    assert chats.answers[label, 200, EVENTS] > 0
+
+
+@pytest.mark.parametrize("label", CLIPS)
+def test_clips_are_answered_as_the_document_says(clips: Served, label: str) -> None:
+    clips.examine(label, POSITIVE, count=3 * FEW, change=spoken)
+    assert clips.answers[label, 200, JSON] > 0
+
+
+@pytest.mark.parametrize("label", CLIPS)
+def test_what_breaks_the_form_for_clips_is_refused(clips: Served, label: str) -> None:
+    name = TAKEN[label]["content"][FORM]["schema"]["$ref"].rpartition("/")[2]
+    schema = clips.document["components"]["schemas"][name]
+    breaking = {"integer": "1.5", "number": "hot", "boolean": "maybe"}
+    sent = {"unheard-of": "x"}
+    for name, told in schema["properties"].items():
+        kinds = [told, *told.get("anyOf", ())]
+        for kind in kinds:
+            if kind.get("type") in breaking:
+                sent[name] = breaking[kind["type"]]
+            elif {"enum", "const"} & kind.keys():
+                sent[name] = "other"
+            elif "maxLength" in kind:
+                sent[name] = "x" * (kind["maxLength"] + 1)
+    assert len(sent) > 10
+    for name, value in sent.items():
+        files = {"file": ("clip.wav", clip(0.1))}
+        reply = httpx.post(f"{clips.url}{label.removeprefix('POST ')}", data={name: value}, files=files, timeout=20)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), reply.text
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, label: str) -> None:
+    if label == "GET /metrics":
+        assert "/metrics" not in secured.document["paths"]
+        return
+    secured.examine(label, POSITIVE, count=2, headers={"Authorization": f"Bearer {KEY}"}, change=usable)
+    assert not secured.answers[label, 401, JSON]
+    secured.examine(label, POSITIVE, count=1, headers={"Authorization": ""})
+    is_open = label in {"GET /health", "GET /ready"}
+    assert bool(secured.answers[label, 401, JSON]) is not is_open
+    method, path = label.split()
+    assert ("security" in secured.document["paths"][path][method.lower()]) is not is_open
+
+
+def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
+    told = document()
+    client = TestClient(create_app(Service(pace=PaceLimits(per_s=0)), Meter()))
+    for path, operations in told["paths"].items():
+        for method, operation in operations.items():
+            reply = client.request(method, path, json={})
+            assert reply.status_code == (503 if "503" in operation["responses"] else 200)
+            response = operation["responses"][str(reply.status_code)]
+            if "$ref" in response:
+                response = told["components"]["responses"][response["$ref"].rpartition("/")[2]]
+                assert "Retry-After" in reply.headers
+            if "content" in response and JSON in response["content"]:
+                validator(told, response["content"][JSON]["schema"]).validate(reply.json())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", TYPED)
+def test_every_bound_of_the_document_is_where_it_says(chats: Served, label: str) -> None:
+    chats.cover(label, change=usable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", TYPED)
+def test_much_that_fits_and_much_that_breaks_the_document_is_answered_as_it_says(chats: Served, label: str) -> None:
+    chats.examine(label, POSITIVE, count=MANY, change=usable)
+    chats.examine(label, NEGATIVE, count=MANY, change=usable)
+
+
+def planted(answer: Callable[[], Response]) -> AbstractAsyncContextManager[FastAPI]:
+    """An application that tells the truth of one route, but for what it answers."""
+    app = DocumentedApp(secured=False)
+    told = takes(TypeAdapter(DetokenizeRequest), {JSON: shape(Detokenized)})
+
+    @app.post("/detokenize", openapi_extra=told)
+    async def detokenize() -> Response:
+        """The text of tokens."""
+        return answer()
+
+    return alone(app)
+
+
+def _json(status: int, body: object, kind: str = JSON) -> Response:
+    return Response(json.dumps(body), status, media_type=kind)
+
+
+LIES: dict[str, tuple[GenerationMode, Callable[[], Response], str]] = {
+    "a status that is not told": (POSITIVE, lambda: _json(418, {}), "Undocumented status code"),
+    "a failure": (POSITIVE, lambda: _json(500, {}), "Server error"),
+    "a field that is not told": (POSITIVE, lambda: _json(200, {"prompt": "", "more": 1}), "Response violates schema"),
+    "a field that is missing": (POSITIVE, lambda: _json(200, {}), "Response violates schema"),
+    "another code": (POSITIVE, lambda: _json(400, {"error": {"code": "?"}}), "Response violates schema"),
+    "another content type": (POSITIVE, lambda: _json(200, {"prompt": ""}, "text/html"), "Undocumented Content-Type"),
+    "no Retry-After": (
+        POSITIVE,
+        lambda: _json(429, error_body("", code="too_many_requests", status=429)),
+        "Missing required response headers",
+    ),
+    "what breaks the schema is taken": (
+        NEGATIVE,
+        lambda: _json(200, {"prompt": ""}),
+        "Schema-violating request accepted",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_application_that_answers_otherwise_is_caught(lie: str) -> None:
+    mode, answer, found = LIES[lie]
+    with served(lambda: planted(answer)) as made, pytest.raises(BaseExceptionGroup, match=found):
+        made.examine("POST /detokenize", mode, count=FEW)
+
+
+@pytest.mark.parametrize("kind", told_kinds(), ids=lambda kind: kind.__name__)
+def test_every_error_is_told_with_its_code_and_headers(kind: type[RequestError | ServiceError]) -> None:
+    told = document(secured=True)
+    answer = as_error(kind("why"))
+    error = told["components"]["responses"][f"Error{answer.status_code}"]
+    validator(told, error["content"][JSON]["schema"]).validate(json.loads(bytes(answer.body)))
+    assert ("Retry-After" in answer.headers) is ("Retry-After" in error.get("headers", {}))
+    assert str(kind.status) in told["paths"]["/v1/chat/completions"]["post"]["responses"]
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_every_reference_resolves(secured: bool) -> None:
+    """Found: bodies referred to `#/$defs`, which a document does not have."""
+    told = document(secured=secured)
+    for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(told)):
+        place: Any = told
+        for name in reference.removeprefix("#/").split("/"):
+            place = place[name]
+    assert "$defs" not in json.dumps(told)
+
+
+def test_every_operation_tells_what_it_takes_and_answers() -> None:
+    """Found: the routes that render and tokenize told neither."""
+    for path, operations in document()["paths"].items():
+        for method, told in operations.items():
+            assert told["summary"]
+            assert ("requestBody" in told) is (method == "post")
+            assert "content" in told["responses"]["200"] or path == "/health"
+
+
+def test_the_document_tells_what_is_as_good_as_left_out() -> None:
+    """Found: null and the values that mean nothing broke the schemas, and were accepted."""
+    told = document()
+    accepts = validator(told, told["components"]["schemas"]["ChatCompletionRequest"])
+    hello = {"messages": [{"role": "user", "content": "hello"}]}
+    assert accepts.is_valid(hello | dict.fromkeys(ChatCompletionRequest.model_fields.keys() - {"messages"}))
+    for name, (neutral, _) in REFUSED.items():
+        if name not in ChatCompletionRequest.model_fields:
+            assert all(accepts.is_valid(hello | {name: value}) for value in (None, *neutral))
+            assert not accepts.is_valid(hello | {name: "something else"})
+
+
+async def test_what_is_rendered_fits_what_generating_takes(app: Rig) -> None:
+    """Found: bounds of a rendered prompt were not told (`request_id`), nor what of it is always null."""
+    told = document()
+    accepts = validator(told, told["components"]["schemas"]["GenerateRequest"])
+    content = [*map(image_part, (1, 2)), {"type": "text", "text": "?"}]
+    body = {"messages": [{"role": "user", "content": content}], "stream": True, "temperature": 0.5}
+    rendered = await app.ok("/v1/chat/completions/render", body)
+    accepts.validate(rendered)
+    assert not accepts.is_valid(rendered | {"request_id": ""})
+    assert not accepts.is_valid(rendered | {"sampling_params": {"heat": 1}})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"tempurature": 1}, "tempurature"),
+        ("/v1/chat/completions", {"n": 1_000}, "n"),
+        ("/v1/chat/completions", {"temperature": "hot"}, "temperature"),
+        ("/v1/chat/completions", {"best_of": 2}, "best_of"),
+        ("/v1/chat/completions", {"stream_options": {}}, "stream_options"),
+        ("/v1/chat/completions", {"model": "gpt-5"}, "model"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "cube"}]}]},
+            "messages[0].content[0]",
+        ),
+        ("/v1/chat/completions", {"messages": [{"content": ""}]}, "messages[0].role"),
+        ("/v1/completions", {"prompt": [2**31 - 1]}, "prompt"),
+        ("/tokenize", {"prompt": 1}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "sampling_params.n"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "request_id": ""}, "request_id"),
+        ("/v1/chat/completions", {"x" * 1_000: 1}, "x" * 256),
+        ("/v1/completions", {"prompt": ""}, None),
+    ],
+)
+async def test_an_error_names_the_field_at_fault_as_openai_s_do(
+    app: Rig, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    hello = {"messages": [{"role": "user", "content": "hello"}]} if "chat" in path else {}
+    error = (await app.post(path, hello | fields)).json()["error"]
+    assert error["param"] == param
+    assert param is None or param in error["message"]
+
+
+def test_the_document_in_the_repository_is_that_of_the_code() -> None:
+    written = json.loads((ROOT / "docs/openapi.json").read_text())
+    assert written == document(secured=True), "write it anew: scripts/openapi"

@@ -1,0 +1,253 @@
+"""S12 on every route: a tenant can neither use, see nor time what another has sent (CVE-2025-46570).
+
+Each route has its probes in a table. A probe is a request of umbra, with all that it may have learnt of acme's. It is
+asked in a world where acme was busy with the same image, and in one where acme never was: the answers are equal byte
+for byte, and so is the work that is done for them. A route that is not in the table fails the first test. The control
+is a frontend that shares what it holds: every probe that could profit from it is shown to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cache import LruCache
+from semel.core import Feature, Keyring, Media
+from semel.frontend.inspection import SAFETENSORS
+from semel.frontend.unsupported import UNSUPPORTED
+from semel.render import ChatRenderer
+from tests.frontend.rig import rig
+from tests.render.conftest import folder, parts_renderer
+from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
+from tests.security.test_s17_authentication import routes_of
+from tests.security.worlds import (
+    ACME,
+    CHAT,
+    CLIP,
+    CLIPS,
+    GENERATE,
+    RENDER,
+    UMBRA,
+    Loot,
+    View,
+    body,
+    busy,
+    chatting,
+    hearing,
+    share_everything,
+    view,
+    with_parts,
+)
+
+__all__ = ["folder", "parts_renderer"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A request of umbra, made of what it knows of acme."""
+
+    name: str
+    request: Callable[[Loot], Mapping[str, Any]]
+    profits: bool = True
+    """Whether it tells acme's world from the other if tenants share what is held."""
+
+
+def _file(content: bytes) -> Mapping[str, Any]:
+    return {"content": content, "headers": {"content-type": SAFETENSORS}}
+
+
+def _stolen(loot: Loot) -> dict[str, Any]:
+    return {**loot.rendered, "features": loot.answer["features"]}
+
+
+def _untagged(loot: Loot) -> dict[str, Any]:
+    return {**loot.rendered, "features": {**loot.rendered["features"], "mm_tags": None}}
+
+
+HELLO: Mapping[str, Any] = {"json": {"prompt": "hello"}}
+CLIP_FORM: Mapping[str, Any] = {"files": {"file": ("clip.wav", CLIP)}, "data": {"language": "en"}}
+
+PROBES: Mapping[str, tuple[Probe, ...]] = {
+    f"POST {CHAT}": (
+        Probe("the same image", lambda _: {"json": body(1)}),
+        Probe("streamed", lambda _: {"json": body(1, stream=True)}),
+        Probe("its digest as a uuid", lambda loot: {"json": with_parts({"uuid": loot.digest})}),
+        Probe(
+            "its digest as a uuid, and no image",
+            lambda loot: {"json": with_parts({"uuid": loot.digest, "image_url": None})},
+            profits=False,
+        ),
+        Probe("acme as a salt", lambda _: {"json": body(1, cache_salt="acme")}),
+        Probe("acme's own salt of prefixes", lambda _: {"json": body(1, cache_salt="\0acme\n")}),
+    ),
+    "POST /v1/completions": (
+        Probe("the same text", lambda _: HELLO),
+        Probe("acme as a salt", lambda _: {"json": {"prompt": "hello", "cache_salt": "\0acme\n"}}, profits=False),
+    ),
+    f"POST {GENERATE}": (
+        Probe("its digest and its tag", lambda loot: {"json": loot.rendered}),
+        Probe("its digest and its tag, streamed", lambda loot: {"json": {**loot.rendered, "stream": True}}),
+        Probe("its digest without a tag", lambda loot: {"json": _untagged(loot)}),
+        Probe("its digest under acme's salt", lambda loot: {"json": {**loot.rendered, "cache_salt": "\0acme\n"}}),
+        Probe("the digest of what it sent", lambda loot: {"json": _stolen(loot)}),
+        Probe("its file and its seals", lambda loot: _file(loot.file)),
+        Probe("its file", lambda loot: _file(loot.unsealed)),
+        Probe("its tensors", lambda loot: {"json": loot.packed}),
+    ),
+    f"POST {RENDER}": (
+        Probe("the same image", lambda _: {"json": body(1)}),
+        Probe("its tensors", lambda _: {"json": body(1), "headers": {"accept": SAFETENSORS}}, profits=False),
+    ),
+    "POST /v1/completions/render": (Probe("the same text", lambda _: HELLO, profits=False),),
+    "POST /tokenize": (
+        Probe("the same image", lambda _: {"json": body(1)}),
+        Probe("the same text", lambda _: HELLO, profits=False),
+    ),
+    "POST /detokenize": (
+        Probe("its prompt", lambda loot: {"json": {"tokens": loot.rendered["token_ids"]}}, profits=False),
+    ),
+    **{f"POST {path}": (Probe("the same clip", lambda _: CLIP_FORM),) for path in CLIPS},
+    **{
+        f"GET {path}": (Probe("as it is", lambda _: {}, profits=False),)
+        for path in ("/health", "/ready", "/metrics", "/version", "/v1/models", "/openapi.json")
+    },
+    **{
+        f"{method} {path}": (Probe("as it is", lambda _: {}, profits=False),)
+        for path in UNSUPPORTED
+        for method in ("GET", "POST", "DELETE")
+    },
+}
+"""By route: all that umbra could try there."""
+
+CASES = {
+    f"{route} {probe.name}": (route, probe)
+    for route, probes in PROBES.items()
+    for probe in probes
+    if route.partition(" ")[2] not in UNSUPPORTED
+}
+PROFITS = {name: (route, probe) for name, (route, probe) in CASES.items() if probe.profits}
+
+
+async def test_every_route_has_its_probes_in_the_table(tmp_path: Path, parts_renderer: ChatRenderer) -> None:
+    async with chatting(tmp_path / "w", parts_renderer) as world:
+        routes = {f"{method} {path}" for method, path in routes_of(world.app.app)}
+    assert routes == PROBES.keys()
+
+
+async def views(
+    tmp_path: Path, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, route: str, probe: Probe
+) -> tuple[View, View]:
+    """What umbra can tell where acme was busy, and where it was not."""
+    method, _, path = route.partition(" ")
+    if path in CLIPS:
+        async with hearing(tmp_path / "a", monkeypatch) as with_acme, hearing(tmp_path / "b", monkeypatch) as without:
+            for its_path in CLIPS * 2:
+                assert (await with_acme.ask(ACME, "POST", its_path, **CLIP_FORM)).status_code == 200
+            return (
+                await view(with_acme, monkeypatch, method, path, CLIP_FORM),
+                await view(without, monkeypatch, method, path, CLIP_FORM),
+            )
+    async with chatting(tmp_path / "a", renderer) as with_acme, chatting(tmp_path / "b", renderer) as without:
+        request = probe.request(await busy(with_acme, ACME))
+        return (
+            await view(with_acme, monkeypatch, method, path, dict(request)),
+            await view(without, monkeypatch, method, path, dict(request)),
+        )
+
+
+@pytest.mark.parametrize(("route", "probe"), CASES.values(), ids=CASES)
+async def test_nobody_can_tell_whether_another_tenant_was_there(
+    tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, route: str, probe: Probe
+) -> None:
+    with_acme, without = await views(tmp_path, parts_renderer, monkeypatch, route, probe)
+    assert with_acme == without
+    assert not with_acme.shares_prefix
+
+
+@pytest.mark.parametrize(("route", "probe"), PROFITS.values(), ids=PROFITS)
+async def test_a_naive_frontend_tells_what_another_tenant_has_sent(
+    tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, route: str, probe: Probe
+) -> None:
+    share_everything(monkeypatch)
+    with_acme, without = await views(tmp_path, parts_renderer, monkeypatch, route, probe)
+    assert with_acme != without
+
+
+async def test_routes_that_are_not_supported_answer_everybody_alike(
+    tmp_path: Path, parts_renderer: ChatRenderer
+) -> None:
+    async with chatting(tmp_path / "w", parts_renderer) as world:
+        for path in UNSUPPORTED:
+            mine, theirs = [await world.ask(key, "POST", path, json=body(1)) for key in (ACME, UMBRA)]
+            assert (mine.status_code, mine.content) == (theirs.status_code, theirs.content) == (404, mine.content)
+        assert world.processed == []
+
+
+async def test_a_foreign_digest_is_not_even_looked_up(
+    tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known or unknown, held or not: what is not the tenant's own costs one hash, and its answer is the same."""
+    async with chatting(tmp_path / "w", parts_renderer) as world:
+        loot = await busy(world, ACME)
+        known = await view(world, monkeypatch, "POST", GENERATE, {"json": loot.rendered})
+        features = {**loot.rendered["features"], "mm_hashes": {"image": ["0" * 64]}}
+        request = {"json": {**loot.rendered, "features": features}}
+        unknown = await view(world, monkeypatch, "POST", GENERATE, request)
+    assert known.looked_up == unknown.looked_up == 0
+    assert known.text.replace(loot.digest, "0" * 64) == unknown.text
+    assert (known.status, known.headers, known.work) == (unknown.status, unknown.headers, unknown.work)
+
+
+PROCESS_S = 0.05
+TRIALS = 15
+
+
+async def advantage_s(tmp_path: Path, renderer: ChatRenderer, path: str) -> float:
+    """How much sooner umbra is answered for an image that acme has sent than for one that nobody has: the median."""
+
+    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
+        await asyncio.sleep(PROCESS_S)  # what a processor takes
+        return drawn(media)
+
+    drawing = Drawing(renderer, LruCache(256 * FEATURE_BYTES))
+    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
+    pipeline = replace(drawing.pipeline, process=process)
+    async with rig(tmp_path, pipeline, engine_bytes=256 * FEATURE_BYTES, keys=keys) as app:
+
+        async def ask(key: str, number: int) -> float:
+            began = time.perf_counter()
+            reply = await app.client.post(path, json=body(number), headers={"authorization": f"Bearer {key}"})
+            assert reply.status_code == 200, reply.text
+            return time.perf_counter() - began
+
+        for number in range(TRIALS):
+            await ask(ACME, number)
+        await ask(UMBRA, 999)
+        differences = []
+        for number in range(TRIALS):  # in pairs, and each first as often as the other
+            order = [number, 100 + number]
+            took = {one: await ask(UMBRA, one) for one in (order if number % 2 else order[::-1])}
+            differences.append(took[100 + number] - took[number])
+    return statistics.median(differences)
+
+
+@pytest.mark.parametrize("path", [CHAT, RENDER, "/tokenize"])
+async def test_the_time_of_an_answer_does_not_tell_what_another_tenant_has_sent(
+    tmp_path: Path, parts_renderer: ChatRenderer, path: str
+) -> None:
+    assert abs(await advantage_s(tmp_path, parts_renderer, path)) < PROCESS_S / 2
+
+
+@pytest.mark.parametrize("path", [CHAT, RENDER, "/tokenize"])
+async def test_the_same_clock_catches_a_naive_frontend(
+    tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    share_everything(monkeypatch)
+    assert await advantage_s(tmp_path, parts_renderer, path) > PROCESS_S / 2

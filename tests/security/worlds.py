@@ -1,0 +1,234 @@
+"""Two worlds for one tenant: in one another has been busy, in the other it never was. Nobody may tell them apart.
+
+What a tenant can tell is a view: the answer to its request, and the work that was done for it, since work takes time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.msgpack import Ext
+
+from semel.cache import LruCache
+from semel.core import Digest, Feature, Field, Key, Keyring, Layout, Media, Modality, Tenant, Tensor
+from semel.frontend import given
+from semel.frontend.attribution import feature_digest
+from semel.frontend.inspection import SAFETENSORS
+from semel.frontend.remote import RemoteWorker
+from semel.frontend.service import Serving
+from semel.render import ChatRenderer, Pipeline
+from semel.wire.safetensors import Given, read_file, write
+from tests.frontend import rig as rigs
+from tests.frontend.hearing import TOKENIZER
+from tests.frontend.rig import Rig, rig
+from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
+from tests.waiting import until
+
+ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+RENDER, CLIPS = f"{CHAT}/render", ("/v1/audio/transcriptions", "/v1/audio/translations")
+CLIP = (
+    b"RIFF"
+    + (36 + 3_200).to_bytes(4, "little")
+    + (
+        b"WAVEfmt \x10\0\0\0\1\0\1\0"
+        + (16_000).to_bytes(4, "little")
+        + (32_000).to_bytes(4, "little")
+        + b"\2\0\x10\0data"
+    )
+    + (3_200).to_bytes(4, "little")
+    + bytes(3_200)
+)
+
+_VOLATILE = re.compile(r"(chatcmpl|cmpl|generate-tokens|transcribe)-[0-9a-z-]+|\"created\":\s*\d+")
+
+
+@dataclass
+class World:
+    """A frontend with two tenants, and what it has done."""
+
+    app: Rig
+    processed: list[Any]
+
+    async def ask(self, key: str, method: str, path: str, **request: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}", **request.pop("headers", {})}
+        return await self.app.client.request(method, path, headers=headers, **request)
+
+    def work(self) -> Mapping[str, float]:
+        """What has been done, in numbers that only grow."""
+        names = ("semel_mm_cache", "semel_features_sent", "semel_feature_bytes", "semel_features_repaired")
+        counted = {name: float(value) for prefix in names for name, value in self.app.metrics(prefix).items()}
+        counted = {name: value for name, value in counted.items() if name.partition("{")[0].endswith("_total")}
+        return {**counted, "processed": len(self.processed), "submitted": self.app.engine.submissions}
+
+
+@dataclass(frozen=True)
+class View:
+    """What a tenant can tell of one request: the answer, and by the time that it took, the work."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    text: str
+    work: tuple[tuple[str, float], ...]
+    looked_up: int
+    shares_prefix: bool
+
+
+@dataclass(frozen=True)
+class Loot:
+    """All that acme was told and has sent, but for its key, in umbra's hands."""
+
+    rendered: Mapping[str, Any]
+    file: bytes
+    packed: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    """Of what was sent packed: it tells the digests of these bytes, and their tags."""
+
+    @property
+    def digest(self) -> str:
+        hashes: Sequence[str] = self.rendered["features"]["mm_hashes"]["image"]
+        return hashes[0]
+
+    @property
+    def unsealed(self) -> bytes:
+        """The file without its seals."""
+        file = read_file(memoryview(self.file))
+        prompt = json.loads(file.texts["generate"])
+        del prompt["features"]["mm_seals"]
+        features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, Given)}
+        return b"".join(write(features, {"generate": json.dumps(prompt)}))
+
+
+@asynccontextmanager
+async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]:
+    """A frontend for chats, which knows what an image's tensors look like."""
+    drawing = Drawing(renderer, LruCache(64 * FEATURE_BYTES))
+    async with rig(folder, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=_keys()) as made:
+        serving = made.service.serving()
+        fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
+        made.service.begin(Serving(serving.fleet, replace(serving.contract, fields=fields), serving.pipeline))
+        yield World(made, drawing.processed)
+
+
+@asynccontextmanager
+async def hearing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """A frontend for clips."""
+    processed: list[Any] = []
+
+    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
+        processed.append(media.data)
+        tensor = Tensor("uint8", (len(media.data),), memoryview(media.data))
+        return Feature("audio", {"input_features": tensor}, Layout((0,) * 4))
+
+    monkeypatch.setattr(rigs, "CONTRACT", replace(rigs.CONTRACT, max_items={"audio": 1}))
+    pipeline = Pipeline(TOKENIZER, None, process, "heard", Key(bytes(32)), LruCache(1 << 20))
+    async with rig(folder, pipeline, engine_bytes=1 << 20, keys=_keys()) as made:
+        yield World(made, processed)
+
+
+def _keys() -> Keyring:
+    return Keyring([("acme", ACME), ("umbra", UMBRA)])
+
+
+def body(number: int, **fields: Any) -> dict[str, Any]:
+    return {"messages": list(chat(number).messages), **fields}
+
+
+def with_parts(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat with image 1, whose part is changed."""
+    asked = json.loads(json.dumps(body(1)))
+    part = asked["messages"][0]["content"][0]
+    part.update(changes)
+    return {**asked}
+
+
+def packed(rendered: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A rendered prompt with the tensors of its one image in it, as vLLM gives them."""
+    tensor = drawn(Media("image", str(number).encode())).tensors["pixel_values"]
+    element: dict[str, object] = {
+        "data": (tensor.dtype, tensor.shape, Ext(3, bytes(tensor.data))),
+        "field": ("batched", {}),
+    }
+    data = base64.b64encode(msgspec.msgpack.encode({"pixel_values": element})).decode()
+    features = {**rendered["features"], "mm_tags": {}, "mm_hashes": {"image": ["its-name"]}}
+    return {**rendered, "features": {**features, "kwargs_data": {"image": [data]}}}
+
+
+async def busy(world: World, key: str) -> Loot:
+    """A tenant uses every route that takes or gives anything of an image, which is injected too; what it learns."""
+
+    async def ok(path: str, **request: Any) -> httpx.Response:
+        reply = await world.ask(key, "POST", path, **request)
+        assert reply.status_code == 200, reply.text
+        return reply
+
+    tensors = {"accept": SAFETENSORS}
+    rendered = (await ok(RENDER, json=body(1))).json()
+    file = (await ok(RENDER, json=body(1), headers=tensors)).content
+    sent = packed(rendered, 1)
+    for _ in range(2):
+        await ok(CHAT, json=body(1))
+        await ok("/tokenize", json=body(1))
+        await ok("/v1/completions", json={"prompt": "hello"})
+        await ok(GENERATE, content=file, headers={"content-type": SAFETENSORS})
+        answer = (await ok(GENERATE, json=sent)).json()
+    loot = Loot(rendered, file, sent, answer)
+    await until(lambda: world.app.worker.holding(Digest(bytes.fromhex(loot.digest))) is not None)
+    await ok(GENERATE, json=rendered)
+    await ok(GENERATE, content=loot.unsealed, headers={"content-type": SAFETENSORS})
+    await world.app.engine.inject(Digest(bytes.fromhex(loot.digest)), drawn(Media("image", b"1")))
+    return loot
+
+
+async def view(world: World, monkeypatch: pytest.MonkeyPatch, method: str, path: str, request: Any) -> View:
+    """What umbra can tell of a request."""
+    before, salts = world.work(), set(world.app.engine.salts)
+    submitted = world.app.engine.submissions
+    with monkeypatch.context() as patched:
+        lookups = _count_lookups(patched)
+        reply = await world.ask(UMBRA, method, path, **request)
+    last, after = world.app.engine.last, world.work()
+    shares = world.app.engine.submissions > submitted and last is not None and last.cache_salt in salts
+    grown = ((name, after[name] - before.get(name, 0.0)) for name in sorted(after))
+    return View(
+        reply.status_code,
+        tuple(sorted((name, value) for name, value in reply.headers.items() if name != "x-request-id")),
+        _VOLATILE.sub("_", reply.content.decode(errors="replace")),
+        tuple((name, amount) for name, amount in grown if amount),
+        len(lookups),
+        shares,
+    )
+
+
+def _count_lookups(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
+    """Every digest that is looked up in what a worker holds, and is found: a miss costs the same whoever asks."""
+    found: list[Digest] = []
+    holding = RemoteWorker.holding
+
+    def counted(self: RemoteWorker, digest: Digest) -> Any:
+        found.append(digest)
+        return holding(self, digest)
+
+    monkeypatch.setattr(RemoteWorker, "holding", counted)
+    return found
+
+
+def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The naive frontend: what one tenant has sent is there for all."""
+    identity = Pipeline._identity
+    monkeypatch.setattr(
+        Pipeline, "_identity", lambda self, modality, options, _: identity(self, modality, options, None)
+    )
+    monkeypatch.setattr(given, "is_of", lambda *_: True)
+    monkeypatch.setattr(given, "feature_digest", lambda feature, _, key: feature_digest(feature, Tenant(), key))
+    monkeypatch.setattr(Tenant, "prefix_salt", property(lambda self: self.salt))

@@ -1,0 +1,96 @@
+"""The containers: linted, and held to the code. No container engine runs here, so nothing is built."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from semel.cli.app import app
+from semel.processing.fingerprint import PACKAGES
+
+ROOT = Path(__file__).parent.parent
+CONTAINERS = ROOT / "containers"
+FILES = sorted(CONTAINERS.glob("*.Containerfile"))
+TOOLS = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_containerfile_passes_its_linter(file: Path) -> None:
+    done = subprocess.run([TOOLS / "hadolint", file], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_linter_finds_what_is_wrong(tmp_path: Path) -> None:
+    wrong = tmp_path / "Containerfile"
+    wrong.write_text("FROM python\nRUN apt-get install gcc\n")
+    done = subprocess.run([TOOLS / "hadolint", wrong], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+
+
+def test_the_compose_file_keeps_to_the_specification(tmp_path: Path) -> None:
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text("services:\n  worker:\n    imagine: this\n")
+    codes = [
+        subprocess.run(
+            [TOOLS / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", file],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        ).returncode
+        for file in (CONTAINERS / "compose.yaml", wrong)
+    ]
+    assert codes[0] == 0
+    assert codes[1] != 0
+
+
+def test_the_pinned_versions_are_those_that_the_tests_run_with() -> None:
+    pinned = dict(re.findall(r"^([a-z]+)==(\S+)$", (CONTAINERS / "versions.txt").read_text(), re.MULTILINE))
+    assert pinned == {package: version(package).partition("+")[0] for package in PACKAGES}
+
+
+def test_what_is_copied_and_installed_is_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for file in FILES:
+        text = file.read_text()
+        for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+            assert all((ROOT / name).exists() for name in source.split())
+        (named,) = re.findall(r"\"\.\[(.+)\]\"", text)
+        assert set(named.split(",")) <= set(extras)
+
+
+def test_all_of_them_run_as_one_user_since_shared_memory_is_lent_to_no_other() -> None:
+    assert len({re.findall(r"^USER (\d+:\d+)$", file.read_text(), re.MULTILINE)[0] for file in FILES}) == 1
+
+
+@pytest.mark.parametrize("name", ["worker", "frontend-1", "frontend-2"])
+def test_a_service_is_started_with_flags_that_there_are(services: dict[str, Any], name: str) -> None:
+    command = name.partition("-")[0]
+    (entrypoint,) = re.findall(
+        r"^ENTRYPOINT (.+)$", (CONTAINERS / f"{command}.Containerfile").read_text(), re.MULTILINE
+    )
+    assert entrypoint == f'["semel", "{command}"]'
+    parsed = typer.main.get_command(app).commands[command].make_context(command, [*services[name]["command"]])  # type: ignore[attr-defined]
+    assert parsed.params["model"] == "/model"
+    assert all(flag.startswith("--served-model-name=") for flag in parsed.args), "these go to vLLM's own parser"
+
+
+def test_a_service_has_more_time_to_end_than_it_takes_for_draining(services: dict[str, Any]) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, service in services.items():
+        (drains,) = [flag.default for flag in commands[name.partition("-")[0]].params if flag.name == "drain_s"]
+        assert int(service["stop_grace_period"].removesuffix("s")) > drains

@@ -1,0 +1,180 @@
+"""The deadlines of connections over real sockets (S18), each beside what uvicorn does by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.http import ConnectionLimits, HttpServer
+from tests.waiting import until
+
+WITHIN_S = 20.0
+LONG_S = 60.0
+
+
+class App:
+    """Answers with megabytes to who asks for them, and else when it is let."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.let = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.set()
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            if scope["path"] == "/much":
+                leaving = asyncio.create_task(left(receive))
+                while not leaving.done():
+                    await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+                    await asyncio.sleep(0)
+                return
+            await self.let.wait()
+            await send({"type": "http.response.body", "body": b"ok"})
+        finally:
+            self.ended.set()
+
+
+async def left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Served:
+    """A server on a port of its own, and what it has counted."""
+
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            self.port = int(bound.getsockname()[1])
+        self.counted: list[str] = []
+        self.server = HttpServer(app, "127.0.0.1", self.port, limits, self.counted.append)
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp, **limits: float) -> AsyncIterator[Served]:
+    given: dict[str, Any] = {"idle_s": LONG_S, "headers_s": LONG_S, "stall_s": LONG_S} | limits
+    made = Served(app, ConnectionLimits(**given))
+    async with made.server.running():
+        yield made
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(WITHIN_S):
+        return await reader.read()
+
+
+def error_of(answer: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    return error
+
+
+async def test_headers_that_trickle_in_are_given_up_S18() -> None:
+    async with served(App(), headers_s=0.1) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        answer = await all_of(reader)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer.lower()
+    assert error_of(answer)["code"] == "request_timeout"
+    assert "--max-body-s" in error_of(answer)["message"]
+    assert made.counted == ["request_timeout"]
+
+
+async def test_so_are_those_of_a_second_request_S18() -> None:
+    app = App()
+    app.let.set()
+    async with served(app, headers_s=0.2) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHos")
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_a_naive_server_waits_for_headers_for_ever_S18() -> None:
+    """The control: uvicorn's own connection, whose only deadline is that between two requests."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        server = uvicorn.Server(uvicorn.Config(App(), timeout_keep_alive=0, log_config=None, lifespan="off"))
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        await until(lambda: server.started)
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(), 0.5)
+        writer.close()
+        server.should_exit = True
+        await serving
+
+
+async def test_a_connection_that_asks_nothing_is_closed_S18() -> None:
+    async with served(App(), idle_s=0.1) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        assert await all_of(reader) == b""
+        writer.close()
+    assert made.counted == []
+
+
+async def test_one_that_has_asked_and_waits_is_not() -> None:
+    app = App()
+    async with served(app, idle_s=0.1, headers_s=0.1) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(0.3)
+        app.let.set()
+        async with asyncio.timeout(WITHIN_S):
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_is_given_up_and_the_application_hears_of_it_S18() -> None:
+    app = App()
+    async with served(app, stall_s=0.2) as made:
+        _, writer = await asyncio.open_connection("127.0.0.1", made.port, limit=1)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /much HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(WITHIN_S):
+            await app.ended.wait()
+        writer.transport.abort()
+    assert made.counted == ["client_stalled"]
+
+
+async def test_what_is_no_http_is_refused_in_openai_s_shape() -> None:
+    async with served(App()) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"\x16\x03\x01 what?\r\n\r\n")
+        answer = await all_of(reader)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert error_of(answer)["code"] == "invalid_request"
+
+
+async def test_after_release_answers_under_way_end_their_connections_and_others_are_still_served() -> None:
+    app = App()
+    async with served(app) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.wait_for(app.asked.wait(), WITHIN_S)
+        made.server.release()
+        other_reader, other = await asyncio.open_connection("127.0.0.1", made.port)
+        other.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        app.let.set()
+        assert (await all_of(reader)).endswith(b"ok\r\n0\r\n\r\n")
+        assert (await all_of(other_reader)).endswith(b"ok\r\n0\r\n\r\n")
+        for one in (writer, other):
+            one.close()

@@ -1,0 +1,60 @@
+"""The documentation site builds, warnings are errors, and its reference is made from the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semel.telemetry.metrics import METRICS
+
+ROOT = Path(__file__).parent.parent
+MKDOCS = Path(sys.executable).parent / "mkdocs"
+
+
+def build(site: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    command = [str(MKDOCS), "build", "--strict", "--site-dir", str(site), "--config-file", str(config)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere(site: Path) -> None:
+    built = {page.stem for page in site.rglob("*.html")}
+    written = {page.stem for page in (ROOT / "docs").rglob("*.md")}
+    assert written <= built
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text("[nowhere](nowhere.md)\n")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text("site_name: wrong\n")
+    assert build(tmp_path / "site", config).returncode != 0
+
+
+def test_nothing_on_the_site_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        fetched = re.findall(r"<(?:script|img|link)[^>]*(?:src|href)=\"?(https?://[^\s\">]+)", page.read_text())
+        assert not fetched, page
+
+
+def test_the_reference_is_that_of_the_code(site: Path) -> None:
+    metrics = (site / "reference/metrics.html").read_text()
+    assert all(metric.name in metrics for metric in METRICS)
+    commands = (site / "reference/commands.html").read_text()
+    assert all(flag in commands for flag in ("--feature-cache-gb", "--encoder-planning", "--api-keys-file"))
+    assert "Submit" in (site / "reference/messages.html").read_text()
+    assert "context_length_exceeded" in (site / "reference/errors.html").read_text()
