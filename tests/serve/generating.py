@@ -30,6 +30,7 @@ async def rendered_by_vllm(rig: Rig, messages: list[dict[str, Any]]) -> Rendered
     from vllm.renderers.params import ChatParams
 
     params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
+    await rig.engine.reset()  # or vLLM renders references to what it holds, and no tensors
     _, (prompt,) = await rig.llm.renderer.render_chat_async([messages], params)
     await rig.engine.reset()  # what is held must not stand for what is sent
     features = extract_mm_features(prompt)
