@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from semel.cache import SharedCache
-from semel.core import Digest
-from semel.errors import ServiceError
+from semel.core import Digest, Media
+from semel.errors import MediaUndecodable, ServiceError
 from semel.processing import HfProcessor
 from semel.processing.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, content, picture
@@ -76,6 +76,15 @@ async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memor
     await pool.process(picture(140, 84))
     await asyncio.sleep(0)
     assert memory.occupied == 0
+
+
+async def test_a_layout_takes_no_room_and_counts_as_nothing_made_E1(pool: Pool, memory: SharedCache) -> None:
+    item, processed = picture(560, 560), pool.processed
+    layout = await pool.lay_out(item)
+    assert (memory.occupied, pool.processed) == (0, processed)
+    assert layout == (await pool.process(item, apart=True)).layout
+    with pytest.raises(MediaUndecodable):
+        await pool.lay_out(Media("image", b"no picture"))
 
 
 async def test_what_is_made_apart_takes_no_room_E1(pool: Pool, memory: SharedCache) -> None:

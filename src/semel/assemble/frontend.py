@@ -287,6 +287,7 @@ class _Parts:
             lookups=partial(self._count, fleet),
             layouts=self.layouts,
             process_apart=partial(pool.process, apart=True),
+            lay_out=pool.lay_out,
             cut=pool.cut,
             fetch=fetcher.fetch,
             timings=timings if options.collector is None else traced(timings),

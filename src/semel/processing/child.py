@@ -196,7 +196,10 @@ def _do(processor: Processor, load: Load, work: Work | Cut, media: bytes) -> Fea
     try:
         if isinstance(work, Cut):
             return processor.cut(Media("audio", media))
-        return processor.process(Media(work.modality, media, work.mime), work.options)
+        item = Media(work.modality, media, work.mime)
+        if work.only_layout:
+            return Feature(work.modality, {}, processor.lay_out(item, work.options))
+        return processor.process(item, work.options)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(work, Cut) or work.modality != "image":

@@ -7,9 +7,11 @@ in `families`.
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -42,6 +44,9 @@ _TEXT_OUTPUTS: Final = frozenset(
     {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids", "video_metadata"}
 )
 
+_MAX_SIZES: Final = 4_096
+"""Sizes of images whose layouts are remembered: a few MB."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -58,6 +63,9 @@ class HfProcessor:
     """The token that stands for an item of a modality in the prompt's text."""
 
     fingerprint: str
+
+    _layouts: OrderedDict[tuple[object, ...], Layout] = field(default_factory=OrderedDict, repr=False, compare=False)
+    """The layouts of images by their sizes and options, for a family where these decide; the last used stay."""
 
     @classmethod
     def load(cls, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Self:
@@ -83,10 +91,34 @@ class HfProcessor:
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        self._check(media, options or {})
+        return self._process(media, self._decode(media), options or {})
+
+    def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
+        """The layout of the feature that `process` would make; media that `process` refuses are refused.
+
+        An image is decoded, since what cannot be decoded has no layout. Where its size decides, the processor is asked
+        once for every size.
+        """
+        self._check(media, options or {})
+        if media.modality != "image" or not self.family.sized:
+            return self.process(media, options).layout
+        decoded = self._decode(media)
+        key = (decoded.size, json.dumps(options or {}, sort_keys=True))
+        if (layout := self._layouts.get(key)) is None:
+            layout = self._layouts[key] = self._process(media, decoded, options or {}).layout
+            if len(self._layouts) > _MAX_SIZES:
+                self._layouts.popitem(last=False)
+        self._layouts.move_to_end(key)
+        return layout
+
+    def _check(self, media: Media, options: Mapping[str, object]) -> None:
         if media.modality not in self.modalities:
             raise InvalidRequest(f"this model takes no {media.modality}; it takes {', '.join(self.modalities)}")
-        check_options(options or {}, self.family.options, max_value=self.limits.max_image_pixels)
-        output = self._call(media.modality, self._decode(media), options or {})
+        check_options(options, self.family.options, max_value=self.limits.max_image_pixels)
+
+    def _process(self, media: Media, decoded: Any, options: Mapping[str, object]) -> Feature:
+        output = self._call(media.modality, decoded, options)
         values = {name: value for name, value in output.items() if name not in _TEXT_OUTPUTS}
         tensors = {name: self._as_target(value) for name, value in self.family.tensors(values).items()}
         layout = self._layout(output)

@@ -11,14 +11,14 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from semel.cache import Reservation
-from semel.core import Feature, Media
+from semel.core import Feature, Layout, Media
 from semel.errors import ProtocolError, SemelError
 from semel.media import Pieces
 from semel.processing.pipe import Answer, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
 from semel.telemetry.inhand import span_in_hand
 from semel.telemetry.tracing import Value
 
-__all__ = ["Cutting", "Job", "Making", "Spend"]
+__all__ = ["Cutting", "Job", "Laying", "Making", "Spend"]
 
 
 _T = TypeVar("_T")
@@ -94,6 +94,21 @@ class Making(Job[Feature]):
         if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
             raise self._unexpected(answer)
         return feature_of(answer, payload if room is None else room.view()[: answer.tensor_bytes])
+
+
+class Laying(Job[Layout]):
+    """An item that is looked at, and not made anything of."""
+
+    __slots__ = ()
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
+        """The layout."""
+        del room
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Made) or answer.item != self.item or answer.tensors or answer.is_written:
+            raise self._unexpected(answer)
+        return feature_of(answer, payload).layout
 
 
 class Cutting(Job[Pieces]):

@@ -129,6 +129,8 @@ class Work(msgspec.Struct, frozen=True, tag="work"):
     modality: Modality
     mime: str | None
     options: Mapping[str, object]
+    only_layout: bool = False
+    """Whether the layout is all that is asked for: the feature then comes without tensors."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
@@ -248,10 +250,10 @@ def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
     return _HEADER.pack(len(body), payload_bytes) + body
 
 
-def encode_work(item: int, media: Media, options: Mapping[str, object]) -> bytes:
+def encode_work(item: int, media: Media, options: Mapping[str, object], *, only_layout: bool = False) -> bytes:
     """The order for an item, but for its payload. What cannot travel is the client's fault, and costs no process."""
     try:
-        order = encode(Work(item, media.modality, media.mime, options), len(media.data))
+        order = encode(Work(item, media.modality, media.mime, options, only_layout), len(media.data))
     except (TypeError, ValueError, OverflowError, RecursionError):
         raise InvalidRequest("mm_processor_kwargs need JSON values, nested moderately, of 64 bits at most") from None
     if (message_bytes := len(order) - HEADER_BYTES) > _MAX_MESSAGE_BYTES:

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any, Final, Self, TypeVar
 
 from semel.cache import Reservation, SharedCache
-from semel.core import Feature, Media, Target
+from semel.core import Feature, Layout, Media, Target
 from semel.errors import (
     ConfigError,
     MediaTooLarge,
@@ -33,7 +33,7 @@ from semel.errors import (
 from semel.media import DecodeLimits, Pieces
 from semel.processing.deadly import DeadlyMedia
 from semel.processing.folder import read_config
-from semel.processing.job import Cutting, Job, Making, Spend
+from semel.processing.job import Cutting, Job, Laying, Making, Spend
 from semel.processing.pipe import (
     Cut,
     Description,
@@ -173,6 +173,17 @@ class Pool:
         order = encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
         return await self._wait_for(Making(item, made if group is None else group, media, options, order, made, apart))
+
+    async def lay_out(
+        self, media: Media, options: Mapping[str, object] | None = None, *, group: Hashable | None = None
+    ) -> Layout:
+        """The layout that the item's feature would have; nothing is made and nothing is counted."""
+        self._admit(media)
+        item = next(self._items)
+        options = options or {}
+        order = encode_work(item, media, options, only_layout=True)
+        made: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+        return await self._wait_for(Laying(item, made if group is None else group, media, options, order, made))
 
     async def cut(self, media: Media, spend: Spend) -> Pieces:
         """A clip in pieces that the model's encoder takes.

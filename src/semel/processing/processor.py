@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from semel.core import Feature, Media, Modality, Target
+from semel.core import Feature, Layout, Media, Modality, Target
 from semel.media import DecodeLimits, Pieces
 from semel.processing.families import FAMILIES
 from semel.processing.folder import read_config
@@ -56,6 +56,9 @@ class Processor(Protocol):
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+
+    def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
+        """The layout of the feature that `process` would make; media that `process` refuses are refused."""
 
     def cut(self, media: Media) -> Pieces:
         """A clip in pieces that the model's encoder takes, each of which can be processed."""

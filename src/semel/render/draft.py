@@ -10,7 +10,7 @@ from semel.core import Digest, Feature, Holding, Item, Layout, Media, Prompt
 from semel.errors import ServiceError
 from semel.media import Pieces
 
-__all__ = ["Cut", "Draft", "HoldingOf", "Make", "Process", "Rendered"]
+__all__ = ["Cut", "Draft", "HoldingOf", "LayOut", "Make", "Process", "Rendered"]
 
 Make = Callable[[Digest], Awaitable[Feature]]
 """Gives the feature of one item of a request: from the cache, or processed."""
@@ -26,6 +26,16 @@ class Process(Protocol):
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
     ) -> Awaitable[Feature]:
         """The feature; `group` is whatever stands for the request, so that requests can take turns."""
+        ...
+
+
+class LayOut(Protocol):
+    """Tells the layout that an item's feature would have, wherever that happens, and makes no feature."""
+
+    def __call__(
+        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
+    ) -> Awaitable[Layout]:
+        """The layout; `group` is as for `Process`."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 It leaves the main cache, its order, its counters and its flight untouched because it is given none of them. What is
 known of an item is its layout: from what workers announced, or from a cache of layouts that both paths fill. Only an
-item that neither knows is processed, and of its feature only the layout is kept, unless tensors were asked for.
+item that neither knows is looked at by the pool, which makes a feature of it only if tensors were asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semel.cache import Flight
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
 from semel.render.abreast import abreast
-from semel.render.draft import Draft, HoldingOf, Process, Rendered
+from semel.render.draft import Draft, HoldingOf, LayOut, Process, Rendered
 from semel.render.layouts import LayoutCache
 from semel.render.obtain import Spend
 
@@ -35,6 +35,10 @@ class Inspector:
 
     layouts: LayoutCache
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
+    lay_out: LayOut | None = None
+    """How to come by a layout without a feature; without it, by way of one."""
+
+    looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
     async def render(self, draft: Draft, holding: HoldingOf) -> Rendered:
         """Make the prompt of a draft, and no features."""
@@ -50,7 +54,7 @@ class Inspector:
 
         async def find_or_make(digest: Digest) -> None:
             if not find(digest):  # it may have come while this one waited for its turn
-                layouts[digest] = (await self.make(draft, digest)).layout
+                layouts[digest] = await self._look(draft, digest)
 
         await abreast([digest for digest in draft.media if not find(digest)], find_or_make)
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
@@ -77,6 +81,17 @@ class Inspector:
 
         await abreast(draft.media, take)
         return {digest: made[digest] for digest in draft.media}
+
+    async def _look(self, draft: Draft, digest: Digest) -> Layout:
+        if (lay_out := self.lay_out) is None:
+            return (await self.make(draft, digest)).layout
+
+        async def work() -> Layout:
+            layout = await lay_out(draft.media[digest], draft.options, group=draft)
+            self.layouts.put(digest, layout)
+            return layout
+
+        return await self.looks.do(digest, work)
 
     async def make(self, draft: Draft, digest: Digest) -> Feature:
         """The feature of an item, processed; equal inspections in flight are one."""

@@ -22,7 +22,7 @@ from semel.errors import InvalidRequest, PromptTooLong
 from semel.render.abreast import abreast
 from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
-from semel.render.draft import Cut, Draft, HoldingOf, Process, Rendered
+from semel.render.draft import Cut, Draft, HoldingOf, LayOut, Process, Rendered
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.layouts import LayoutCache
@@ -88,6 +88,9 @@ class Pipeline:
     process_apart: Process | None = field(default=None, repr=False)
     """How inspections process, if `process` writes into the main cache's memory."""
 
+    lay_out: LayOut | None = field(default=None, repr=False)
+    """How inspections come by layouts, if there is a way without making features."""
+
     cut: Cut | None = field(default=None, repr=False)
     """How clips that are longer than an encoder takes are cut; without it, they are refused."""
 
@@ -99,11 +102,13 @@ class Pipeline:
 
     layouts: LayoutCache = field(default_factory=LayoutCache)
     inspections: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
+    looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
     @property
     def inspector(self) -> Inspector:
         """The second path of this pipeline."""
-        return Inspector(self.process_apart or self.process, self.layouts, self.inspections)
+        process = self.process_apart or self.process
+        return Inspector(process, self.layouts, self.inspections, self.lay_out, self.looks)
 
     async def chat(self, request: ChatRequest, tenant: Tenant | None = None) -> Rendered:
         """Render a chat with all its features."""

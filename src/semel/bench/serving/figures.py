@@ -41,6 +41,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "generate: body, beside vLLM's with tensors": Limit("semel", "at most", 8_192.0),
     "mixed: good requests that fail": Limit("semel", "at most", 0.0),
     "saturation: text requests per second": Limit("ratio", "at least", 0.85),
+    "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
 """By the names of rows."""
 

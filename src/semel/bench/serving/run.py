@@ -19,11 +19,12 @@ from semel.bench.serving.client import Client
 from semel.bench.serving.figures import Row
 from semel.bench.serving.frontends import frontends
 from semel.bench.serving.latency import again, conversation, new, repeats, text
+from semel.bench.serving.memory import memory
 from semel.bench.serving.mixing import mixed
 from semel.bench.serving.pictures import Pictures
 from semel.bench.serving.rendering import generate, render
 from semel.bench.serving.report import ServeReport
-from semel.bench.serving.saturation import memory, saturation
+from semel.bench.serving.saturation import saturation
 from semel.bench.serving.sides import Launch, Server, semel_server, vllm_server
 from semel.bench.serving.turns import Pair
 from semel.errors import ConfigError

@@ -1,4 +1,4 @@
-"""As many requests as a server can take: throughput, and what a request costs the processors. And memory."""
+"""As many requests as a server can take: throughput, and what a request costs the processors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Final
 
 from semel.bench.serving.bench import Bench, Side
 from semel.bench.serving.client import CHAT, Client
-from semel.bench.serving.figures import Row, compared, counted
+from semel.bench.serving.figures import Row, compared
 from semel.bench.serving.pictures import Size, chat, image_part, text_part
-from semel.bench.serving.procfs import pss_bytes
 from semel.bench.serving.turns import Pair
 
-__all__ = ["memory", "saturation"]
+__all__ = ["saturation"]
 
 _AT_A_TIME: Final = 16
 _PICTURES: Final = 4
@@ -79,11 +78,3 @@ def _rows(bench: Bench, what: str, bursts: Pair[list[_Burst]]) -> list[Row]:
         rows.append(compared(f"saturation: {what}, processor time of the frontend", "ms", of("frontend_ms")))
         rows.append(compared(f"saturation: {what}, processor time of all processes", "ms", of("all_ms")))
     return rows
-
-
-async def memory(bench: Bench) -> list[Row]:
-    """What the processes of each side hold, after all that was asked before."""
-    if not bench.is_here:
-        return []
-    mine, theirs = (pss_bytes(side.server.pids()) / 1e6 for side in (bench.sides.semel, bench.sides.vllm))
-    return [counted("memory: all processes (PSS)", "MB", mine, theirs)]

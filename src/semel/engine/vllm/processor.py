@@ -114,6 +114,10 @@ class VllmProcessor:
         names = _field_configs(self.processor, modality, output, options or {})
         return Feature(modality, {name: from_torch(self._as_target(output[name])) for name in sorted(names)}, layout)
 
+    def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
+        """The layout of the feature that `process` would make."""
+        return self.process(media, options).layout
+
     def cut(self, media: Media) -> Pieces:
         """A clip in pieces that the model's encoder takes, each of which can be processed."""
         heard = self.processor.info.get_feature_extractor()

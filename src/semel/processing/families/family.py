@@ -22,6 +22,9 @@ class Family:
     quick: bool = False
     """Whether the HF processor is known to give the same when its text is kept apart from its tensors."""
 
+    sized: bool = False
+    """Whether the layout of an image follows from its size and the options alone."""
+
     options: frozenset[str] = frozenset(
         {"crop_size", "do_center_crop", "do_pan_and_scan", "do_resize", "max_dynamic_patch", "max_pixels", "min_pixels"}
         | {"num_crops", "size"}

@@ -21,6 +21,7 @@ class Gemma3(Family):
     """
 
     quick = True
+    sized = True
 
     options = Family.options - {"do_pan_and_scan"}
     """Crops would come with words before the image; vLLM advises against them, and its contract admits one size."""

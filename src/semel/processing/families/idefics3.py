@@ -16,6 +16,7 @@ class Idefics3(Family):
     """An item's tiles travel with their number; every tile has the same number of embeddings."""
 
     quick = True
+    sized = True
 
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tiles of the one image, without the dimension of a batch, and how many they are."""

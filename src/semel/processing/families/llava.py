@@ -17,6 +17,7 @@ class Llava(Family):
     """How many embeddings an image has follows from its pixels, which vLLM does not tell by itself."""
 
     quick = True
+    sized = True
 
     def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Pixels that give another number of embeddings than the layout."""

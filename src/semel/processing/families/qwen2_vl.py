@@ -18,6 +18,7 @@ class Qwen2VL(Family):
     """The placeholder stands between two marks; the grid has to fit the patches, or the encoder fails."""
 
     quick = True
+    sized = True
     video_fps = 2.0
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:

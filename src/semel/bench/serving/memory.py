@@ -1,0 +1,52 @@
+"""What the processes of each side hold, and whether it is what `semel.sizing` predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from semel.bench.serving.bench import Bench
+from semel.bench.serving.figures import Row, counted
+from semel.bench.serving.procfs import pss_bytes
+from semel.bench.serving.stages import scrape
+from semel.processing.cores import usable_cores
+from semel.sizing import GIB, Host, memory_of
+from semel.telemetry.metrics import FEATURE_BYTES_SENT, MM_CACHE_BYTES
+
+__all__ = ["memory"]
+
+_ITEM_CACHE: Final = 4 * GIB
+"""What vLLM's item cache holds at most, unless flags say otherwise."""
+_KV_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
+
+
+async def memory(bench: Bench) -> list[Row]:
+    """PSS of all processes after all that was asked before; of semel's beside the prediction, where one can be made."""
+    if not bench.is_here:
+        return []
+    mine, theirs = (pss_bytes(side.server.pids()) for side in (bench.sides.semel, bench.sides.vllm))
+    rows = [counted("memory: all processes (PSS)", "MB", mine / 1e6, theirs / 1e6)]
+    if (host := await _host(bench)) is not None:
+        predicted = sum(part.nbytes for part in memory_of(host))
+        rows.append(counted("memory: what sizing predicts", "MB", predicted / 1e6))
+        rows.append(counted("memory: how far off the prediction is", "%", 100 * abs(mine / predicted - 1)))
+    return rows
+
+
+async def _host(bench: Bench) -> Host | None:
+    """What runs here; None if the engine's share of the memory is not known from outside."""
+    launch = bench.launch
+    if launch is None or _KV_CACHE not in launch.environment:
+        return None
+    said = await scrape(bench.sides.semel.client)
+    return Host(
+        processes=usable_cores(),
+        feature_cache=int(said.total(MM_CACHE_BYTES, tier="processor")),
+        item_cache=min(_ITEM_CACHE, int(said.total(FEATURE_BYTES_SENT))),
+        weights=_weights(Path(launch.model)),
+        kv_cache=int(launch.environment[_KV_CACHE]) * GIB,
+    )
+
+
+def _weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
