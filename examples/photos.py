@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("questions", nargs="+")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--metrics-url", help="where --metrics-port serves them; at --url unless given")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--max-tokens", type=int, default=128)
     given = parser.parse_args()
@@ -52,12 +53,13 @@ def main() -> None:
     ]
     client = openai.OpenAI(base_url=f"{given.url}/v1", api_key=given.api_key)
     model = client.models.list().data[0].id
+    counters = given.metrics_url or given.url
     messages: list[Any] = [{"role": "user", "content": photos}]
     for question in given.questions:
         messages.append({"role": "user", "content": question})
-        before = scrape(given.url)
+        before = scrape(counters)
         answer = client.chat.completions.create(model=model, messages=messages, max_tokens=given.max_tokens)
-        after = scrape(given.url)
+        after = scrape(counters)
         reply = answer.choices[0].message.content or ""
         messages.append({"role": "assistant", "content": reply})
         processed = after.total(metrics.POOL_PROCESSED) - before.total(metrics.POOL_PROCESSED)

@@ -44,6 +44,20 @@ class App:
             self.ended.set()
 
 
+class Hasty:
+    """Answers at once, whatever is still to come of a request; with these headers."""
+
+    def __init__(self, *headers: tuple[bytes, bytes]) -> None:
+        self.headers = headers
+        self.answered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        self.answered += 1
+        headers = [(b"content-length", b"2"), *self.headers]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+
 async def left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -71,6 +85,12 @@ async def served(app: ASGIApp, **limits: float) -> AsyncIterator[Served]:
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     async with asyncio.timeout(WITHIN_S):
         return await reader.read()
+
+
+def post(nbytes: int, *headers: str) -> bytes:
+    """The head of a request with a body of so many bytes."""
+    lines = ["POST / HTTP/1.1", "Host: a", f"Content-Length: {nbytes}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
 
 
 def error_of(answer: bytes) -> dict[str, Any]:
@@ -178,3 +198,141 @@ async def test_after_release_answers_under_way_end_their_connections_and_others_
         assert (await all_of(other_reader)).endswith(b"ok\r\n0\r\n\r\n")
         for one in (writer, other):
             one.close()
+
+
+UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x", "Sec-WebSocket-Version: 13")
+
+
+@pytest.mark.parametrize(
+    ("sent", "later"),
+    [
+        (b"\r\n", b""),
+        (post(10), b"1"),
+        (post(10), b"1234567890"),
+        (post(10), b"1234567890\r\n"),
+        (post(10, *UPGRADE), b""),
+    ],
+    ids=["blank line", "part of a body", "all of a body", "and a blank line", "upgrade with a body"],
+)
+async def test_bytes_that_begin_no_request_keep_no_connection_open_S18(sent: bytes, later: bytes) -> None:
+    async with served(Hasty(), idle_s=0.3, headers_s=0.3) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(sent)
+        if later:
+            async with asyncio.timeout(WITHIN_S):
+                await reader.readuntil(b"no")
+            writer.write(later)
+        await all_of(reader)
+        writer.close()
+    assert made.counted == []
+
+
+async def test_nor_do_they_if_they_keep_coming_S18() -> None:
+    async with served(Hasty(), idle_s=0.3) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(post(1_000_000))
+        reading = asyncio.create_task(reader.read())
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(WITHIN_S):
+                while not reading.done():
+                    writer.write(b"1")
+                    await asyncio.sleep(0.02)
+                await reading
+        writer.close()
+
+
+async def test_headers_that_began_before_the_last_answer_was_over_have_their_own_time() -> None:
+    app = App()
+    async with served(app, idle_s=0.2) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHos")
+        await asyncio.wait_for(app.asked.wait(), WITHIN_S)
+        app.let.set()
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"0\r\n\r\n")
+            await asyncio.sleep(0.5)
+            writer.write(b"t: a\r\n\r\n")
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+
+
+CLOSE = (b"connection", b"close")
+
+
+@pytest.mark.parametrize("close", ["", "client", "server", "old client"])
+async def test_an_answer_that_comes_before_its_request_has_can_be_read(close: str) -> None:
+    head = post(8 << 20, "Connection: close") if close == "client" else post(8 << 20)
+    if close == "old client":
+        head = head.replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with served(Hasty(*[CLOSE] * (close == "server"))) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(head)
+        async with asyncio.timeout(WITHIN_S):
+            for _ in range(128):
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+            answer = await reader.readuntil(b"\r\n\r\nno")
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert (b"connection: close" in answer) == bool(close)
+            if close:
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_one_that_is_being_sent_while_the_server_stops_can_be_as_well() -> None:
+    async with served(Hasty()) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(post(8 << 20) + bytes(1 << 20))
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"no")
+            made.server.stop()
+            await asyncio.sleep(0.3)
+            writer.write(bytes(7 << 20))
+            await writer.drain()
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_what_follows_a_request_that_is_the_last_is_not_answered() -> None:
+    app = Hasty(CLOSE)
+    async with served(app) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(post(10))
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"no")
+        writer.write(b"1234567890" + post(0))
+        assert await all_of(reader) == b""
+        writer.close()
+    assert app.answered == 1
+
+
+async def test_there_is_an_end_to_what_is_thrown_away_of_a_request_S18() -> None:
+    async with served(Hasty(), unread_bytes=1 << 20) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(post(1 << 30))
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"no")
+            with pytest.raises(ConnectionError):
+                for _ in range(1_024):
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+        writer.close()
+
+
+async def test_a_client_that_never_reads_the_end_of_its_last_answer_is_given_up_too_S18() -> None:
+    made: Served
+
+    async def filling(scope: Scope, receive: Receive, send: Send) -> None:
+        """Until the system takes no more, and the server has a little left to send."""
+        (connection,) = made.server._server.server_state.connections
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not connection.transport.get_write_buffer_size():
+            await send({"type": "http.response.body", "body": bytes(1 << 10), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with served(filling, idle_s=0.1, stall_s=0.2) as made:
+        _, writer = await asyncio.open_connection("127.0.0.1", made.port, limit=1)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: made.counted == ["client_stalled"], within_s=WITHIN_S)
+        writer.transport.abort()

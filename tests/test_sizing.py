@@ -8,8 +8,10 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from semel import sizing
+from semel.cli.app import app
 from semel.sizing import GIB, MIB, Host, memory_of
 
 PAGE = (Path(__file__).parent.parent / "docs/sizing.md").read_text()
@@ -22,8 +24,8 @@ def total(host: Host) -> int:
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(0, 64 * GIB))
 def test_hosts_add_up(processes: int, frontends: int, workers: int, held: int) -> None:
     host = Host(processes, frontends=frontends, workers=workers)
-    more = replace(host, feature_cache=host.feature_cache + held, item_cache=host.item_cache + held)
-    assert total(more) - total(host) == held * (frontends + workers)
+    more = replace(host, feature_cache=host.feature_cache + held, item_cache=host.item_cache + held, media_cache=held)
+    assert total(more) - total(host) == held * (2 * frontends + workers)
     assert total(replace(host, frontends=frontends + 1)) - total(host) == (
         sizing.FRONTEND + (processes + 1) * sizing.POOL_PROCESS + host.feature_cache
     )
@@ -47,3 +49,11 @@ def test_a_host_that_was_measured_takes_what_is_predicted() -> None:
     held = 782_756_480
     host = Host(processes=2, feature_cache=held, item_cache=held, kv_cache=1_000_000_000, weights=4 * MIB)
     assert abs(total(host) / MIB / 5_452 - 1) < 0.1
+
+
+def test_the_command_adds_up_every_bound() -> None:
+    shown = CliRunner().invoke(app, ["size", "--frontends", "2", "--media-cache-gb", "1"])
+    assert shown.exit_code == 0
+    assert re.search(r"6\.00 GiB  media in flight, and fetched", shown.output)
+    whole = Host(2, frontends=2, media_cache=GIB, media_in_flight=2 * GIB)
+    assert f"{total(whole) / GIB:.2f} GiB  in all" in shown.output

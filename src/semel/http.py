@@ -48,16 +48,21 @@ STALLED: Final = "client_stalled"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a connection may do nothing (threats S18)."""
+    """How long a connection may do nothing, or nothing that is of use (threats S18)."""
 
     idle_s: float = 75.0
-    """Before its first request, and between two of them; then it is closed."""
+    """Until a request begins: the first one, or the next after an answer; then it is closed. What is still to come of
+    the last one when it has been answered is thrown away meanwhile."""
 
     headers_s: float = 120.0
     """The longest that the headers of a request may take to come; over it the answer is 408."""
 
     stall_s: float = 120.0
-    """The longest that a client may leave 64 KB unread of an answer; over it the connection is given up."""
+    """The longest that a client may leave 64 KB unread of an answer, or any of the last one; over it the connection is
+    given up."""
+
+    unread_bytes: int = 1024**3
+    """The most that is thrown away of a request that has been answered; over it the connection is closed."""
 
 
 class HttpServer:
@@ -78,6 +83,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http=partial(_Connection, limits, count),  # type: ignore[arg-type]
+                ws="none",  # no route has any, and one that is about to begin has no deadline
                 access_log=False,
                 log_config=None,
                 timeout_graceful_shutdown=_GRACE_S,
@@ -162,44 +168,99 @@ class _Server(uvicorn.Server):
 class _Connection(HttpToolsProtocol):
     """uvicorn's connection with the deadlines that it lacks, and errors in OpenAI's shape.
 
-    A timer runs while headers are on their way, or while a client does not read; a token of a stream costs none.
+    A timer runs whenever no answer is under way, and while a client does not read; a token of a stream costs none. An
+    answer may come before its request has: the rest is thrown away, since closing with bytes unread resets a
+    connection, and a client that is reset while it sends does not read why.
     """
 
     def __init__(self, limits: ConnectionLimits, count: Callable[[str], None], **given: Any) -> None:
         super().__init__(**given)
         self._limits = limits
         self._count = count
+        self._idle: asyncio.TimerHandle | None = None
         self._headers: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._is_coming = False
+        """Whether there is more to come of the body of the last request."""
+
+        self._is_ending = False
+        """Whether this is closed as soon as there is not."""
+
+        self._unread_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(self._limits.idle_s, self.timeout_keep_alive_handler)
+        self._given = _Given(transport, self._end)
+        self._idle = self.loop.call_later(self._limits.idle_s, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unset_keepalive_if_required()
-        _cancel(self._headers)
-        _cancel(self._stall)
+        for timer in (self._idle, self._headers, self._stall):
+            _cancel(timer)
+        self._given.close = self.transport.close  # or this would hold itself, and wait for the garbage collector
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self.transport.is_closing():
+            return
+        _cancel(self._idle)
         self._headers = self.loop.call_later(self._limits.headers_s, self._give_up_headers)
 
     def on_headers_complete(self) -> None:
         _cancel(self._headers)
+        self._headers = None
+        if self.transport.is_closing():  # it came in the same piece as the end of what was thrown away
+            return
         super().on_headers_complete()
+        self.cycle.transport = self._given  # type: ignore[assignment]
+        self._is_coming, self._unread_bytes = True, 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > self._limits.unread_bytes:
+                self._close()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_coming = False
+        if self._is_ending:
+            self._close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # uvicorn ends its timer with any byte that comes; here only a request does.
+        idle, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        if self._headers is None:
+            self._idle = idle
+        else:
+            _cancel(idle)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self._limits.stall_s, self._give_up_client)
+        self._watch_client()
 
     def resume_writing(self) -> None:
         _cancel(self._stall)
         super().resume_writing()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._watch_client()
+
+    def shutdown(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._end()
+        else:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 uvicorn's
         self._refuse(InvalidRequest("this is no HTTP request that can be read: send HTTP/1.1"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: it is a request like any other."""
 
     def release(self) -> None:
         """End with the answer that is under way. Without one a request may be on its way: it is to be answered too."""
@@ -208,22 +269,53 @@ class _Connection(HttpToolsProtocol):
 
     def _give_up_headers(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # an answer is under way: a second one would stand in its middle
+            self._close()  # an answer is under way: a second one would stand in its middle
             return
         limit_s = self._limits.headers_s
         self._refuse(RequestTooSlow(f"the headers took longer than {limit_s:g} s to come; raise it with --max-body-s"))
+
+    def _end(self) -> None:
+        """Close, but after an answer not before its request has come."""
+        if self._is_coming and self.cycle.response_complete:
+            self._is_ending = True
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if self.transport.is_closing():
+            return
+        self.transport.close()
+        if self.transport.get_write_buffer_size():  # which is to be sent first
+            self._watch_client()
+
+    def _watch_client(self) -> None:
+        _cancel(self._stall)
+        self._stall = self.loop.call_later(self._limits.stall_s, self._give_up_client)
 
     def _give_up_client(self) -> None:
         self._count(STALLED)
         self.transport.abort()
 
     def _refuse(self, error: InvalidRequest | RequestTooSlow) -> None:
+        if self.transport.is_closing():
+            return
         self._count(error.code)
         body = json.dumps(error_body(str(error), code=error.code, status=error.status)).encode()
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self._close()
+
+
+class _Given:
+    """The transport as an answer has it: when to close it is its connection's to say."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -38,6 +38,8 @@ class Host:
     frontends: int = 1
     feature_cache: int = GIB
     """Bytes in the feature cache of each frontend (`--feature-cache-gb`)."""
+    media_cache: int = 0
+    """Bytes of fetched media that each frontend keeps (`--media-cache-gb` bounds them)."""
     media_in_flight: int = 0
     """Bytes of requests whose answers have not begun (`--max-media-bytes-in-flight` bounds them)."""
     workers: int = 1
@@ -63,7 +65,8 @@ def memory_of(host: Host) -> tuple[Part, ...]:
     """What each part of a host takes; the host takes the sum of them."""
     return (
         Part("semel serve, and libraries that all share", SUPERVISOR + LIBRARIES),
-        Part("frontends", host.frontends * (FRONTEND + host.media_in_flight)),
+        Part("frontends", host.frontends * FRONTEND),
+        Part("media in flight, and fetched", host.frontends * (host.media_in_flight + host.media_cache)),
         Part("preprocessing processes and a spare", host.frontends * (host.processes + 1) * POOL_PROCESS),
         Part("feature caches", host.frontends * host.feature_cache),
         Part("workers", host.workers * WORKER),

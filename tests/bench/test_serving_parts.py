@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 import os
 import random
 import subprocess
@@ -32,6 +33,7 @@ from semel.bench.serving.statistics import Figure, exactly
 from semel.bench.serving.turns import Pair, order, take_turns
 from semel.errors import ConfigError
 from semel.telemetry.scrape import Scrape
+from tests.serve.served import free_port
 
 
 async def test_both_sides_take_turns_and_who_begins_alternates() -> None:
@@ -121,6 +123,13 @@ async def test_every_good_request_that_fails_in_a_mixed_load_is_counted(spoils: 
     assert sorted(done) == list(range(1, 401))
 
 
+async def test_a_server_that_is_gone_fails_its_good_requests_and_not_the_run() -> None:
+    asks = plan(60, seed=1)
+    async with Client(f"http://127.0.0.1:{free_port()}") as client:
+        failed = await drive(client, asks, [b""] * 60, lambda _: None)
+    assert failed == sum(ask.kind is Kind.GOOD for ask in asks) < 60
+
+
 def limited(value: float, low: float, high: float) -> Row:
     return Row("text: latency", "ms", exactly(10), exactly(10), Figure(value, low, high))
 
@@ -177,6 +186,11 @@ def test_the_json_has_every_figure_with_its_error_and_checks_in_the_shape_of_all
     assert (text["ok"], text["sure"], text["limit"]["value"]) == (True, False, 1.15)
     assert {check["name"]: check["ok"] for check in told["checks"]}["saturation: text requests per second"] is False
     assert set(told["checks"][0]) == {"name", "value", "unit", "baseline", "limit", "ok"}
+
+
+def test_a_ratio_to_nothing_is_null_in_the_json() -> None:
+    told = json.loads(ServeReport({}, {}, (limited(math.inf, 0.9, math.inf),)).to_json(), parse_constant=pytest.fail)
+    assert told["rows"][0]["ratio"]["value"] is told["checks"][0]["value"] is None
 
 
 def test_one_limit_that_is_not_kept_makes_the_report_not_ok() -> None:

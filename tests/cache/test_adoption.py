@@ -46,3 +46,14 @@ def test_a_range_that_is_used_again_is_not_taken_for_the_one_before_D4() -> None
     cache.discard(digest_of(2))
     assert_equal(cache.put(digest_of(1), feature_of(1, 128)), 1, [128])
     assert_equal(second, 2, [128])
+
+
+def test_adopting_takes_what_lies_there_and_never_copies_D4() -> None:
+    cache = SharedCache.create(1024)
+    assert cache.adopt(digest_of(1), feature_of(1, 100)) is None
+    assert (len(cache), cache.occupied) == (0, 0)
+    lying = cache.put(digest_of(1), feature_of(1, 100))
+    assert cache.adopt(digest_of(1), feature_of(1, 100)) is lying
+    cache.discard(digest_of(1))
+    assert cache.adopt(digest_of(1), lying) is lying
+    assert cache.occupied == cache.nbytes == 128

@@ -152,8 +152,13 @@ class Stepped:
         )
         self.scheduler.add_request(request)
 
-    def run(self, asked: list[Asked], *, per_step: int = 2) -> list[str]:
-        """All requests, some with every step, to their ends; the items that were torn when they should be encoded."""
+    def run(
+        self, asked: list[Asked], *, per_step: int = 2, interfere: Callable[[Any], None] = lambda _: None
+    ) -> list[str]:
+        """All requests, some with every step, to their ends; the items that were torn when they should be encoded.
+
+        `interfere` is called with the scheduler before each step.
+        """
         torn: list[str] = []
         unanswered: list[Step] = []
         waiting = list(enumerate(asked))
@@ -163,6 +168,7 @@ class Stepped:
             del waiting[:per_step]
             if not (self.scheduler.requests or waiting):
                 return torn
+            interfere(self.scheduler)
             unanswered.append(step := self.stepper.plan())
             sent = pickle.dumps(step.output)
             self.sent_bytes += len(sent)
@@ -171,6 +177,26 @@ class Stepped:
             if len(unanswered) > self.steps_ahead:
                 self.stepper.answer(unanswered.pop(0))
         raise AssertionError("the requests do not end")
+
+
+class Interference:
+    """Aborts and, where no step is under way, resets, at random."""
+
+    def __init__(self, *, with_resets: bool) -> None:
+        self.rng = random.Random(0)
+        self.with_resets = with_resets
+        self.aborts = self.resets = 0
+
+    def __call__(self, scheduler: Any) -> None:
+        from vllm.v1.request import RequestStatus
+
+        if scheduler.requests and self.rng.random() < 0.2:
+            scheduler.finish_requests(self.rng.choice(list(scheduler.requests)), RequestStatus.FINISHED_ABORTED)
+            self.aborts += 1
+        if self.with_resets and self.rng.random() < 0.1:
+            scheduler.reset_encoder_cache()
+            assert scheduler.reset_prefix_cache(reset_running_requests=True)
+            self.resets += 1
 
 
 def requests(seed: int, count: int = 60) -> list[Asked]:
@@ -210,6 +236,17 @@ def test_whatever_is_preempted_or_evicted_a_step_has_all_of_what_it_encodes(
     assert ours.scheduler._shipping._partial.keys() <= ours.scheduler.finished_req_ids, (
         "of ended requests nothing stays"
     )
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_aborts_and_resets_tear_no_item(make: Make, is_second: bool, is_async: bool) -> None:
+    ours = make(is_async=is_async, is_second=is_second, **SHIPPING)
+    interference = Interference(with_resets=not is_async)
+    assert ours.run(requests(3), interfere=interference) == []
+    assert interference.aborts > 5
+    assert is_async or interference.resets > 5
+    assert ours.scheduler._shipping._partial.keys() <= ours.scheduler.finished_req_ids
 
 
 @settings(max_examples=60, deadline=None)

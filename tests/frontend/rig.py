@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from semel.cache import Borrowers
+from semel.cache import Borrowers, SharedCache
 from semel.core import Contract, Key, Keyring, Modality, Target
 from semel.frontend.app import create_app
 from semel.frontend.fleet import Fleet
@@ -81,9 +81,13 @@ async def rig(
     *,
     engine_bytes: int = 0,
     keys: Keyring | None = None,
+    memory: SharedCache | None = None,
     tracing: Tracing = NO_TRACING,
 ) -> AsyncIterator[Rig]:
-    """The application of a frontend whose worker's engine holds so many bytes of items; counters as in production."""
+    """The application of a frontend whose worker's engine holds so many bytes of items; counters as in production.
+
+    What lies in its memory is lent.
+    """
     address = f"ipc://{folder}/w.sock"
     engine = EchoEngine(replace(CONTRACT, cache_bytes=engine_bytes))
     meter, lookups, service = Meter(), CacheLookups(), Service()
@@ -99,7 +103,7 @@ async def rig(
         assert path is not None
         borrowers = await stack.enter_async_context(Borrowers(path))
         link = FrontendLink(address, key=KEY, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
-        remote = RemoteWorker(await stack.enter_async_context(link), lookups=lookups, meter=meter)
+        remote = RemoteWorker(await stack.enter_async_context(link), memory=memory, lookups=lookups, meter=meter)
         tasks = [
             asyncio.create_task(Worker(engine, listener, borrowers, tracing=tracing).run()),
             asyncio.create_task(remote.run()),

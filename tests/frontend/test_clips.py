@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from semel.errors import MediaTooLarge
 from semel.frontend.clips import PIECES_AT_ONCE, Chain
 from semel.media import DecodeLimits, cut_audio
 from semel.media.budget import Account, Budget, BudgetLimits
+from semel.telemetry.stages import Stage
 from tests.frontend.hearing import ROUTE, Hearing, Spoken, clip, hearing_rig, refusal, send, settled
 from tests.frontend.rig import Rig
 from tests.sounds import FORMATS, recorded, spoken
@@ -165,6 +167,17 @@ async def test_few_pieces_of_one_clip_are_asked_for_at_once_S18(
     assert (await asking).json()["text"] == " ".join(["hello there"] * 11)
     assert len(hearing.asked) == 11
     assert settled(speech)
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+async def test_only_the_first_piece_tells_how_long_a_client_waits_for_its_first_token(speech: Rig, stream: str) -> None:
+    """The others are asked for long before they are listened to."""
+    stages: list[Stage] = []
+    serving = speech.service.serving()
+    pipeline = replace(serving.pipeline, timings=lambda _, stage: stages.append(stage))
+    speech.service.begin(replace(serving, pipeline=pipeline))
+    assert (await send(speech, clip(295), language="en", stream=stream)).status_code == 200
+    assert (stages.count("send"), stages.count("first_token")) == (11, 1)
 
 
 async def test_pieces_are_answered_in_their_order_whichever_is_ready_first() -> None:

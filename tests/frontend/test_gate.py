@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
 from semel.engine import Output
-from semel.errors import ConfigError
+from semel.errors import ConfigError, DeadlineExceeded
+from semel.frontend.edge import Edge
 from semel.frontend.events import EventStream, event
 from semel.frontend.gate import Door, Gate, GateLimits
 from semel.telemetry import Meter
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
+from semel.telemetry.tracing import NO_TRACING
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
+from tests.test_http import served
 from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -97,7 +104,7 @@ async def test_streams_that_stay_open_are_bounded_S18() -> None:
     await task
     assert (refused.status, refused.code) == (429, "too_many_requests")
     assert refused.headers["retry-after"] == "1"
-    assert refused.headers["connection"] == "close"
+    assert "connection" not in refused.headers
     assert "--max-requests" in refused.message
     assert refusals(meter, "too_many_requests") == 1
     await end(*held[0])
@@ -194,10 +201,51 @@ async def test_a_stream_that_takes_too_long_ends_with_the_error_and_is_aborted()
 async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_were_whole() -> None:
     app, gate, _ = door(half, GateLimits(max_request_s=0.02))
     late = Exchange()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(DeadlineExceeded, match="--request-timeout-s"):
         await late.run(app, CHAT, stream_of([BODY]))
     assert bytes(late.body) == b"{"
     assert gate.requests == 0
+
+
+async def test_who_reads_it_sees_that_it_is_cut_and_nobody_is_surprised(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    app, _, meter = door(half, GateLimits(max_request_s=0.05))
+    async with served(Edge(app, NO_TRACING, log_requests=False)) as made, httpx.AsyncClient(timeout=30) as client:
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            await client.post(f"http://127.0.0.1:{made.port}{CHAT}", content=BODY)
+    assert refusals(meter, "deadline_exceeded") == 1
+    assert "an answer was cut off" in caplog.text
+    assert "do not expect" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_deadline_that_passes_after_the_last_byte_of_an_answer_is_nobody_s_concern(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("ok")(scope, receive, send)
+        await asyncio.Event().wait()
+
+    app, gate, meter = door(closing, GateLimits(max_request_s=0.05))
+    async with served(Edge(app, NO_TRACING, log_requests=False)) as made, httpx.AsyncClient(timeout=30) as client:
+        for _ in range(2):
+            response = await client.post(f"http://127.0.0.1:{made.port}{CHAT}", content=BODY)
+            assert response.text == "ok"
+            await until(lambda: gate.requests == 0)
+    assert refusals(meter, "deadline_exceeded") is None
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_an_end_that_was_not_sent_in_time_is_none() -> None:
+    stuck = asyncio.Event()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await stuck.wait()
+
+    app, _, _ = door(Response("ok"), GateLimits(max_request_s=0.02))
+    with pytest.raises(DeadlineExceeded):
+        await app({"type": "http", "path": CHAT, "method": "POST", "headers": []}, asyncio.Event().wait, send)  # type: ignore[arg-type]
 
 
 async def test_a_timeout_of_the_application_itself_is_no_deadline_of_ours() -> None:

@@ -31,7 +31,7 @@ from semel.render import ChatRenderer
 from semel.telemetry.stages import Stage
 from semel.wire.items import read_item
 from semel.wire.safetensors import Given, read_file, write
-from tests.frontend.rig import CONTRACT, Rig, rig
+from tests.frontend.rig import CONTRACT, MAX_TOKENS, Rig, rig
 from tests.frontend.test_generation import CHAT, GENERATE, RENDER, body, digests_of
 from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
 from tests.waiting import until
@@ -366,7 +366,7 @@ async def test_commas_among_tensors_mean_nothing_and_those_of_the_header_are_cou
     """A grey picture is nothing but commas; counted as values of JSON they would be over any limit."""
     app.service.body = BodyLimits(max_values=1_000)
     assert (await post_file(app, rewritten(await file_of(app, 1), lambda _: None, pixel=ord(",")))).status_code == 200
-    many = rewritten(await file_of(app, 1), lambda one: one.update(token_ids=[1] * 2_000))
+    many = rewritten(await file_of(app, 1), lambda one: one.update(token_ids=[1] * (2_000 + 2 * MAX_TOKENS)))
     reply = await post_file(app, many)
     assert (reply.status_code, "--max-body-values" in reply.text) == (413, True)
 

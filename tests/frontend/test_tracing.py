@@ -230,6 +230,7 @@ async def test_an_item_is_in_the_trace_of_who_asked_for_it_whoever_hands_it_to_a
     (ours,), (naive,) = items_of(kept.one("mine")), items_of(kept.one("theirs"))
     assert ours.attributes == naive.attributes
     assert ours.attributes == {
+        "semel.item.work": "making",
         "semel.item.modality": "image",
         "semel.item.bytes": 3,
         "semel.pool.wait_seconds": 0.5,

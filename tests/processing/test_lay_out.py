@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from semel.cache import LayoutCache
 from semel.core import Media, Target
 from semel.errors import InvalidRequest, MediaUndecodable
-from semel.processing import HfProcessor, hf
+from semel.processing import HfProcessor
 
 FAMILIES = ["qwen2-vl", "qwen2.5-vl", "llava", "idefics3", "gemma3"]
 SIZES = [(28, 28), (64, 300), (300, 64), (333, 500), (640, 480), (1023, 1025)]
@@ -75,7 +77,7 @@ def test_the_processor_is_asked_once_for_a_size_and_old_sizes_are_forgotten(
         return ask(self, modality, decoded, options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HfProcessor, "_call", count)
-    monkeypatch.setattr(hf, "_MAX_SIZES", 2)
+    processor = replace(processor, _layouts=LayoutCache(max_entries=2))
     for size in [(56, 56), (84, 84), (56, 56), (112, 112), (56, 56), (84, 84)]:
         processor.lay_out(picture(size))
     assert asked == [(56, 56), (84, 84), (112, 112), (84, 84)]

@@ -79,12 +79,13 @@ async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memor
 
 
 async def test_a_layout_takes_no_room_and_counts_as_nothing_made_E1(pool: Pool, memory: SharedCache) -> None:
-    item, processed = picture(560, 560), pool.processed
+    item, counted = picture(560, 560), (pool.processed, pool.failed)
     layout = await pool.lay_out(item)
-    assert (memory.occupied, pool.processed) == (0, processed)
+    assert (memory.occupied, pool.processed, pool.failed) == (0, *counted)
     assert layout == (await pool.process(item, apart=True)).layout
     with pytest.raises(MediaUndecodable):
         await pool.lay_out(Media("image", b"no picture"))
+    assert pool.failed == counted[1]
 
 
 async def test_what_is_made_apart_takes_no_room_E1(pool: Pool, memory: SharedCache) -> None:

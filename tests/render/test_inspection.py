@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semel.cache import Cache, LruCache, NoCache, SharedCache
+from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.core import Feature, Holding, Media
 from semel.errors import MediaTooLarge, MediaUndecodable
-from semel.render import ChatRenderer, LayoutCache
+from semel.render import ChatRenderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
 
 ITEMS = 4

@@ -17,7 +17,7 @@ from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Tensor
 from semel.errors import InvalidRequest
 from semel.processing import from_torch, to_torch
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
-from semel.wire.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, Given, read, write
+from semel.wire.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, Given, read, read_file, write
 from tests.wire.examples import digest_of, feature_of_rows, same
 
 NAME = digest_of(1).hex()
@@ -147,6 +147,36 @@ def test_a_tensor_that_begins_askew_is_copied() -> None:
         assert isinstance(entry, Given)
         assert to_torch(entry.feature.tensors["b"]).tolist() == [1.0]
         assert (entry.feature.tensors["b"].data.obj is body.obj) == (not (8 + len(text) + 1) % 4)
+
+
+def test_what_is_about_to_be_copied_and_parsed_is_told_before() -> None:
+    features = {digest_of(n): feature_of_rows(n) for n in range(1, 4)}
+    aligned = joined(features)
+    length = int.from_bytes(aligned[:8], "little")
+    text = bytes(aligned[8 : 8 + length])
+    for blanks in range(8):
+        body = file(text + b" " * blanks, bytes(aligned[8 + length :]))
+        spent: list[int] = []
+        seen: list[str] = []
+        read_file(body, admit=seen.append, spend=spent.append)
+        floats = 0 if blanks % 4 == 0 else 16 * (1 + 2 + 3)
+        grids = 0 if blanks == 0 else 3 * 24
+        assert sum(spent) == floats + grids
+        structure, layouts = seen
+        assert not set(structure) & set('"abcdefghijklmnopqrstuvwxyz\\')
+        assert json.loads(layouts).keys() == {digest.hex() for digest in features}
+
+
+def test_a_file_that_is_not_admitted_is_not_read() -> None:
+    def refuse(_: object) -> None:
+        raise InvalidRequest("too much")
+
+    floats = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    text = bytes(file({f"{NAME}/x": floats}, rests={NAME: REST})[8:])
+    askew = file(text + b" " * (1 + -len(text) % 4), b"abcd")
+    for hook in ("admit", "spend"):
+        with pytest.raises(InvalidRequest, match="too much"):
+            read_file(askew, **{hook: refuse})
 
 
 def test_writing_copies_no_tensor() -> None:

@@ -6,16 +6,19 @@ import asyncio
 import gc
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from semel.core import Feature
+from semel.engine import Submission
 from semel.errors import RequestError, ServiceError, WorkerLost
 from semel.wire.messages import Gone
 from semel.wire.translation import submit_of
 from tests.waiting import until
 from tests.wire.examples import digest_of
-from tests.worker.pairing import ITEM_BYTES, Rig, expected, prompt, rig
+from tests.worker.pairing import ITEM_BYTES, Frontend, Rig, expected, feature, prompt, rig
 
 SENT = "semel_features_sent_total"
 
@@ -193,6 +196,53 @@ async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_
             if sample.name == "semel_feature_sent_bytes_total"
         }
         assert ways.keys() == {"memory"}
+
+
+def ways(frontend: Frontend) -> set[str]:
+    """How features have gone to the worker."""
+    families = frontend.meter.registry.collect()
+    return {one.labels["way"] for family in families for one in family.samples if one.name == SENT}
+
+
+async def answered(frontend: Frontend, given: Feature) -> tuple[int, ...]:
+    """The tokens of an answer to the first item, whose feature is at hand."""
+    submission = Submission("given", prompt([1]), {digest_of(1): given}, {})
+    async with asyncio.timeout(20):
+        stream = await frontend.worker.submit(submission, frontend.make)
+        tokens = tuple([token async for output in stream for token in output.token_ids])
+        await stream.close()
+    return tokens
+
+
+async def test_a_feature_that_does_not_lie_in_shared_memory_goes_in_frames_and_takes_no_room_there_D4(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path, shared_items=6) as made:
+        (frontend,) = made.frontends
+        assert frontend.memory is not None
+        assert await answered(frontend, feature(1)) == expected([1])
+        assert (ways(frontend), len(frontend.memory), frontend.memory.occupied) == ({"frames"}, 0, 0)
+
+
+async def test_a_feature_that_was_evicted_while_it_was_at_hand_is_lent_where_it_lies_D4(tmp_path: Path) -> None:
+    async with rig(tmp_path, shared_items=6) as made:
+        (frontend,) = made.frontends
+        assert frontend.memory is not None
+        lying = frontend.memory.put(digest_of(1), feature(1))
+        frontend.memory.discard(digest_of(1))
+        assert await answered(frontend, lying) == expected([1])
+        assert (ways(frontend), len(frontend.memory)) == ({"memory"}, 1)
+
+
+async def test_a_feature_is_lent_in_the_order_in_which_it_lies_D4(tmp_path: Path) -> None:
+    """A client may send the same tensors in another order."""
+    async with rig(tmp_path, shared_items=6) as made:
+        (frontend,) = made.frontends
+        assert frontend.memory is not None
+        lying = frontend.memory.put(digest_of(1), feature(1))
+        turned = replace(lying, tensors=dict(reversed([*feature(1).tensors.items()])))
+        assert await answered(frontend, turned) == expected([1])
+        assert ways(frontend) == {"memory"}
 
 
 async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go_on(three: Rig) -> None:

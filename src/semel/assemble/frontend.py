@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from semel.assemble.pipeline import pipeline_of
-from semel.cache import Cache, LruCache, NoCache, SharedCache
-from semel.core import Contract, Key, Keyring, Modality, Target
+from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
+from semel.core import Contract, Digest, Key, Keyring, Modality, Target
 from semel.media import DecodeLimits
 from semel.media.budget import Budget, BudgetLimits
 from semel.media.fetch import Fetcher, FetchOptions
@@ -25,7 +25,7 @@ from semel.processing import Pool, find_folder
 from semel.processing.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.processing.process import PoolProcess
 from semel.processing.processor import ProcessorKind
-from semel.render import LayoutCache, Pipeline, warm_up
+from semel.render import Pipeline, warm_up
 from semel.stopping import Stopping
 from semel.telemetry.inhand import traced
 from semel.telemetry.lag import LoopLag
@@ -187,7 +187,7 @@ class _Parts:
 
     options: FrontendOptions
     cache: Cache
-    layouts: LayoutCache = field(default_factory=LayoutCache)
+    layouts: LayoutCache[Digest] = field(default_factory=LayoutCache)
     lookups: CacheLookups = field(default_factory=CacheLookups)
     meter: Meter = field(default_factory=Meter)
 

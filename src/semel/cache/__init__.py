@@ -2,6 +2,7 @@
 
 from semel.cache.cache import SMALLEST_BYTES, Cache
 from semel.cache.flight import Flight
+from semel.cache.layouts import LayoutCache
 from semel.cache.lru import LruCache
 from semel.cache.none import NoCache
 from semel.cache.shared import (
@@ -23,6 +24,7 @@ __all__ = [
     "Cache",
     "Flight",
     "Head",
+    "LayoutCache",
     "Lease",
     "Lender",
     "LruCache",

@@ -49,6 +49,7 @@ from semel.cli.options import (
     ShipResident,
     Traces,
 )
+from semel.cli.sizing import size
 
 __all__ = ["app"]
 
@@ -62,6 +63,7 @@ app = typer.Typer(
 testing = typer.Typer(help="What one needs to try semel without downloading anything.", no_args_is_help=True)
 app.add_typer(testing, name="testing")
 app.add_typer(bench, name="bench")
+app.command()(size)
 
 console = Console()
 
@@ -297,34 +299,6 @@ def doctor(
             f"{marks[finding.verdict]} {finding.what}: {finding.detail}{remedy}", highlight=False, soft_wrap=True
         )
     raise typer.Exit(int(failed))
-
-
-@app.command()
-def size(
-    processes: Annotated[int, typer.Option(min=1, help="Preprocessing processes of each frontend.")] = 2,
-    frontends: Annotated[int, typer.Option(min=0, help="Frontends on the host.")] = 1,
-    workers: Annotated[int, typer.Option(min=0, help="Workers on the host.")] = 1,
-    feature_cache_gb: CacheGb = 1.0,
-    mm_processor_cache_gb: Annotated[float, typer.Option(help="GiB of each engine's item cache.")] = 4.0,
-    weights_gb: Annotated[float, typer.Option(help="GiB of weights in the host's memory; on a GPU 0.")] = 0.0,
-    kv_cache_gb: Annotated[float, typer.Option(help="GiB of KV cache in the host's memory; on a GPU 0.")] = 0.0,
-) -> None:
-    """Say how much memory a host needs at most, and for what."""
-    from semel.sizing import GIB, Part, memory_of
-    from semel.sizing import Host as Sized
-
-    host = Sized(
-        processes=processes,
-        frontends=frontends,
-        feature_cache=int(feature_cache_gb * GIB),
-        workers=workers,
-        item_cache=int(mm_processor_cache_gb * GIB),
-        weights=int(weights_gb * GIB),
-        kv_cache=int(kv_cache_gb * GIB),
-    )
-    parts = memory_of(host)
-    for part in (*parts, Part("in all", sum(part.nbytes for part in parts))):
-        console.print(f"{part.nbytes / GIB:8.2f} GiB  {part.name}", highlight=False)
 
 
 @app.command()

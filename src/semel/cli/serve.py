@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from rich.console import Console
 
 from semel.cli.doctor import examine_port
+from semel.cli.output import Output
 from semel.cli.supervisor import Child, end_at_once, end_in_order
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
@@ -85,14 +86,15 @@ def _check_port(host: str, port: int) -> None:
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
     stopping = Stopping.listening()
-    log = (folder / "log").open("w+b") if console.is_terminal else None
-    children = _children(options, folder, None if log is None else log.fileno())
+    output = Output() if console.is_terminal else None
+    children = _children(options, folder, None if output is None else output.descriptor)
     keepers = [asyncio.create_task(child.keep()) for child in children]
     try:
-        await _until_ready(options, children, stopping, log)
+        await _until_ready(options, children, stopping, output)
         if not stopping.is_asked:
             _greet(options)
-            await stopping.until_asked()
+            with contextlib.nullcontext() if output is None else output.shown():
+                await stopping.until_asked()
         return 0
     finally:
         for keeper in keepers:
@@ -101,8 +103,8 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
         with console.status("ending"):
             await stopping.unless_hurried(end_in_order(reversed(children), options.drain_s + _END_S))
             await end_at_once(children, _END_S)
-        if log is not None:
-            log.close()
+        if output is not None:
+            output.close()
 
 
 def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[Child, Child]:
@@ -123,7 +125,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
 
 
 async def _until_ready(
-    options: ServeOptions, children: Sequence[Child], stopping: Stopping, log: BinaryIO | None
+    options: ServeOptions, children: Sequence[Child], stopping: Stopping, output: Output | None
 ) -> None:
     """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
     ended: list[str] = []
@@ -134,7 +136,7 @@ async def _until_ready(
     with console.status(f"starting {options.model}") as status:
         while not stopping.is_asked:
             if ended:
-                raise ConfigError(f"{ended[0]}{_tail(log)}")
+                raise ConfigError(f"{ended[0]}{_tail(output)}")
             ready, reason = await asyncio.to_thread(_ask_ready, options.url)
             if ready:
                 break
@@ -157,13 +159,9 @@ def _ask_ready(url: str) -> tuple[bool, str]:
         return False, "the frontend is starting"
 
 
-def _tail(log: BinaryIO | None) -> str:
-    """The last lines of what the children printed, if that went to a file."""
-    if log is None:
-        return "; its messages are above"
-    log.seek(0)
-    lines = log.read().decode(errors="replace").splitlines()
-    return ":\n" + "\n".join(lines[-_LAST_LINES:])
+def _tail(output: Output | None) -> str:
+    """The last that the children printed, if nobody has seen it."""
+    return "; its messages are above" if output is None else f":\n{output.last_lines(_LAST_LINES)}"
 
 
 def _greet(options: ServeOptions) -> None:

@@ -16,10 +16,12 @@ from semel.core import Keyring
 from semel.errors import InvalidKey
 from semel.frontend.exchange import as_error
 
-__all__ = ["OPEN", "OPERATORS", "Guard", "tenant_name"]
+__all__ = ["OPEN", "OPERATORS", "PROBES", "Guard", "tenant_name"]
 
 OPEN: Final = frozenset({"/health", "/ready"})
 OPERATORS: Final = frozenset({"/metrics"})
+PROBES: Final = OPEN | OPERATORS
+"""What comes every few seconds, and is answered whatever happens to requests."""
 
 
 class Guard:

@@ -10,20 +10,19 @@ import logging
 import uuid
 from collections.abc import MutableMapping
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import ServiceError
+from semel.errors import DeadlineExceeded, ServiceError
+from semel.frontend.access import PROBES
 from semel.frontend.endings import wished_id
 from semel.frontend.exchange import CLIENT_CLOSED, as_error
-from semel.telemetry.inhand import InHand, taking
+from semel.telemetry.inhand import InHand, taking, tell_fault
 from semel.telemetry.tracing import Tracing
 
 __all__ = ["Edge"]
-
-_PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("semel.access")
@@ -39,7 +38,7 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http" or scope["path"] in _PROBES:
+        if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         began, status = perf_counter(), None
@@ -57,6 +56,9 @@ class Edge:
         with taking(request):
             try:
                 await self._app(scope, receive, answer)
+            except DeadlineExceeded as error:  # half an answer has gone out: without its end the connection is closed
+                tell_fault(error)
+                logger.info("an answer was cut off: %s", error)
             except Exception:  # the edge of the process: whatever it is, it is one request's
                 logger.exception("a request failed in a way that we do not expect")
                 if status is not None:

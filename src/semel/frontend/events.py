@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from semel.engine import Output, Stream
 
-__all__ = ["DONE", "EventStream", "event", "merged"]
+__all__ = ["DONE", "EventStream", "event", "merged", "until_gone"]
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -38,8 +38,12 @@ class EventStream(Response):
         try:
             await _unless_gone(receive, self._send(send))
         finally:
-            for stream in self._streams:
-                await stream.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the streams; of an answer that nobody will send this is all that has to be done."""
+        for stream in self._streams:
+            await stream.close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -60,7 +64,7 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> Non
             gone = True
             working.cancel()
 
-    watching = asyncio.ensure_future(_gone(receive))
+    watching = asyncio.ensure_future(until_gone(receive))
     watching.add_done_callback(leave)
     try:
         await work
@@ -72,7 +76,8 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> Non
         watching.cancel()
 
 
-async def _gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client of a request that has been read is not there any more."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from semel.errors import InvalidRequest, MediaTooLarge, RequestError, RequestTooSlow, SemelError, ServiceError
 from semel.frontend.answers import error_body
+from semel.frontend.events import EventStream, until_gone
 from semel.frontend.fields import fault_of
 from semel.http import retry_headers
 from semel.media.budget import Account
@@ -108,17 +109,19 @@ def parse(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """The response that `work` makes; it is cancelled as soon as the client has gone."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(request))
+    watching = asyncio.ensure_future(until_gone(request.receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        logger.info("a client went away before its answer")
-        return Response(status_code=CLIENT_CLOSED)
+    except asyncio.CancelledError:
+        await _give_up(working)
+        raise
     finally:
         watching.cancel()
-        working.cancel()
-        await asyncio.wait({working})
+    if working.done():
+        return working.result()  # nothing is awaited before it is sent: whoever is cancelled meanwhile would drop it
+    logger.info("a client went away before its answer")
+    await _give_up(working)
+    return Response(status_code=CLIENT_CLOSED)
 
 
 def as_json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -164,6 +167,11 @@ def _count(body: bytes | bytearray, mark: bytes) -> int:
     return body.count(mark)
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _give_up(working: asyncio.Future[Response]) -> None:
+    """Cancel the work, or close what it has made already: nobody sends it."""
+    working.cancel()
+    await asyncio.wait({working})
+    if working.cancelled() or working.exception() is not None:
+        return
+    if isinstance(response := working.result(), EventStream):
+        await response.close()

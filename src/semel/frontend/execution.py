@@ -24,19 +24,21 @@ class _Begun:
     """A stream that, with its first output, closes its request's account, as the media are let go, and takes a time."""
 
     def __init__(
-        self, stream: Stream, account: Account | None, watch: Stopwatch, observed: Observed | None = None
+        self, stream: Stream, account: Account | None, watch: Stopwatch | None, observed: Observed | None = None
     ) -> None:
         self._stream = stream
         self._account = account
-        self._watch: Stopwatch | None = watch
+        self._watch = watch
         self._observed = observed
+        self._has_begun = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they come."""
         async for output in self._stream:
-            if self._watch is not None:
-                self._watch.lap("first_token")
-                self._watch = None
+            if not self._has_begun:
+                self._has_begun = True
+                if self._watch is not None:
+                    self._watch.lap("first_token")
                 self._close_account()
             if self._observed is not None:
                 self._observed.take(output)
@@ -66,11 +68,13 @@ async def execute(
     opening: Opening | None = None,
     kind: type[FleetStream] = FleetStream,
     account: Account | None = None,
+    ahead: bool = False,
 ) -> tuple[Stream, Prompt]:
     """The answer, of a kind as it is generated or in one piece, and its prompt.
 
     With this call end the features: the worker has what it needs. The media are held until the first output, in case
-    that the worker is lost, and so they are in the request's `account`; the stream closes it.
+    that the worker is lost, and so they are in the request's `account`; the stream closes it. An answer that is asked
+    for `ahead` is listened to later: when its first output is taken tells nothing, and is not timed.
     """
     media_bytes = sum(len(media.data) for media in draft.media.values())
     serving.check_items(draft.items)
@@ -80,7 +84,9 @@ async def execute(
     prompt, salt = rendered.prompt, tenant.prefix_salt
     serving.check_length(len(prompt.token_ids))
     submission = Submission(request_id, prompt, rendered.features, sampling, salt, dialogue=dialogue, priority=priority)
-    stream = await begin(serving, worker, submission, rendered.make, kind, account=account, keep_bytes=media_bytes)
+    stream = await begin(
+        serving, worker, submission, rendered.make, kind, account=account, keep_bytes=media_bytes, ahead=ahead
+    )
     return stream, prompt
 
 
@@ -93,8 +99,12 @@ async def begin(
     *,
     account: Account | None = None,
     keep_bytes: int = 0,
+    ahead: bool = False,
 ) -> Stream:
-    """Submit to a worker. Until the answer's first output so many bytes are kept, to make features again."""
+    """Submit to a worker. Until the answer's first output so many bytes are kept, to make features again.
+
+    That output is not timed if it was asked for `ahead`.
+    """
     span = span_in_hand()
     observed = Observed.begin(span, submission, serving.model)
     if (trace := span.trace) is not None:
@@ -104,4 +114,4 @@ async def begin(
     watch.lap("send")
     if account is not None:
         account.keep(keep_bytes)
-    return _Begun(stream, account, watch, observed)
+    return _Begun(stream, account, None if ahead else watch, observed)

@@ -2,7 +2,7 @@
 
 Without a bound on requests in flight whoever opens streams takes all of a frontend (threats S18), and without counting
 them nobody knows when a frontend that is to end has answered all it took. Plain ASGI; no route knows of it. A request
-that is refused here has cost nothing: its body has not been read.
+that is refused here costs next to nothing: its body is thrown away as it comes (`semel.http`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady, ServiceError
-from semel.frontend.access import OPEN, OPERATORS
+from semel.frontend.access import PROBES
 from semel.frontend.events import DONE, EventStream, event
 from semel.frontend.exchange import as_error
 from semel.http import error_body
@@ -124,7 +124,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or refuse it."""
-        if scope["type"] != "http" or scope["path"] in OPEN or scope["path"] in OPERATORS:
+        if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         tenant = scope.get("state", {}).get("tenant", "")
@@ -144,9 +144,9 @@ class Door:
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(REFUSALS, error.code)
         answer = as_error(error)
-        # Its body has not been read, and where we end the client should connect to somebody else.
-        answer.headers["Connection"] = "close"
-        if not self._gate.closed:
+        if self._gate.closed:
+            answer.headers["Connection"] = "close"  # the next one should go to somebody else
+        else:
             await asyncio.sleep(self._wait_s(tenant))
         await answer(scope, receive, send)
 
@@ -157,8 +157,10 @@ class Door:
             async with asyncio.timeout(limit_s) as timeout:
                 await self._app(scope, receive, answer.send)
         except TimeoutError:
-            if not timeout.expired() or answer.is_complete:
+            if not timeout.expired():
                 raise
+            if answer.is_complete:
+                return
             error = DeadlineExceeded(f"the request took longer than {limit_s:g} s; raise it with --request-timeout-s")
             self._meter.count(REFUSALS, error.code)
             if not answer.begun:
@@ -167,7 +169,7 @@ class Door:
                 body = event(error_body(str(error), code=error.code, status=error.status))
                 await send({"type": "http.response.body", "body": body + DONE, "more_body": False})
             else:
-                raise  # half an answer is in no shape at all: the connection ends
+                raise error from None  # half an answer is in no shape at all: the connection ends
 
 
 class _Answer:
@@ -178,10 +180,10 @@ class _Answer:
         self.begun = self.is_events = self.is_complete = False
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
+        await self._send(message)  # it may be cancelled, but only before it has sent anything
         if not self.begun:
             self.begun = True
             kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
             self.is_events = any(kind.startswith(EventStream.media_type.encode()) for kind in kinds)
         elif not message.get("more_body"):
             self.is_complete = True
-        await self._send(message)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
 from semel.frontend import shapes
 from semel.frontend.attribution import tagged
 from semel.frontend.endings import answered, wished_id
-from semel.frontend.exchange import parse, read_bytes, take_values
+from semel.frontend.exchange import BodyLimits, parse, read, read_bytes, take_values
 from semel.frontend.execution import begin
 from semel.frontend.fleet import FleetStream, WholeStream
 from semel.frontend.forms import FORM
@@ -40,7 +41,7 @@ from semel.frontend.service import Service, Serving
 from semel.openapi import EVENTS, JSON, events_of, shape
 from semel.render import ChatRenderer
 from semel.telemetry.stages import Stopwatch
-from semel.wire.safetensors import header_of, read_file
+from semel.wire.safetensors import read_file
 
 __all__ = ["generation_routes"]
 
@@ -60,7 +61,7 @@ def generation_routes(service: Service) -> APIRouter:
         """Go on with a prompt that was rendered elsewhere, in tokens."""
         if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _NOT_TAKEN:
             raise InvalidRequest(f"{kind} is not taken: send JSON, or {SAFETENSORS} with the prompt in its metadata")
-        ask = _ask_file if kind == SAFETENSORS else None
+        ask = _ask_file if kind == SAFETENSORS else _ask
         return await handle(request, service, _REQUEST, partial(_generate, wished_id(request)), ask)
 
     return router
@@ -71,22 +72,40 @@ def _told() -> dict[str, Any]:
     return {**told, "requestBody": {**told["requestBody"], "content": {**told["requestBody"]["content"], **_FILE}}}
 
 
+async def _ask(request: Request, service: Service, kind: TypeAdapter[GenerateRequest], call: Call) -> GenerateRequest:
+    asked = parse(await read(request, _limits(service, call), call.account), kind)
+    call.serving.check_model(asked.model)
+    return asked
+
+
 async def _ask_file(
     request: Request, service: Service, kind: TypeAdapter[GenerateRequest], call: Call
 ) -> GenerateRequest:
-    """What a file asks for: its tensors are views of the body, which is in the account."""
+    """What a file asks for: its tensors are views of the body, which is in the account, or copies, which are as well.
+
+    There is JSON in texts of its JSON. The values of each are counted as it will be parsed: a comma may be escaped.
+    """
     body = await read_bytes(request, service.body, call.account)
-    header, _ = header_of(memoryview(body))
-    take_values(header.encode(), service.body, call.account)
-    file = await asyncio.to_thread(read_file, memoryview(body))
+    limits = _limits(service, call)
+
+    def admit(text: str) -> None:
+        take_values(text.encode(errors="surrogatepass"), limits, call.account)
+
+    file = await asyncio.to_thread(read_file, memoryview(body), admit=admit, spend=call.account.take)
     if (prompt := file.texts.get(PROMPT)) is None:
         raise InvalidRequest(
             f"the file has no prompt: its metadata needs {PROMPT!r}, as /v1/chat/completions/render gives it with "
             f"Accept: {SAFETENSORS}"
         )
+    admit(prompt)
     asked = parse(prompt.encode(errors="surrogatepass"), kind)
     call.serving.check_model(asked.model)
     return asked.with_tensors(features_of(file.entries))
+
+
+def _limits(service: Service, call: Call) -> BodyLimits:
+    """Those of a body, and room for the longest prompt as our own routes render it: each token, and its `is_embed`."""
+    return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)
 
 
 async def _generate(wished: str | None, call: Call, asked: GenerateRequest) -> Response:

@@ -16,10 +16,10 @@ from typing import Final
 from semel.core import Contract, Digest, Feature, Field, Item, Key, Layout, Mask, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest, MediaTooLarge
 from semel.frontend.attribution import feature_digest, is_of, is_sealed
-from semel.frontend.rendered import DIGEST, Place, Shown
+from semel.frontend.rendered import Place, Shown
 from semel.wire.items import read_item
 from semel.wire.limits import Limits
-from semel.wire.safetensors import Entry, Faulty, Given
+from semel.wire.safetensors import DIGEST, Entry, Faulty, Given
 
 __all__ = ["Owner", "Placed", "features_of", "place"]
 

@@ -177,8 +177,10 @@ class RemoteWorker:
     def _send_feature(self, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
         stream.sent.add(digest)
         lease = None
-        if self._lender is not None and self._memory is not None:
-            self._memory.put(digest, feature)  # it may have been evicted since it was made; then it still lies there
+        # It may have been evicted since it was made, and still lie there. What does not is not copied: that would hold
+        # up the loop, and take the room of others for what a client has sent.
+        if self._lender is not None and (lying := self._lying(digest, feature)) is not None:
+            feature = lying  # its tensors may be in another order than those given
             lease = self._lender.lend(digest)
         if lease is not None:
             self._link.send(lend_of(digest, feature, lease))
@@ -187,6 +189,10 @@ class RemoteWorker:
         way = "frames" if lease is None else "memory"
         self._meter.count(FEATURES_SENT, way)
         self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
+
+    def _lying(self, digest: Digest, feature: Feature) -> Feature | None:
+        """The feature as it lies in our shared memory; None if it does not."""
+        return None if self._memory is None else self._memory.adopt(digest, feature)
 
     def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""

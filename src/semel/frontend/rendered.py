@@ -7,7 +7,6 @@ base64 inside the JSON, or in the file that the JSON came in. What was sent is n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from semel.core import Feature, Modality, Tenant
 from semel.errors import InvalidRequest
 from semel.frontend.fields import fault_of, tell_nulls, tell_refused, without_refused
 from semel.frontend.requests import CompletionRequest, StreamOptions
+from semel.wire.safetensors import DIGEST
 
-__all__ = ["DIGEST", "Features", "GenerateRequest", "Place", "Shown"]
+__all__ = ["Features", "GenerateRequest", "Place", "Shown"]
 
 _NO_SAMPLING: Final = frozenset(
     {
@@ -49,9 +49,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
 _Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Name = Annotated[str, Field(max_length=256)]
 _Mark = Annotated[str, Field(max_length=64)]
-
-DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-"""How a digest is written."""
 
 
 class _Strict(BaseModel):

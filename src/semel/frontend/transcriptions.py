@@ -8,7 +8,6 @@ of which is a prompt; the first one tells the language of all.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -21,7 +20,7 @@ from semel.errors import EngineFailed, InvalidRequest
 from semel.frontend.answers import Head
 from semel.frontend.clips import Chain, Clip, read_clip
 from semel.frontend.endings import answered, wished_id
-from semel.frontend.exchange import read
+from semel.frontend.exchange import read_bytes
 from semel.frontend.execution import execute
 from semel.frontend.fleet import FleetStream, WholeStream
 from semel.frontend.forms import FORM, read_form
@@ -51,7 +50,6 @@ LANGUAGES: Final = (
 """Those that are looked for in a clip: the ones that Whisper knows well, as with vLLM. A client may name any."""
 
 _START: Final = "<|startoftranscript|>"
-_UNBOUNDED: Final = 2**62
 _Asked = TypeVar("_Asked", bound=SpeechRequest)
 _TRANSCRIPTION: Final = TypeAdapter(TranscriptionRequest)
 _TRANSLATION: Final = TypeAdapter(TranslationRequest)
@@ -92,9 +90,7 @@ async def _ask(
 ) -> _Asked:
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
-    # The bytes of a clip are no JSON: commas among them mean nothing.
-    body = await read(request, replace(service.body, max_values=_UNBOUNDED), call.account)
-    call.account.keep(len(body))
+    body = await read_bytes(request, service.body, call.account)
     call.account.take(len(body))  # the files are copies
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
     asked = speech_of(form, adapter, frozenset(kind.model_fields))
@@ -141,6 +137,7 @@ async def _hear(call: Call, tenant: Tenant, clip: Clip, text: str, asked: Speech
         sampling=asked.sampling(call.serving.contract.max_tokens),
         tenant=tenant,
         kind=FleetStream if asked.stream else WholeStream,
+        ahead=index > 0,
     )
     return stream
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
+from semel.cache import LayoutCache
 from semel.core import Feature, Layout, Media, Modality, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, Video, cut_audio, decode_audio, decode_image, decode_video
@@ -44,9 +44,6 @@ _TEXT_OUTPUTS: Final = frozenset(
     {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids", "video_metadata"}
 )
 
-_MAX_SIZES: Final = 4_096
-"""Sizes of images whose layouts are remembered: a few MB."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -64,8 +61,10 @@ class HfProcessor:
 
     fingerprint: str
 
-    _layouts: OrderedDict[tuple[object, ...], Layout] = field(default_factory=OrderedDict, repr=False, compare=False)
-    """The layouts of images by their sizes and options, for a family where these decide; the last used stay."""
+    _layouts: LayoutCache[tuple[object, ...]] = field(
+        default_factory=lambda: LayoutCache(max_entries=4_096, max_tokens=1 << 20), repr=False, compare=False
+    )
+    """Of images by their sizes and options, for a family where these decide."""
 
     @classmethod
     def load(cls, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Self:
@@ -106,10 +105,8 @@ class HfProcessor:
         decoded = self._decode(media)
         key = (decoded.size, json.dumps(options or {}, sort_keys=True))
         if (layout := self._layouts.get(key)) is None:
-            layout = self._layouts[key] = self._process(media, decoded, options or {}).layout
-            if len(self._layouts) > _MAX_SIZES:
-                self._layouts.popitem(last=False)
-        self._layouts.move_to_end(key)
+            layout = self._process(media, decoded, options or {}).layout
+            self._layouts.put(key, layout)
         return layout
 
     def _check(self, media: Media, options: Mapping[str, object]) -> None:

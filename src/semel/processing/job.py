@@ -52,6 +52,7 @@ class Job(ABC, Generic[_T]):
         """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
         if (span := span_in_hand()).is_recorded:
             notes: dict[str, Value] = {
+                "semel.item.work": type(self).__name__.lower(),
                 "semel.item.modality": self.media.modality,
                 "semel.item.bytes": len(self.media.data),
                 "semel.pool.wait_seconds": round(began - self.asked, 6),

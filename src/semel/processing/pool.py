@@ -259,7 +259,7 @@ class Pool:
         try:
             made = await self._make(child, job)
         except SemelError as error:
-            self.failed += 1
+            self.failed += isinstance(job, Making)
             job.fail(error)
         else:
             self.processed += isinstance(made, Feature)

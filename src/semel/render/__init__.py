@@ -6,7 +6,6 @@ from semel.render.content_format import ContentFormat
 from semel.render.draft import Draft, HoldingOf, Make, Process, Rendered
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
-from semel.render.layouts import LayoutCache
 from semel.render.messages import MESSAGE, Attachment, Conversation, Message, Part, Text, ToolReference
 from semel.render.obtain import Fetch, Spend
 from semel.render.pipeline import ChatRequest, Lookups, Pipeline, check_chars
@@ -30,7 +29,6 @@ __all__ = [
     "Insertion",
     "Inspector",
     "Intent",
-    "LayoutCache",
     "Lookups",
     "Make",
     "MediaUrl",

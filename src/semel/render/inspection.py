@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from semel.cache import Flight
+from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
 from semel.render.abreast import abreast
 from semel.render.draft import Draft, HoldingOf, LayOut, Process, Rendered
-from semel.render.layouts import LayoutCache
 from semel.render.obtain import Spend
 
 __all__ = ["Inspector"]
@@ -33,7 +32,7 @@ class Inspector:
     process: Process
     """Must not write to the main cache either."""
 
-    layouts: LayoutCache
+    layouts: LayoutCache[Digest]
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
     lay_out: LayOut | None = None
     """How to come by a layout without a feature; without it, by way of one."""

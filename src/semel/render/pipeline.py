@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from semel.cache import Cache, Flight, NoCache
+from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Holding, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong
 from semel.render.abreast import abreast
@@ -25,7 +25,6 @@ from semel.render.chat import ChatRenderer
 from semel.render.draft import Cut, Draft, HoldingOf, LayOut, Process, Rendered
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
-from semel.render.layouts import LayoutCache
 from semel.render.messages import Conversation
 from semel.render.obtain import Fetch, Spend, obtain
 from semel.render.source import Source
@@ -100,7 +99,9 @@ class Pipeline:
     timings: Timings = untimed
     """Is told how long the stages of requests that execute take."""
 
-    layouts: LayoutCache = field(default_factory=LayoutCache)
+    layouts: LayoutCache[Digest] = field(default_factory=LayoutCache)
+    """Both intents fill it and only `inspect` reads it, so that a look at it changes nothing that `execute` sees."""
+
     inspections: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 

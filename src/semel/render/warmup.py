@@ -16,12 +16,11 @@ from typing import Final
 
 import pybase64
 
-from semel.cache import Flight
+from semel.cache import Flight, LayoutCache
 from semel.core import Media, Modality
 from semel.media.samples import SAMPLES
 from semel.render.draft import Draft
 from semel.render.intent import Intent
-from semel.render.layouts import LayoutCache
 from semel.render.pipeline import ChatRequest, Pipeline
 from semel.telemetry.stages import untimed
 

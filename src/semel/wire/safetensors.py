@@ -10,14 +10,14 @@ Other texts may stand beside it in the metadata; they go with the file, and who 
 Everything that a header says is checked before anything is made of it (threats S9, S10): the tensors cover the bytes
 behind the header exactly, without overlap or gap, and no name stands there twice, so that no two readers can differ. A
 header that breaks this refuses the whole file; a fault of one item refuses that item. Tensors that are read are views
-of the file.
+of the file, but for those that begin askew.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any, Final, TypeVar
@@ -30,6 +30,7 @@ from semel.errors import InvalidRequest
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
+    "DIGEST",
     "MAX_HEADER_BYTES",
     "MAX_LAYOUT_TOKENS",
     "Empty",
@@ -37,7 +38,6 @@ __all__ = [
     "Faulty",
     "File",
     "Given",
-    "header_of",
     "read",
     "read_file",
     "write",
@@ -48,6 +48,9 @@ MAX_HEADER_BYTES: Final = 16 << 20
 
 MAX_LAYOUT_TOKENS: Final = 1 << 20
 """Tokens of one layout."""
+
+DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+"""How a digest is written."""
 
 _DTYPES: Final[Mapping[str, str]] = {
     "BOOL": "bool",
@@ -67,7 +70,9 @@ _OURS: Final = "semel"
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
 _SHOWN_CHARS: Final = 120
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_MAX_STRINGS: Final = 1 << 17
+"""Strings of a header that are told from what is between them; those behind them are not."""
+
 _FIELD: Final = re.compile(r"[A-Za-z_][\w.]{0,127}", re.ASCII)
 
 _T = TypeVar("_T")
@@ -128,6 +133,10 @@ class _Rest(Struct, frozen=True, forbid_unknown_fields=True):
     mask: Annotated[tuple[bool, ...], Meta(max_length=MAX_LAYOUT_TOKENS)] | None = None
 
 
+def _free(_: object) -> None:
+    pass
+
+
 def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
     """The pieces of a file with these features, and with texts in its metadata.
 
@@ -163,27 +172,32 @@ def read(body: memoryview) -> list[Entry]:
     return read_file(body).entries
 
 
-def read_file(body: memoryview) -> File:
+def read_file(body: memoryview, *, admit: Callable[[str], None] = _free, spend: Callable[[int], None] = _free) -> File:
     """All of a file; `InvalidRequest` if it cannot be read as a whole.
 
     A tensor that does not begin at a multiple of its element's size is copied, others are read-only views of `body`.
+    `admit` sees each JSON before it is parsed, but for what the header's strings say, and raises if it has too many
+    values; `spend` is told how many bytes are about to be copied, and raises if they may not be.
     """
-    text, begin = header_of(body)
+    text, begin = _header_of(body)
+    admit(_structure_of(text))
     header = _parse(text, "the header")
     metadata = _convert(header.pop(_METADATA, {}), dict[str, str], "the metadata")
     heads = _convert(header, dict[str, _Head], "the header")
     _check_spans(heads, body.nbytes - begin)
-    rests = _parse(metadata.pop(_OURS, "{}"), f"the metadata {_OURS!r}")
+    admit(described := metadata.pop(_OURS, "{}"))
+    rests = _parse(described, f"the metadata {_OURS!r}")
     items: dict[str, dict[str, _Head]] = {name: {} for name in rests}
     for name, head in heads.items():
         item, _, field = name.partition("/")
         items.setdefault(item, {})[field] = head
     _check_count(len(items))
+    spend(sum(_nbytes(head) for head in heads.values() if _is_askew(head, begin)))
     entries = [_entry(name, fields, rests.get(name), body, begin) for name, fields in items.items()]
     return File(entries, metadata)
 
 
-def header_of(body: memoryview) -> tuple[str, int]:
+def _header_of(body: memoryview) -> tuple[str, int]:
     """The text of the header, and where the tensors begin."""
     if body.nbytes < _LENGTH_BYTES:
         raise InvalidRequest(f"a safetensors file has at least {_LENGTH_BYTES} bytes, this one has {body.nbytes}")
@@ -198,6 +212,12 @@ def header_of(body: memoryview) -> tuple[str, int]:
         return str(body[_LENGTH_BYTES:begin], "utf-8"), begin
     except UnicodeDecodeError:
         raise InvalidRequest("the header is not UTF-8; is this a safetensors file?") from None
+
+
+def _structure_of(header: str) -> str:
+    """A header without what its strings say: a comma or a bracket in it is then before a value."""
+    plain = header.replace(r"\\", "").replace(r"\"", "")
+    return "".join(plain.split('"', 2 * _MAX_STRINGS)[::2])
 
 
 def _parse(text: str, what: str) -> dict[str, Any]:
@@ -254,7 +274,7 @@ def _check_count(items: int) -> None:
 
 
 def _entry(name: str, heads: Mapping[str, _Head], rest: object, body: memoryview, begin: int) -> Entry:
-    if not _DIGEST.fullmatch(name):
+    if not DIGEST.fullmatch(name):
         return Faulty(_shown(name), "this is no digest: one has 64 hexadecimal digits in lower case")
     if not heads:
         return Empty(Digest(bytes.fromhex(name)))
@@ -276,9 +296,19 @@ def _tensor(head: _Head, body: memoryview, begin: int) -> Tensor:
     dtype = _DTYPES[head.dtype]
     start, end = head.data_offsets
     view = body[begin + start : begin + end].toreadonly()
-    if (begin + start) % DTYPE_BYTES[dtype]:
+    if _is_askew(head, begin):
         view = memoryview(bytes(view))
     return Tensor(dtype, head.shape, view)
+
+
+def _is_askew(head: _Head, begin: int) -> bool:
+    """Whether a tensor does not begin at a multiple of its element's size."""
+    return (begin + head.data_offsets[0]) % DTYPE_BYTES[_DTYPES[head.dtype]] != 0
+
+
+def _nbytes(head: _Head) -> int:
+    start, end = head.data_offsets
+    return end - start
 
 
 def _layout(described: _Rest) -> Layout:

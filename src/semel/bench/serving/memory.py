@@ -34,9 +34,9 @@ async def memory(bench: Bench) -> list[Row]:
 
 
 async def _host(bench: Bench) -> Host | None:
-    """What runs here; None if the engine's share of the memory is not known from outside."""
+    """What runs here; None if the engine's share of the memory is not known from outside, or flags have changed it."""
     launch = bench.launch
-    if launch is None or _KV_CACHE not in launch.environment:
+    if launch is None or _KV_CACHE not in launch.environment or any("-cache-" in flag for flag in launch.flags):
         return None
     said = await scrape(bench.sides.semel.client)
     return Host(

@@ -100,14 +100,14 @@ async def drive(client: Client, asks: Sequence[Ask], pictures: Sequence[bytes], 
 async def _fails(client: Client, ask: Ask, jpeg: bytes) -> bool:
     """Ask it; whether it was good and failed. A server that closes the connection has failed too."""
     content = [image_part(jpeg), text_part("What is this?")]
-    match ask.kind:
-        case Kind.GOOD:
-            try:
+    try:
+        match ask.kind:
+            case Kind.GOOD:
                 return (await client.ask(CHAT, chat(content, max_tokens=4))).status != 200
-            except aiohttp.ClientError:
-                return True
-        case Kind.REFUSED:
-            await client.ask(CHAT, chat(content, **_REFUSALS[ask.refusal]))
-        case Kind.ABORTED:
-            await client.leave(CHAT, chat(content, max_tokens=200, ignore_eos=True, stream=True))
+            case Kind.REFUSED:
+                await client.ask(CHAT, chat(content, **_REFUSALS[ask.refusal]))
+            case Kind.ABORTED:
+                await client.leave(CHAT, chat(content, max_tokens=200, ignore_eos=True, stream=True))
+    except (aiohttp.ClientError, TimeoutError):
+        return ask.kind is Kind.GOOD
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -34,15 +35,14 @@ class ServeReport:
     def to_json(self) -> str:
         """One object, on one line: `checks` as every benchmark has them, `rows` with all figures and their errors."""
         versions = {"semel": version("semel")}
-        return json.dumps(
-            {
-                "bench": "serve",
-                "machine": self.machine | versions,
-                "run": self.run,
-                "checks": [asdict(check) for check in checks_of(self.rows)],
-                "rows": [_as_json(row) for row in self.rows],
-            }
-        )
+        report = {
+            "bench": "serve",
+            "machine": self.machine | versions,
+            "run": self.run,
+            "checks": [asdict(check) for check in checks_of(self.rows)],
+            "rows": [_as_json(row) for row in self.rows],
+        }
+        return json.dumps(_finite(report), allow_nan=False)
 
     def print_table(self, console: Console) -> None:
         """A table for each scenario."""
@@ -90,6 +90,15 @@ def shown(figure: Figure | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def _finite(value: Any) -> Any:
+    """The same without infinities, which JSON does not have: a ratio to nothing is null."""
+    if isinstance(value, dict):
+        return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _as_json(row: Row) -> dict[str, Any]:

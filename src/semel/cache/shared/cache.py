@@ -140,12 +140,10 @@ class SharedCache:
     def put(self, digest: Digest, feature: Feature) -> Feature:
         """Copy a feature into the segment; returns the one that lies there, or the one given if there is no room.
 
-        One that lies there already is held as it is: a child has written it, or it was evicted and is still in use.
+        One that lies there already is held as it is.
         """
-        if (held := self.get(digest)) is not None:
+        if (held := self.adopt(digest, feature)) is not None:
             return held
-        if (place := self._place_of(feature)) is not None:
-            return self._hold(digest, feature, *place)
         heads = heads_of(feature)
         reservation = self.reserve(packed_bytes(heads))
         if reservation is None:
@@ -156,6 +154,17 @@ class SharedCache:
         # The copy comes last: it leaves nothing of ours in the processor's caches, and what follows it is slow.
         copy_into(view, feature)
         return self._hold(digest, stored, reservation.offset, view)
+
+    def adopt(self, digest: Digest, feature: Feature) -> Feature | None:
+        """Hold a feature that lies in the segment already, where it lies; None if it lies elsewhere.
+
+        A child has written it, or it was evicted and is still in use. If the digest is held, it is the one held.
+        """
+        if (held := self.get(digest)) is not None:
+            return held
+        if (place := self._place_of(feature)) is None:
+            return None
+        return self._hold(digest, feature, *place)
 
     def reserve(self, nbytes: int) -> Reservation | None:
         """A range to write to, of at least so many bytes; None if there is no room even after evicting."""

@@ -162,6 +162,8 @@ class VllmEngine:
         """End the engine and its processes. Closing twice does no harm."""
         llm, self._llm = self._llm, None
         if llm is not None:
+            if llm.output_handler is not None and not llm.output_processor.has_unfinished_requests():
+                llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
 
     def _params(self, submission: Submission) -> tuple[Any, Conversing | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.cache import LayoutCache
 from semel.core import Digest, Layout, Mask
-from semel.render import LayoutCache
 
 MAX_ENTRIES = 4
 MAX_TOKENS = 12
@@ -47,7 +47,7 @@ steps = st.lists(st.tuples(st.sampled_from(["get", "put", "put", "look", "clear"
 
 @given(steps)
 def test_it_holds_what_was_used_last_within_both_bounds(taken: list[tuple[str, int]]) -> None:
-    cache, slow = LayoutCache(MAX_ENTRIES, MAX_TOKENS), Slow()
+    cache, slow = LayoutCache[Digest](MAX_ENTRIES, MAX_TOKENS), Slow()
     for step, number in taken:
         if step == "get":
             assert cache.get(digest_of(number)) == (layout_of(number) if slow.touch(number) else None)
@@ -65,7 +65,7 @@ def test_it_holds_what_was_used_last_within_both_bounds(taken: list[tuple[str, i
 
 
 def test_one_without_room_holds_nothing() -> None:
-    cache = LayoutCache(max_entries=0)
+    cache = LayoutCache[Digest](max_entries=0)
     cache.put(digest_of(1), layout_of(1))
     assert cache.get(digest_of(1)) is None
     assert repr(cache) == "LayoutCache(0 layouts, 0 tokens)"

@@ -1,7 +1,6 @@
-"""Layouts by digest: all that a prompt needs of an item, without its tensors.
+"""Layouts by key: all that a prompt needs of an item, without its tensors.
 
-Both intents fill it and only `inspect` reads it, so nothing that is looked up here can change what `execute` sees. It
-is bounded in entries and in tokens; the least recently used go first. Layouts are kept packed, 5 bytes a token: as
+Bounded in entries and in tokens; the least recently used go first. Layouts are kept packed, 5 bytes a token: as
 Python's integers they would take up to 70.
 """
 
@@ -9,11 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
 
-from semel.core import Digest, Layout, Mask
+from semel.core import Layout, Mask
 
 __all__ = ["LayoutCache"]
+
+_K = TypeVar("_K", bound=Hashable)
 
 
 class _Packed(NamedTuple):
@@ -21,13 +23,13 @@ class _Packed(NamedTuple):
     bits: bytes | None
 
 
-class LayoutCache:
-    """A bounded map from digests to layouts. It belongs to one thread."""
+class LayoutCache(Generic[_K]):
+    """A bounded map from keys to layouts. It belongs to one thread."""
 
     def __init__(self, max_entries: int = 65_536, max_tokens: int = 16 << 20) -> None:
         self._max_entries = max_entries
         self._max_tokens = max_tokens
-        self._packed: OrderedDict[Digest, _Packed] = OrderedDict()
+        self._packed: OrderedDict[_K, _Packed] = OrderedDict()
         self._tokens = 0
 
     @property
@@ -38,24 +40,24 @@ class LayoutCache:
     def __len__(self) -> int:
         return len(self._packed)
 
-    def __contains__(self, digest: object) -> bool:
-        return digest in self._packed
+    def __contains__(self, key: object) -> bool:
+        return key in self._packed
 
     def __repr__(self) -> str:
         return f"LayoutCache({len(self):,} layouts, {self._tokens:,} tokens)"
 
-    def get(self, digest: Digest) -> Layout | None:
+    def get(self, key: _K) -> Layout | None:
         """The layout, which becomes the most recently used."""
-        packed = self._packed.get(digest)
+        packed = self._packed.get(key)
         if packed is None:
             return None
-        self._packed.move_to_end(digest)
+        self._packed.move_to_end(key)
         return Layout(tuple(packed.token_ids), None if packed.bits is None else Mask(packed.bits))
 
-    def put(self, digest: Digest, layout: Layout) -> None:
-        """Hold a layout, unless it is larger than the cache; the first under a digest stays."""
-        if digest in self._packed:
-            self._packed.move_to_end(digest)
+    def put(self, key: _K, layout: Layout) -> None:
+        """Hold a layout, unless it is larger than the cache; the first under a key stays."""
+        if key in self._packed:
+            self._packed.move_to_end(key)
             return
         if len(layout) > self._max_tokens or not self._max_entries:
             return
@@ -63,7 +65,7 @@ class LayoutCache:
             _, oldest = self._packed.popitem(last=False)
             self._tokens -= len(oldest.token_ids)
         bits = None if layout.mask is None else layout.mask.bits
-        self._packed[digest] = _Packed(array("i", layout.token_ids), bits)
+        self._packed[key] = _Packed(array("i", layout.token_ids), bits)
         self._tokens += len(layout)
 
     def clear(self) -> None:

@@ -1,0 +1,74 @@
+"""What the processes of `semel serve` print at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semel.cli.output import Output
+from tests.serve.served import free_port
+
+
+async def printed(output: Output, text: str) -> None:
+    os.write(output.descriptor, text.encode())
+    await asyncio.sleep(0.05)
+
+
+async def test_what_is_printed_is_shown_only_while_it_serves(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    try:
+        await printed(output, "loading\n")
+        with output.shown():
+            await printed(output, "a request\n")
+        await printed(output, "ending\n")
+        assert capfd.readouterr().err == "a request\n"
+        assert output.last_lines(2) == "a request\nending"
+    finally:
+        output.close()
+
+
+async def test_what_is_kept_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    try:
+        for number in range(300):
+            await asyncio.to_thread(os.write, output.descriptor, f"{number:07}\n".encode() * 1_000)
+        os.write(output.descriptor, b"last")
+        await asyncio.sleep(0.05)
+        lines = output.last_lines(1_000_000).splitlines()
+        assert lines[-1] == "last"
+        assert len(lines) <= 10_000
+        assert capfd.readouterr().err == ""
+    finally:
+        output.close()
+
+
+def test_at_a_terminal_a_start_that_fails_says_why(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "semel", "testing", "serve", str(tmp_path / "nothing"), "--port", str(free_port())]
+    server = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := _read(ours):
+            shown += part
+        code = server.wait(60)
+    finally:
+        server.kill()
+        os.close(ours)
+    assert code == 2, shown.decode(errors="replace")
+    text = " ".join(shown.decode(errors="replace").split())
+    assert "the worker could not start" in text
+    assert "is neither a folder nor a model" in text
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # nobody has it open any more
+        return b""
