@@ -11,6 +11,10 @@ import pytest
 # Read by transformers and vLLM when they are imported, here and in every process that a test starts.
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
+# Engines that run at the same time have a core each.
+if (number := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")).isdigit():
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(int(number) % (os.cpu_count() or 1))
+
 Folder = Callable[[str], Path]
 
 

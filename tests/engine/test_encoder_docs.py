@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "encoder.md"
 COMMANDS = re.findall(r"^\$ (vllm serve MODEL.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
