@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -22,8 +23,7 @@ def test_both_sides_are_measured_drawn_and_ended(tmp_path: Path) -> None:
     # R: two frontends ship no tensor on a repeat; vLLM with two API servers, the control, ships all of it.
     command = [str(SEMEL), "bench", "serve", "--quick", "--json", "--plot", str(tmp_path / "plots")]
     command += ["--only", "text", "--only", "generate", "--only", "frontends"]
-    home = tmp_path / "home"
-    home.mkdir()
+    home = Path(tempfile.mkdtemp(prefix="semel-"))  # pytest's own is too long a path for the sockets in it
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(home)}
     )
@@ -43,7 +43,7 @@ def test_both_sides_are_measured_drawn_and_ended(tmp_path: Path) -> None:
     assert report["run"]["flags"]
     assert (tmp_path / "plots" / "limits.png").exists()
     assert "repeats, two frontends" in progress
-    assert not list(home.iterdir())
+    home.rmdir()  # nothing is left in it
 
 
 def _end(process: subprocess.Popen[str]) -> None:

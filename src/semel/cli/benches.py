@@ -86,7 +86,7 @@ def bench_serve(
     only: Annotated[
         list[str] | None, typer.Option(help="A scenario to run; may be given several times. All, unless given.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="End within 5 minutes; figures are rougher.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer turns: sooner, and rougher figures.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit code 1 if a limit is not kept.")] = False,
     as_json: _Json = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,

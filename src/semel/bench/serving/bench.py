@@ -42,7 +42,7 @@ class Effort:
 
     @classmethod
     def of(cls, *, quick: bool) -> Effort:
-        """Within 5 minutes if quick, else within 15, on a machine with 2 cores."""
+        """About 15 minutes on a machine with 2 cores; if quick, rougher and sooner."""
         return cls(40, 4, 4, 2.0, 300) if quick else cls(200, 10, 16, 2.0, 1_500)
 
 
