@@ -48,7 +48,7 @@ from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "a-client-s-key-0123456789"
-FEW, MANY = 5, 50
+FEW, MANY = 5, 25
 
 
 @cache
