@@ -1,7 +1,7 @@
 """The dashboard, drawn from a real run: `python -m tests.fleet.dashboard docs/dashboard.png`.
 
-A fleet of two workers and three frontends under load, one worker of which is killed and started again; a real
-Prometheus (Debian: `apt install prometheus`) that reads their metrics; and the dashboard's own queries, asked of it.
+A fleet of two workers and three frontends under load, one worker of which is killed; a real Prometheus
+(Debian: `apt install prometheus`) that reads their metrics; and the dashboard's own queries, asked of it.
 Grafana's part is to draw the answers, and is done here with matplotlib. Exit code 1 if a query has no answer.
 """
 
@@ -37,6 +37,7 @@ from tests.serve.served import free_port, until
 RATE_INTERVAL = "10s"
 STEP_S = 1.0
 COLUMNS = 3
+MAX_NAME = 28
 GROUND, INK, GRID = "#181b1f", "#ccccdc", "#2c3235"
 COLOURS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#c8f2c2")
 FORMATS = {
@@ -63,13 +64,6 @@ class Prometheus:
     """A server that is running."""
 
     url: str
-    targets: Path
-    """A file that it looks at."""
-
-    def watch(self, nodes: list[Node]) -> None:
-        """Ask these processes, and no others, from now on."""
-        addresses = [node.url.removeprefix("http://") for node in nodes]
-        self.targets.write_text(json.dumps([{"targets": addresses}]))
 
     def lines(self, legend: str, query: str, began: float, ended: float) -> list[Line]:
         """The series that a panel's query gives, named as Grafana names them."""
@@ -100,9 +94,9 @@ def running_prometheus(nodes: list[Node]) -> Iterator[Prometheus]:
         raise SystemExit("there is no prometheus here: `apt install prometheus`")
     with tempfile.TemporaryDirectory(prefix="semel-prometheus-") as folder:
         home, address = Path(folder), f"127.0.0.1:{free_port()}"
-        prometheus = Prometheus(f"http://{address}", home / "targets.json")
-        prometheus.watch(nodes)
-        scrape = {"job_name": "semel", "file_sd_configs": [{"files": [str(prometheus.targets)]}]}
+        prometheus = Prometheus(f"http://{address}")
+        targets = [node.url.removeprefix("http://") for node in nodes]
+        scrape = {"job_name": "semel", "static_configs": [{"targets": targets}]}
         config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}
         (home / "prometheus.yml").write_text(json.dumps(config))
         command = ["prometheus", f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data"]
@@ -116,19 +110,17 @@ def running_prometheus(nodes: list[Node]) -> Iterator[Prometheus]:
             server.wait(30)
 
 
-async def drive(fleet: Fleet, prometheus: Prometheus, requests: int) -> Tally:
-    """A load of which the middle has one worker less, and the end has it again."""
+async def drive(fleet: Fleet, requests: int) -> tuple[Tally, float]:
+    """A load in whose midst a worker is killed; its tally, and when it began."""
     load = Load(requests)
     images = pictures(load.images)
     reference = await ask_alone(fleet.urls, load.chats(), images)
+    began = time.time()
     driver = Driver(fleet.urls, images, reference, at_a_time=load.at_a_time)
     running = asyncio.create_task(driver.run(plan(load, len(fleet.urls)), progress=True))
     await asyncio.sleep(40)
-    lost = fleet.workers[-1]
-    await asyncio.to_thread(lost.kill)
-    fleet.begin_worker(address=lost.address)
-    prometheus.watch(fleet.running)
-    return await running
+    await asyncio.to_thread(fleet.workers[-1].kill)
+    return await running, began
 
 
 def draw(prometheus: Prometheus, began: float, ended: float, file: Path) -> list[str]:
@@ -158,9 +150,12 @@ def _draw_panel(axes: Axes, panel: Panel, lines: list[Line]) -> None:
     for spine in axes.spines.values():
         spine.set_color(GRID)
     for index, line in enumerate(lines):
-        axes.plot(line.seconds, line.values, label=line.name, color=COLOURS[index % len(COLOURS)], linewidth=1.2)
+        axes.plot(
+            line.seconds, line.values, label=line.name[-MAX_NAME:], color=COLOURS[index % len(COLOURS)], linewidth=1.2
+        )
     if lines:
-        axes.legend(fontsize=7, labelcolor=INK, facecolor=GROUND, edgecolor=GRID, loc="upper left", ncols=2)
+        legend = axes.legend(fontsize=7, labelcolor=INK, facecolor=GROUND, edgecolor=GRID, loc="upper left", ncols=2)
+        legend.set_in_layout(False)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -172,8 +167,7 @@ def main(words: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="semel-model-") as folder:
         model = build("qwen2-vl", Path(folder) / "qwen2-vl")
         with running_fleet(model) as fleet, running_prometheus(fleet.running) as prometheus:
-            began = time.time()
-            tally = asyncio.run(drive(fleet, prometheus, options.requests))
+            tally, began = asyncio.run(drive(fleet, options.requests))
             time.sleep(5)
             empty = draw(prometheus, began, time.time(), options.file)
     sys.stdout.write(f"{tally.good} good, {len(tally.failures)} failed; panels without lines: {empty or 'none'}\n")
