@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from semel.bench.ports import free_port
 from semel.settings import create_key
 from tests.engine.parity import clip, picture
-from tests.serve.served import Served, free_port, serving
+from tests.serve.served import Served, serving
 
 ROOT = Path(__file__).parent.parent
 

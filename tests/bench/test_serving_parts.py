@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from semel.bench.ports import free_port
 from semel.bench.serving.client import Answer, Client
 from semel.bench.serving.counting import read_counts
 from semel.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
@@ -33,7 +34,6 @@ from semel.bench.serving.statistics import Figure, exactly
 from semel.bench.serving.turns import Pair, order, take_turns
 from semel.errors import ConfigError
 from semel.telemetry.scrape import Scrape
-from tests.serve.served import free_port
 
 
 async def test_both_sides_take_turns_and_who_begins_alternates() -> None:

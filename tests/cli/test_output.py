@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from semel.bench.ports import free_port
 from semel.cli.output import Output
-from tests.serve.served import free_port
 
 
 async def printed(output: Output, text: str) -> None:

@@ -27,12 +27,13 @@ import matplotlib.figure
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
+from semel.bench.ports import free_port
 from semel.telemetry.dashboard import PANELS, Panel
 from semel.testing.models import build
 from tests.fleet.driving import Driver, Tally, ask_alone
 from tests.fleet.plan import Load, pictures, plan
 from tests.fleet.processes import Fleet, Node, running_fleet
-from tests.serve.served import free_port, until
+from tests.serve.served import until
 
 RATE_INTERVAL = "10s"
 STEP_S = 1.0

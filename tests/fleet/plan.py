@@ -42,7 +42,7 @@ REFUSALS: Final[tuple[Mapping[str, object], ...]] = (
     {"stop_token_ids": [9_999_999]},
     {"repetition_penalty": 0.0},
 )
-"""What the engine refuses, and only the engine knows to. Structured output and allowed token ids are no fields yet."""
+"""What the engine refuses, and only the engine knows to."""
 
 
 class Kind(Enum):

@@ -20,10 +20,11 @@ from pathlib import Path
 import httpx
 import psutil
 
+from semel.bench.ports import free_port
 from semel.core import Key
 from semel.settings import create_key
 from semel.telemetry.metrics import WORKER_CONNECTED
-from tests.serve.served import FLAGS, SEMEL, free_port, sum_of, until
+from tests.serve.served import FLAGS, SEMEL, sum_of, until
 
 ENGINE_START_S = 600.0
 FRONTEND_START_S = 300.0

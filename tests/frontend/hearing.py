@@ -59,7 +59,7 @@ def id_of(token: str) -> int:
 
 
 class Spoken:
-    """The answer of an engine that hears."""
+    """An answer that is known beforehand."""
 
     def __init__(self, outputs: list[Output]) -> None:
         self._outputs = outputs

@@ -42,7 +42,7 @@ from semel.telemetry import Meter
 from semel.testing.engine import EchoEngine
 from tests.frontend import rig as rigs
 from tests.frontend.conformance import EVENTS, NEGATIVE, POSITIVE, Served, served, validator
-from tests.frontend.hearing import TOKENIZER, Hearing, clip
+from tests.frontend.hearing import TOKENIZER, Hearing, Spoken, clip
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
 
@@ -61,20 +61,6 @@ TAKEN = {f"POST {path}": told["post"]["requestBody"] for path, told in document(
 TYPED = sorted(label for label, body in TAKEN.items() if JSON in body["content"])
 CLIPS = sorted(label for label, body in TAKEN.items() if FORM in body["content"])
 STREAMS = ["POST /inference/v1/generate", "POST /v1/chat/completions", "POST /v1/completions"]
-
-
-class Spoken:
-    """The answer of an engine that talks."""
-
-    def __init__(self, outputs: list[Output]) -> None:
-        self._outputs = outputs
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        for output in self._outputs:
-            yield output
-
-    async def close(self) -> None:
-        pass
 
 
 async def talk(submission: Submission) -> Spoken:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from semel.assemble import assemble_pipeline
+from semel.bench.ports import free_port
 from semel.cache import Borrowers
 from semel.core import Key, Target
 from semel.settings import create_key
@@ -23,7 +24,7 @@ from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT
 from tests.frontend.test_warm_start import body
-from tests.serve.served import SEMEL, free_port, sum_of
+from tests.serve.served import SEMEL, sum_of
 
 Folder = Callable[[str], Path]
 READY_S = 90.0

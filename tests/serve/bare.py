@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.serve.served import FLAGS, free_port, until
+from semel.bench.ports import free_port
+from tests.serve.served import FLAGS, until
 
 __all__ = ["bare_starting", "until_healthy"]
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from semel.bench.ports import free_port
 
 SEMEL = Path(sys.executable).parent / "semel"
 FLAGS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--seed", "0")
@@ -110,13 +111,6 @@ def until(condition: Callable[[], bool], within_s: float) -> float:
         assert time.monotonic() - began < within_s, "it did not happen in time"
         time.sleep(0.02)
     return time.monotonic() - began
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -23,9 +23,10 @@ import psutil
 import pytest
 from PIL import Image
 
+from semel.bench.ports import free_port
 from semel.settings import create_key
 from tests.conftest import Folder
-from tests.serve.served import SEMEL, Served, free_port, image_url, sum_of, until
+from tests.serve.served import SEMEL, Served, image_url, sum_of, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

@@ -20,6 +20,7 @@ import openai
 import psutil
 import pytest
 
+from semel.bench.ports import free_port
 from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Tensor, Timeline
 from semel.settings import create_key, read_key
 from semel.wire.events import Event, Opened, Reset
@@ -30,7 +31,7 @@ from tests.engine.parity import Answer, image_part, picture, random_chat, runnin
 from tests.serve.collector import SpanCollector, collecting
 from tests.serve.generating import RenderedByVllm, generated, rendered, rendered_by_vllm, rendered_file
 from tests.serve.http_parity import compare_over_http
-from tests.serve.served import SEMEL, Served, events, free_port, image_url, serving, until
+from tests.serve.served import SEMEL, Served, events, image_url, serving, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import sys
 import tempfile
 import urllib.error
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from semel.bench.ports import free_port
 from semel.bench.report import Check, Report, describe_machine
 from semel.errors import ServiceError
 from semel.telemetry.lag import LoopLag
@@ -97,7 +97,7 @@ async def _measure(options: StreamsOptions, tell: Tell) -> tuple[Check, ...]:
         await _semel(home, "key", home / "key")
         tell(0.2, "starting a worker and a frontend")
         common = (home / "model", "--key-file", home / "key")
-        address, port = f"ipc://{home}/worker.sock", _free_port()
+        address, port = f"ipc://{home}/worker.sock", free_port()
         flags = ("--listen", address, "--rate", options.rate, "--phases", options.phases)
         worker = await stack.enter_async_context(_started(home, "semel", "testing", "worker", *common, *flags))
         flags = ("--worker", address, "--port", port, "--processes", 1)
@@ -230,9 +230,3 @@ def _get(url: str) -> str:
 
 def _tail(home: Path) -> str:
     return "\n" + (home / "log").read_text(errors="replace")[-2_000:]
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import thread_time_ns
 
-__all__ = ["Compared", "compare", "time_s"]
+__all__ = ["Compared", "compare", "time_s", "without_garbage_collection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def time_s(work: Callable[[], object], *, times: int = 1) -> float:
 
 def compare(baseline: Callable[[], float], ours: Callable[[], float], *, turns: int) -> Compared:
     """Let two things take turns; each prepares, runs and times itself once per turn, and returns the seconds."""
-    with _without_garbage_collection():
+    with without_garbage_collection():
         times = [(baseline(), ours()) for _ in range(turns)]
     return Compared(
         median(theirs for theirs, _ in times),
@@ -46,8 +46,8 @@ def compare(baseline: Callable[[], float], ours: Callable[[], float], *, turns: 
 
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    # Whom it hits is chance.
+def without_garbage_collection() -> Iterator[None]:
+    """Whom it hits is chance."""
     gc.collect()
     gc.disable()
     try:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from semel.bench.ports import free_port
 from semel.bench.serving.client import Client
 from semel.bench.serving.counting import FOLDER_VARIABLE
 from semel.bench.serving.procfs import descendants, words_of
@@ -131,7 +131,7 @@ async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: 
     home, counts = launch.scratch / name, launch.scratch / f"{name.partition('-')[0]}-counts"
     home.mkdir()
     counts.mkdir(exist_ok=True)
-    port, log = _free_port(), home / "log"
+    port, log = free_port(), home / "log"
     folders = {"TMPDIR": str(home), "VLLM_RPC_BASE_PATH": str(home), FOLDER_VARIABLE: str(counts)}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220, S603 (uvloop's own knows no process group)
@@ -179,10 +179,3 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         process.wait(_END_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,11 +5,11 @@ A slow second of the machine is then slow for both, and neither always comes aft
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from semel.bench.timing import without_garbage_collection
 
 __all__ = ["Pair", "order", "take_turns"]
 
@@ -39,20 +39,9 @@ async def take_turns(
 ) -> Pair[list[_Result]]:
     """Let both sides do the same work, so many times; what came of it, turn by turn."""
     results: dict[str, list[_Result]] = {"semel": [], "vllm": []}
-    with _without_garbage_collection():
+    with without_garbage_collection():
         for turn in range(turns):
             for name in order(turn):
                 results[name].append(await work(getattr(sides, name), turn))
             on_turn()
     return Pair(results["semel"], results["vllm"])
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    # Whom it hits is chance.
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
