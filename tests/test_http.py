@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.http import ConnectionLimits, HttpServer
+from semel.web.server import ConnectionLimits, HttpServer
 from tests.waiting import until
 
 WITHIN_S = 20.0

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from semel.client import inject
 from semel.errors import ConfigError, NotReady, RequestError, ServiceError, WorkerLost
-from semel.injecting import inject
 from tests.worker.stored import digest_of, image
 
 pytestmark = pytest.mark.timeout(60)

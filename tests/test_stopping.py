@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from semel.stopping import Stopping
+from semel.shutdown import Stopping
 
 
 async def test_the_first_signal_asks_and_the_second_ends_what_is_still_done() -> None:

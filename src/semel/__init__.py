@@ -1,7 +1,7 @@
 """semel ("once" in Latin): the multimodal data plane for LLM serving."""
 
+from semel.client import contract, inject
 from semel.core import Digest, Key, Tenant, digest
 from semel.errors import SemelError
-from semel.injecting import contract, inject
 
 __all__ = ["Digest", "Key", "SemelError", "Tenant", "contract", "digest", "inject"]

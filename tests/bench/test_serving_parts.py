@@ -18,20 +18,20 @@ from PIL import Image
 from rich.console import Console
 
 from semel.bench.ports import free_port
+from semel.bench.serving.alternate import Pair, order, take_turns
 from semel.bench.serving.client import Answer, Client
-from semel.bench.serving.counting import read_counts
 from semel.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
-from semel.bench.serving.latency import stream
-from semel.bench.serving.mixing import Kind, drive, plan
 from semel.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
 from semel.bench.serving.plots import draw, drawings
 from semel.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
 from semel.bench.serving.report import ServeReport, shown
 from semel.bench.serving.run import SCENARIOS, Options
-from semel.bench.serving.sides import Server
+from semel.bench.serving.scenarios.latency import stream
+from semel.bench.serving.scenarios.mixed_load import Kind, drive, plan
+from semel.bench.serving.servers import Server
+from semel.bench.serving.socket_bytes import read_counts
 from semel.bench.serving.stages import stage_rows
 from semel.bench.serving.statistics import Figure, exactly
-from semel.bench.serving.turns import Pair, order, take_turns
 from semel.errors import ConfigError
 from semel.telemetry.scrape import Scrape
 
@@ -279,7 +279,7 @@ _SENDER = """
 import sys, zmq
 from pathlib import Path
 from semel.bench.serving.client import Answer, Client
-from semel.bench.serving.counting import count
+from semel.bench.serving.socket_bytes import count
 count(Path(sys.argv[1]))
 context = zmq.Context()
 pair = [context.socket(zmq.PAIR) for _ in range(2)]

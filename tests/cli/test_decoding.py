@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import semel.assemble
-from semel.assemble import FrontendOptions
+import semel.compose
 from semel.cli.app import app, frontend
+from semel.compose import FrontendOptions
 from semel.media import DecodeLimits
-from semel.processing.pool import MAX_MEMORY_BYTES, TIMEOUT_S
+from semel.processing.pool.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.settings import create_key
 
 LIMITS = [field.name for field in fields(DecodeLimits)]
@@ -27,7 +27,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FrontendOptions]:
     async def run(given: FrontendOptions) -> None:
         options.append(given)
 
-    monkeypatch.setattr(semel.assemble, "run_frontend", run)
+    monkeypatch.setattr(semel.compose, "run_frontend", run)
     return options
 
 

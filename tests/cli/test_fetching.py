@@ -10,8 +10,8 @@ import pytest
 from semel.cli import fetching
 from semel.cli.app import frontend
 from semel.cli.flags import as_arguments
-from semel.media.download import FetchLimits
-from semel.media.fetch import FetchOptions
+from semel.media.fetch.download import FetchLimits
+from semel.media.fetch.fetch import FetchOptions
 from semel.settings import create_key
 from tests.cli.test_app import semel
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from semel.assemble import assemble_pipeline
-from semel.core import Key
-from semel.engine import Output, Submission
+from semel.compose import assemble_pipeline
+from semel.core import Key, Output, Submission
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Pipeline, Rendered

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.core import Digest, Feature, Holding
-from semel.engine import Submission
+from semel.core import Digest, Feature, Holding, Submission
 from semel.engine.vllm.compat import encoder_arguments
 from semel.engine.vllm.encoder_metrics import EncoderPage
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest

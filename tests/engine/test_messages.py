@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import fields
 
-from semel.core import Dialogue, Prompt, Timeline
-from semel.engine import Output, Submission
-from semel.engine.messages import delta_of, output_of, submission_of, submit_for
+from semel.core import Dialogue, Output, Prompt, Submission, Timeline
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Deltas, Submit
+from semel.wire.outputs import delta_of, output_of, submission_of, submit_for
 
 FULL = Output(
     1,

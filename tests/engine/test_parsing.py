@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.core import Dialogue
-from semel.engine import Output
+from semel.core import Dialogue, Output
 from semel.engine.vllm.arguments import take_parser_flags
 from semel.engine.vllm.parsing import Conversing, ParserFlags, Parsers
 from semel.engine.vllm.sampling import Defaults, refusals, sampling_params

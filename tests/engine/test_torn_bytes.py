@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 from semel.cache import SharedCache
-from semel.core import Digest, Feature
-from semel.engine import Submission
+from semel.core import Digest, Feature, Submission
 from semel.errors import FeatureMissing
 from semel.render import ChatRequest, Rendered
 from tests.engine.parity import GREEDY, Answer, Rig, image_part, joined, picture, running

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from semel.media import DecodeLimits, decode_audio
-from semel.media.pieces import wav_of
+from semel.media.decode.clip_cuts import wav_of
 from tests.engine.parity import Rig, clip, running
 from tests.frontend import rig as frontends
 from tests.sounds import FORMATS, recorded, spoken

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.assemble import assemble_pipeline
+from semel.compose import assemble_pipeline
 from semel.core import Feature, Key, Media, Target
 from semel.engine.vllm import compat
 from semel.engine.vllm.engine import VllmEngine
@@ -20,7 +20,7 @@ from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits
 from semel.processing import Family, HfProcessor, Pool
-from semel.processing.pipe import Description
+from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
 from tests.engine.parity import Rig, clip, compare, distinct, image_part, picture, random_chat, video
 

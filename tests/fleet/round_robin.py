@@ -1,6 +1,6 @@
 """`python -m tests.fleet.round_robin frontend …`: the `semel` command with a frontend that asks its workers in turn.
 
-The control for `semel.frontend.balance`: everything else is the same, so what differs is the choice. No flag of semel's
+The control for `semel.fleet.balance`: everything else is the same, so what differs is the choice. No flag of semel's
 does this: nobody should want it.
 """
 
@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from semel import cli
 from semel.core import Digest
-from semel.frontend.balance import Candidate
+from semel.fleet.balance import Candidate
 
 __all__ = ["RoundRobin", "main"]
 
@@ -28,7 +28,7 @@ class RoundRobin:
 
 
 def main() -> None:
-    with patch("semel.frontend.fleet.choose", RoundRobin()):
+    with patch("semel.fleet.fleet.choose", RoundRobin()):
         cli.main()
 
 

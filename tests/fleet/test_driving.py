@@ -8,7 +8,7 @@ import pytest
 
 from semel.core import Digest
 from semel.errors import WorkerLost
-from semel.frontend.balance import Candidate
+from semel.fleet.balance import Candidate
 from tests.fleet.driving import CUT_OFF, WRONG, fault_of
 from tests.fleet.plan import Kind, Repeats, plan_repeats
 from tests.fleet.round_robin import RoundRobin

@@ -15,8 +15,7 @@ import httpx
 import pytest
 import tokenizers
 
-from semel.core import Feature, Key, Layout, Media, Tensor
-from semel.engine import Output, Submission
+from semel.core import Feature, Key, Layout, Media, Output, Submission, Tensor
 from semel.media import DecodeLimits, Pieces, cut_audio
 from semel.render import Pipeline, Tokenizer
 from tests.frontend import rig as rigs

@@ -14,13 +14,13 @@ from fastapi import FastAPI
 
 from semel.cache import Borrowers, SharedCache
 from semel.core import Contract, Key, Keyring, Modality, Target
+from semel.fleet.fleet import Fleet
+from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
-from semel.frontend.fleet import Fleet
-from semel.frontend.remote import RemoteWorker
 from semel.frontend.service import Service, Serving
 from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
-from semel.telemetry.inhand import traced
+from semel.telemetry.request_context import traced
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.testing.engine import EchoEngine
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from semel.core import Digest, Item, Placeholder, Prompt, Timeline
-from semel.engine import Output
-from semel.frontend.answers import Answer, Head
-from semel.frontend.showing import ALL, Showing
+from semel.core import Digest, Item, Output, Placeholder, Prompt, Timeline
+from semel.frontend.api.chat_response import Answer, Head
+from semel.frontend.api.response_options import ALL, Showing
 
 HEAD = Head("chatcmpl-r", "tiny", "semel-0", created=0)
 TEXT = Prompt([1, 2, 3], Timeline.decoder([]), ())

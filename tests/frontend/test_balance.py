@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest
-from semel.frontend.balance import Candidate, choose
+from semel.fleet.balance import Candidate, choose
 from tests.frontend.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
 
 TRACES = 1_000

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.engine import Output, Submission
+from semel.core import Output, Submission
 from semel.errors import MediaTooLarge
-from semel.frontend.clips import PIECES_AT_ONCE, Chain
+from semel.frontend.budget import Account, Budget, BudgetLimits
+from semel.frontend.items.clips import PIECES_AT_ONCE, Chain
 from semel.media import DecodeLimits, cut_audio
-from semel.media.budget import Account, Budget, BudgetLimits
 from semel.telemetry.stages import Stage
 from tests.frontend.hearing import ROUTE, Hearing, Spoken, clip, hearing_rig, refusal, send, settled
 from tests.frontend.rig import Rig

@@ -8,11 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from semel.core import Prompt, Timeline
-from semel.engine import Output
-from semel.frontend.answers import Head
-from semel.frontend.continuations import Continuation, Echo
-from semel.frontend.showing import Showing
+from semel.core import Output, Prompt, Timeline
+from semel.frontend.api.chat_response import Head
+from semel.frontend.api.completion_response import Continuation, Echo
+from semel.frontend.api.response_options import Showing
 from semel.testing.engine import echo
 from tests.frontend.rig import Rig
 

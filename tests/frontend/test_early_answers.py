@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from semel.core import Keyring
-from semel.frontend.exchange import BodyLimits
-from semel.frontend.gate import GateLimits
+from semel.frontend.http.body import BodyLimits
+from semel.frontend.middleware.concurrency import GateLimits
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
 from tests.test_http import served

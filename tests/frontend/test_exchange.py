@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi import Request, Response
 
-from semel.frontend.events import EventStream
-from semel.frontend.exchange import CLIENT_CLOSED, unless_disconnected
+from semel.frontend.http.body import CLIENT_CLOSED, unless_disconnected
+from semel.frontend.http.sse import EventStream
 from tests.frontend.test_gate import Stalled
 
 DEADLINE_S = 30

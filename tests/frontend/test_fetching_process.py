@@ -9,7 +9,7 @@ import pytest
 from pybase64 import b64encode
 
 from semel.core import Target
-from semel.media.samples import sample_image
+from semel.media.decode.warmup_media import sample_image
 from tests.frontend.test_start import started
 from tests.frontend.test_urls import RENDER, body
 from tests.media.origin import origin

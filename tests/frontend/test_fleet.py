@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.core import Contract, Digest, Feature
-from semel.engine import Submission
+from semel.core import Contract, Digest, Feature, Submission
 from semel.errors import NotReady, WorkerLost
-from semel.frontend.fleet import Fleet, FleetStream, WholeStream
-from semel.frontend.remote import RemoteWorker
+from semel.fleet.fleet import Fleet, FleetStream, WholeStream
+from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, digest_of

@@ -14,12 +14,11 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.core import Keyring
-from semel.engine import Output
+from semel.core import Keyring, Output
 from semel.errors import ConfigError, DeadlineExceeded
-from semel.frontend.edge import Edge
-from semel.frontend.events import EventStream, event
-from semel.frontend.gate import Door, Gate, GateLimits
+from semel.frontend.http.sse import EventStream, event
+from semel.frontend.middleware.concurrency import Door, Gate, GateLimits
+from semel.frontend.middleware.request_context import Edge
 from semel.telemetry import Meter
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.telemetry.tracing import NO_TRACING

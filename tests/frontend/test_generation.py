@@ -11,8 +11,8 @@ import pytest
 
 from semel.cache import LruCache
 from semel.core import Digest, Key, Keyring, Tenant
-from semel.frontend import given
-from semel.frontend.attribution import is_of, tag_of
+from semel.frontend.items import client_features as given
+from semel.frontend.items.ownership import is_of, tag_of
 from semel.render import ChatRenderer
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
@@ -309,9 +309,9 @@ async def test_more_items_than_a_prompt_may_have_are_refused(app: Rig) -> None:
 
 
 async def test_log_probabilities_have_vllm_s_shape(app: Rig) -> None:
-    from semel.engine import Output
-    from semel.frontend.generated import _logprobs
-    from semel.frontend.showing import Showing
+    from semel.core import Output
+    from semel.frontend.api.generate_response import _logprobs
+    from semel.frontend.api.response_options import Showing
 
     output = Output(0, "", (5, 6), ({5: -1.0, 7: -0.5}, {6: float("-inf"), 8: -0.1}))
     first, second = _logprobs(output, Showing(logprobs=True, top_logprobs=1))

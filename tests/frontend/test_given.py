@@ -16,21 +16,20 @@ import pytest
 from msgspec.msgpack import Ext
 
 from semel.cache import LruCache
-from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Tenant, Tensor
-from semel.engine import Submission
+from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Submission, Tenant, Tensor
 from semel.errors import FeatureRejected
-from semel.frontend import given
-from semel.frontend.attribution import feature_digest
-from semel.frontend.exchange import BodyLimits
-from semel.frontend.given import Owner, place
-from semel.frontend.inspection import SAFETENSORS
-from semel.frontend.rendered import Place, Shown
+from semel.frontend.api.generate_request import Place, Shown
+from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.http.body import BodyLimits
+from semel.frontend.items import client_features as given
+from semel.frontend.items.client_features import Owner, place
+from semel.frontend.items.ownership import feature_digest
+from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import Serving
-from semel.media.budget import Budget, BudgetLimits
+from semel.interchange.safetensors import Given, read_file, write
+from semel.interchange.vllm_items import read_item
 from semel.render import ChatRenderer
 from semel.telemetry.stages import Stage
-from semel.wire.items import read_item
-from semel.wire.safetensors import Given, read_file, write
 from tests.frontend.rig import CONTRACT, MAX_TOKENS, Rig, rig
 from tests.frontend.test_generation import CHAT, GENERATE, RENDER, body, digests_of
 from tests.render.drawn import FEATURE_BYTES, Drawing, drawn

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from semel.cache import SharedCache
-from semel.core import Feature, Field, Layout, Mask, Media, Tensor
-from semel.engine import Submission
+from semel.core import Feature, Field, Layout, Mask, Media, Submission, Tensor
 from semel.errors import FeatureRejected
-from semel.frontend.exchange import BodyLimits
-from semel.frontend.inspection import SAFETENSORS
-from semel.media.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.http.body import BodyLimits
+from semel.frontend.routes.render import SAFETENSORS
+from semel.interchange.safetensors import Given, read_file, write
 from semel.render import ChatRenderer
-from semel.wire.safetensors import Given, read_file, write
 from tests.frontend.rig import MAX_TOKENS, Rig, rig
 from tests.frontend.test_generation import CHAT, GENERATE, RENDER, body, digests_of
 from tests.frontend.test_given import file_of, post_file, rewritten, unsealed

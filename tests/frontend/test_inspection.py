@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from semel.frontend.inspection import SAFETENSORS
-from semel.wire.safetensors import Given, read
+from semel.frontend.routes.render import SAFETENSORS
+from semel.interchange.safetensors import Given, read
 from tests.frontend.rig import MAX_IMAGES, MAX_TOKENS, Rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from semel.cli.app import frontend
-from semel.core import Feature, Media
-from semel.engine import Output, Stream, Submission
-from semel.frontend.exchange import BodyLimits
-from semel.frontend.pace import PaceLimits
-from semel.frontend.requests import ChatCompletionRequest
-from semel.media.budget import Budget, BudgetLimits
+from semel.core import Feature, Media, Output, Submission
+from semel.engine import Stream
+from semel.frontend.api.requests import ChatCompletionRequest
+from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.http.body import BodyLimits
+from semel.frontend.middleware.refusal_rate import PaceLimits
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import Drawing, chat, drawn

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.core import Digest, Feature
-from semel.engine import Submission
+from semel.core import Digest, Feature, Submission
 from semel.errors import ConfigError, WorkerLost
-from semel.frontend.fleet import Fleet, FleetStream, WholeStream
-from semel.frontend.members import Members
-from semel.frontend.remote import RemoteWorker
+from semel.fleet.fleet import Fleet, FleetStream, WholeStream
+from semel.fleet.membership import Members
+from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
 from tests.waiting import until
 from tests.wire.examples import KEY, digest_of

@@ -23,23 +23,23 @@ from schemathesis import Case, GenerationMode
 from starlette.testclient import TestClient
 
 from semel.cache import LruCache
-from semel.core import Feature, Key, Keyring, Layout, Media, Tensor
-from semel.engine import Output, Stream, Submission
+from semel.core import Feature, Key, Keyring, Layout, Media, Output, Submission, Tensor
+from semel.engine import Stream
 from semel.errors import MediaUndecodable, RequestError, ServiceError, told_kinds
+from semel.frontend.api.fields import REFUSED
+from semel.frontend.api.requests import ChatCompletionRequest, DetokenizeRequest
+from semel.frontend.api.shapes import Detokenized
 from semel.frontend.app import create_app
-from semel.frontend.exchange import as_error
-from semel.frontend.fields import REFUSED
-from semel.frontend.forms import FORM
-from semel.frontend.openapi import DocumentedApp, takes
-from semel.frontend.pace import PaceLimits
-from semel.frontend.requests import ChatCompletionRequest, DetokenizeRequest
+from semel.frontend.http.body import as_error
+from semel.frontend.middleware.refusal_rate import PaceLimits
+from semel.frontend.routes.openapi import DocumentedApp, takes
 from semel.frontend.service import Service
-from semel.frontend.shapes import Detokenized
-from semel.http import error_body
-from semel.openapi import JSON, shape
 from semel.render import ChatRenderer, Pipeline
 from semel.telemetry import Meter
 from semel.testing.engine import EchoEngine
+from semel.web.multipart import FORM
+from semel.web.openapi import JSON, shape
+from semel.web.server import error_body
 from tests.frontend import rig as rigs
 from tests.frontend.conformance import EVENTS, NEGATIVE, POSITIVE, Served, served, validator
 from tests.frontend.hearing import TOKENIZER, Hearing, Spoken, clip

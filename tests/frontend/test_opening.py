@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest, Item
-from semel.frontend.opening import Opening
+from semel.fleet.affinity import Opening
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}

@@ -9,7 +9,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.frontend.pace import Pace, PaceLimits
+from semel.frontend.middleware.refusal_rate import Pace, PaceLimits
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.frontend.balance import Candidate, choose
-from semel.frontend.fleet import Fleet
-from semel.frontend.preparing import Preparing
+from semel.fleet.balance import Candidate, choose
+from semel.fleet.fleet import Fleet
+from semel.fleet.pending import Preparing
 from tests.wire.examples import digest_of
 from tests.worker.pairing import rig
 

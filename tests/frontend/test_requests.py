@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from semel.core import Digest
 from semel.errors import InvalidRequest
-from semel.frontend.fields import REFUSED, Ignored
-from semel.frontend.requests import ChatCompletionRequest, CompletionRequest
+from semel.frontend.api.fields import REFUSED, Ignored
+from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
 from tests.frontend.rig import Rig
 from tests.render.drawn import image_part
 

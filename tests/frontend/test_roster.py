@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigError
-from semel.frontend.roster import DnsSource, FileSource, Roster, addresses_in, check_address, sources_of
+from semel.fleet.discovery import DnsSource, FileSource, Roster, addresses_in, check_address, sources_of
 
 A, B, C = (f"tcp://10.0.0.{number}:9000" for number in (1, 2, 3))
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from semel.assemble import assemble_pipeline
 from semel.bench.ports import free_port
 from semel.cache import Borrowers
+from semel.compose import assemble_pipeline
 from semel.core import Key, Target
 from semel.settings import create_key
 from semel.testing.engine import EchoEngine

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from semel.frontend import remote
-from semel.frontend.remote import RemoteWorker
+from semel.fleet import worker as remote
+from semel.fleet.worker import RemoteWorker
 from semel.wire.messages import Delta
 from semel.wire.zmq import FrontendLink
 

@@ -15,9 +15,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from semel.core import Feature, Media
-from semel.processing.job import Job, Making
-from semel.telemetry.inhand import InHand, taking
+from semel.processing.pool.job import Job, Making
 from semel.telemetry.logs import JsonLines
+from semel.telemetry.request_context import InHand, taking
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing, image_part
 from tests.telemetry.spans import Traced, parent_id, span_id, trace_id

@@ -20,11 +20,11 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
 
 from semel.errors import InvalidRequest
-from semel.frontend.forms import read_form
-from semel.frontend.lengths import clip_seconds
-from semel.frontend.transcriptions import LANGUAGES, decoder_text
-from semel.frontend.transcripts import Marks, segments
-from semel.media.budget import Budget, BudgetLimits
+from semel.frontend.api.transcription_response import Marks, segments
+from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.routes.transcriptions import LANGUAGES, decoder_text
+from semel.media.duration import clip_seconds
+from semel.web.multipart import read_form
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.hearing import ROUTE, TOKENIZER, Hearing, clip, hearing_rig, id_of, refusal, send, settled
 from tests.frontend.rig import Rig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.frontend.unsupported import NOT_SUPPORTED, UNSUPPORTED
+from semel.frontend.routes.unsupported import NOT_SUPPORTED, UNSUPPORTED
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from semel.media.budget import Budget, BudgetLimits
-from semel.media.fetch import Fetcher
+from semel.frontend.budget import Budget, BudgetLimits
+from semel.media.fetch.fetch import Fetcher
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.media.origin import Names, Origin, Seen, fetcher, origin, reply
 from tests.render.drawn import Drawing, image_part

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from semel.assemble import assemble_pipeline
 from semel.cache import SharedCache
+from semel.compose import assemble_pipeline
 from semel.core import Key, Target
-from semel.media.samples import sample_image
+from semel.media.decode.warmup_media import sample_image
 from semel.processing import Pool
 from semel.render import warm_up
 from tests.frontend.rig import Rig, rig

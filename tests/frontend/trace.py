@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from semel.core import Digest
-from semel.frontend.balance import Candidate, choose
+from semel.fleet.balance import Candidate, choose
 
 LAG_S = 0.02
 """How old what workers announce may be: they tell their load at most every 20 ms."""

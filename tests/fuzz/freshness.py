@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final
 
-from semel.media.freshness import Freshness
+from semel.media.fetch.freshness import Freshness
 from tests.fuzz.mutation import edited_text
 from tests.fuzz.oracle import expect
 

@@ -16,7 +16,7 @@ import semel.errors
 from semel.core import Target
 from semel.errors import ProtocolError, SemelError
 from semel.media import DecodeLimits
-from semel.processing.pipe import (
+from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Answer,
     Description,

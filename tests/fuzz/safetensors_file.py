@@ -11,7 +11,7 @@ import safetensors
 
 from semel.core import Digest, Feature
 from semel.errors import InvalidRequest
-from semel.wire.safetensors import Empty, Entry, Given, read, write
+from semel.interchange.safetensors import Empty, Entry, Given, read, write
 from tests.fuzz.mutation import edited, edited_text
 from tests.fuzz.oracle import bounded, check_message, expect
 from tests.wire.examples import digest_of, feature_of_rows, same

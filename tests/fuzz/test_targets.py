@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from semel.media.url import WebUrl, parse_url
+from semel.media.fetch.url import WebUrl, parse_url
 from semel.render import ChatRenderer, Conversation
 from tests.fuzz import chat, mutation, planted, records, safetensors_file, url, wire
 from tests.fuzz.oracle import Finding, bounded
@@ -137,7 +137,7 @@ def test_a_url_that_parsers_read_differently_is_a_finding_S2() -> None:
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """A corpus that is refused at the first check would pass every test above."""
-    from semel.wire.safetensors import Given, read
+    from semel.interchange.safetensors import Given, read
 
     assert [type(entry) for entry in read(memoryview(safetensors_file.seeds()["features-2"]))] == [Given, Given]
     conversation = Conversation.parse(json.loads(chat.seeds()["image"])["messages"])

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 import yarl
 
 from semel.errors import RequestError
-from semel.media.address import Address, is_public
-from semel.media.policy import MediaPolicy
-from semel.media.url import FileUrl, Url, WebUrl, parse_url
+from semel.media.fetch.address import Address, is_public
+from semel.media.fetch.policy import MediaPolicy
+from semel.media.fetch.url import FileUrl, Url, WebUrl, parse_url
 from tests.fuzz.mutation import edited_text
 from tests.fuzz.oracle import check_message, expect
 from tests.fuzz.records import join, split

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from semel.core import Tenant
-from semel.media.connector import Lookup
-from semel.media.download import FetchLimits
-from semel.media.fetch import Fetcher, FetchOptions
-from semel.media.policy import MediaPolicy
-from semel.media.url import Url, parse_url
+from semel.media.fetch.connector import Lookup
+from semel.media.fetch.download import FetchLimits
+from semel.media.fetch.fetch import Fetcher, FetchOptions
+from semel.media.fetch.policy import MediaPolicy
+from semel.media.fetch.url import Url, parse_url
 
 TLS = Path(__file__).parent / "tls"
 TENANT = Tenant("alice")

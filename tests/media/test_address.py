@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.media.address import METADATA, NOT_PUBLIC, is_public, parse_address, plain
+from semel.media.fetch.address import METADATA, NOT_PUBLIC, is_public, parse_address, plain
 
 PUBLIC = [
     *("1.1.1.1", "8.8.8.8", "9.255.255.255", "11.0.0.0", "93.184.216.34", "100.63.255.255", "100.128.0.0"),

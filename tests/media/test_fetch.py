@@ -12,7 +12,7 @@ import pytest
 
 from semel.core import Tenant
 from semel.errors import MediaNotAllowed, MediaTooLarge, MediaUnavailable, TooManyBytes
-from semel.media.fetch import Fetcher
+from semel.media.fetch.fetch import Fetcher
 from tests.media.origin import (
     LIMITS,
     TENANT,

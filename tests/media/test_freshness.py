@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.media.freshness import Freshness
+from semel.media.fetch.freshness import Freshness
 
 SENT_AT = 1_000_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from semel.errors import MediaDegenerate, MediaTooLarge
 from semel.media import DecodeLimits, cut_audio, decode_audio
-from semel.media.pieces import find_cuts, wav_of
+from semel.media.decode.clip_cuts import find_cuts, wav_of
 from tests.sounds import FORMATS, recorded, spoken
 
 RATE = 16_000

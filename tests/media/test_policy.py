@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigError, MediaNotAllowed
-from semel.media.policy import HostRule, MediaPolicy
-from semel.media.url import WebUrl, parse_url
+from semel.media.fetch.policy import HostRule, MediaPolicy
+from semel.media.fetch.url import WebUrl, parse_url
 
 
 def refusal(policy: MediaPolicy, url: str, previous: str | None = None) -> str | None:

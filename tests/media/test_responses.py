@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Tenant
-from semel.media.freshness import Freshness
-from semel.media.responses import ResponseCache, ResponseKey, StoredResponse
-from semel.media.url import WebUrl
+from semel.media.fetch.freshness import Freshness
+from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
+from semel.media.fetch.url import WebUrl
 
 CAPACITY = 3 * 3_048
 """Three entries of 1,000 bytes, with what an entry is charged beside them."""

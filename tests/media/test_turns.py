@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from semel.media.turns import Turns, outlasting
+from semel.media.fetch.keyed_limit import Turns, outlasting
 
 
 async def test_a_key_has_so_many_turns_and_others_have_their_own_S18() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import InvalidRequest
-from semel.media.url import FileUrl, WebUrl, parse_host, parse_url
+from semel.media.fetch.url import FileUrl, WebUrl, parse_host, parse_url
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 
 from semel.core import Feature, Layout, Media, Modality, Target
 from semel.errors import MediaUndecodable
-from semel.media.samples import sample_clip
+from semel.media.decode.warmup_media import sample_clip
 from semel.processing import Pool
-from semel.processing.child import warm_up
+from semel.processing.pool.child import warm_up
 from semel.processing.processor import Processor
 from tests.processing.test_pool import LOADING_S
 from tests.waiting import until
@@ -101,7 +101,7 @@ from statistics import median
 from time import process_time
 import torch
 from semel.core import Target
-from semel.media.samples import sample_clip
+from semel.media.decode.warmup_media import sample_clip
 from semel.processing import HfProcessor
 torch.set_num_threads(1)
 processor, spent_s = HfProcessor.load(Path(sys.argv[1]), Target("float32")), []

@@ -6,7 +6,7 @@ import pytest
 
 from semel.core import Media
 from semel.errors import MediaTooLarge, MediaUndecodable
-from semel.processing.deadly import DeadlyMedia
+from semel.processing.pool.quarantine import DeadlyMedia
 
 REFUSAL = MediaUndecodable("no")
 A, B = Media("image", b"aaaa"), Media("image", b"bbbb")
@@ -76,6 +76,6 @@ def test_nothing_is_hashed_while_nothing_of_that_size_is_remembered(
     deadly: DeadlyMedia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly.condemn(A, {}, REFUSAL)
-    monkeypatch.setattr("semel.processing.deadly._name", lambda *_: pytest.fail("it was hashed"))
+    monkeypatch.setattr("semel.processing.pool.quarantine._name", lambda *_: pytest.fail("it was hashed"))
     assert deadly.refusal(Media("image", b"another length"), {}) is None
     deadly.clear(Media("image", b"another length"), {})

@@ -30,8 +30,9 @@ from semel.errors import (
     ServiceError,
 )
 from semel.media import DecodeLimits
-from semel.processing import HfProcessor, child
-from semel.processing.pipe import (
+from semel.processing import HfProcessor
+from semel.processing.pool import child
+from semel.processing.pool.pipe import (
     Failed,
     Load,
     Made,
@@ -44,7 +45,7 @@ from semel.processing.pipe import (
     payload_of,
     read_header,
 )
-from semel.processing.pool import Pool
+from semel.processing.pool.pool import Pool
 from tests.waiting import until
 
 Folder = Callable[[str], Path]
@@ -59,7 +60,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from semel.core import Target
-from semel.processing.pool import Pool
+from semel.processing.pool.pool import Pool
 
 async def main():
     pool = await Pool.start(Path(sys.argv[1]), Target("float32", "engine"), spares=0)
@@ -318,7 +319,7 @@ async def test_processes_that_end_before_they_are_ready_leave_nothing_behind(tmp
 
 def test_the_pool_s_own_process_imports_neither_torch_nor_transformers_nor_numpy() -> None:
     program = (
-        "import sys, semel.processing.pool; "
+        "import sys, semel.processing.pool.pool; "
         "print(*{'torch', 'numpy', 'transformers', 'vllm'} & {name.partition('.')[0] for name in sys.modules})"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

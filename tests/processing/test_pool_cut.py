@@ -11,10 +11,10 @@ import pytest
 
 from semel.core import Media, Target
 from semel.errors import MediaTooLarge, MediaUndecodable, ProtocolError
+from semel.frontend.budget import Budget, BudgetLimits
 from semel.media import DecodeLimits, cut_audio
-from semel.media.budget import Budget, BudgetLimits
-from semel.processing.pipe import Heard, decode_answer, encode, pieces_of
-from semel.processing.pool import Pool
+from semel.processing.pool.pipe import Heard, decode_answer, encode, pieces_of
+from semel.processing.pool.pool import Pool
 from tests.sounds import recorded, spoken
 
 pytestmark = pytest.mark.timeout(180)

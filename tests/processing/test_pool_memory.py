@@ -14,7 +14,7 @@ from semel.cache import SharedCache
 from semel.core import Digest, Media
 from semel.errors import MediaUndecodable, ServiceError
 from semel.processing import HfProcessor
-from semel.processing.pool import Pool
+from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, content, picture
 from tests.waiting import until
 

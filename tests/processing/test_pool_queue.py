@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.processing.queue import FairQueue
+from semel.processing.pool.queue import FairQueue
 
 GROUPS = st.sampled_from("abcd")
 STEPS = st.lists(

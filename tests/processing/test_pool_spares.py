@@ -14,7 +14,7 @@ import pytest
 from semel.core import Feature, Media
 from semel.errors import ServiceError
 from semel.processing.cores import usable_cores
-from semel.processing.pool import Pool
+from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, ended, picture, stopped
 from tests.waiting import until
 

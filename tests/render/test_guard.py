@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from semel.core import Digest, Item, Layout
 from semel.errors import InvalidRequest
 from semel.render import ChatRenderer, Conversation, assemble
-from semel.render.guard import LETTERS, are_spelled, break_spellings, strings_in, unused_letters
+from semel.render.placeholder_escape import LETTERS, are_spelled, break_spellings, strings_in, unused_letters
 
 FRAGMENTS = [
     "<|image_pad|>",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from semel.core import Modality
 from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer
-from semel.render.transcript import transcribe
+from semel.render.template_messages import transcribe
 from semel.testing.models import build
 
 PLACEHOLDERS: dict[str, dict[Modality, str]] = {

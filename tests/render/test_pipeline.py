@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.assemble import assemble_pipeline
-from semel.assemble.frontend import GC_THRESHOLDS
 from semel.cache import Cache, Flight, LruCache, NoCache, SharedCache
+from semel.compose import assemble_pipeline
+from semel.compose.frontend import GC_THRESHOLDS
 from semel.core import Digest, Feature, Holding, Key, Media, Target, Tenant
 from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Pipeline

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semel.errors import ConfigError, TemplateError
-from semel.render.guard import LETTERS
+from semel.render.placeholder_escape import LETTERS
 from semel.render.sandbox import Template
 
 

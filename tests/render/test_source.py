@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, MediaError
-from semel.media.url import FileUrl, WebUrl
+from semel.media.fetch.url import FileUrl, WebUrl
 from semel.render import MediaUrl, source_from
 
 

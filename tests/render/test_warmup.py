@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.assemble import assemble_pipeline
 from semel.cache import Cache, LruCache, NoCache, SharedCache
+from semel.compose import assemble_pipeline
 from semel.core import Feature, Key, Layout, Media, Modality, Target, Tensor
 from semel.media import DecodeLimits, decode_audio, decode_image
-from semel.media.samples import sample_clip, sample_image
+from semel.media.decode.warmup_media import sample_clip, sample_image
 from semel.render import ChatRenderer, Pipeline, warm_up
 
 Folder = Callable[[str], Path]

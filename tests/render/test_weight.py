@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.render.weight import is_light
+from semel.render.inline import is_light
 
 
 def chat(text: str = "what is this ?", *urls: str) -> object:

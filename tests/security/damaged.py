@@ -30,7 +30,7 @@ from rich.table import Table
 from semel.core import Media, Modality, Target
 from semel.errors import RequestError, SemelError
 from semel.media import DecodeLimits
-from semel.processing.pool import Pool
+from semel.processing.pool.pool import Pool
 from tests.security.corpus import Specimen, specimens
 from tests.security.memory import Memory
 from tests.security.messages import is_ours

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from semel.media.connector import Lookup
+from semel.media.fetch.connector import Lookup
 
 __all__ = ["naive_fetch"]
 

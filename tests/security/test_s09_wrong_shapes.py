@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from semel.core import Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Tensor, Timeline
-from semel.engine import Submission
+from semel.core import Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.engine.vllm.inputs import engine_input
 from semel.errors import FeatureRejected, InvalidRequest
-from semel.wire.safetensors import Given
+from semel.interchange.safetensors import Given
 from semel.worker.injection import inject
 from tests.core.test_feature import CONTRACT, feature, tensor
 from tests.worker.stored import Store

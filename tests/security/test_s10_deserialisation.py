@@ -17,10 +17,10 @@ import pytest
 
 import semel
 from semel.errors import InvalidRequest, ProtocolError
-from semel.processing.pipe import decode_answer, decode_order, read_header
+from semel.interchange.safetensors import read
+from semel.processing.pool.pipe import decode_answer, decode_order, read_header
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode
 from semel.wire.limits import Limits
-from semel.wire.safetensors import read
 
 SOURCE = Path(semel.__file__).parent
 MODULES = {"cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}

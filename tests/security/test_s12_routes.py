@@ -20,8 +20,8 @@ import pytest
 
 from semel.cache import LruCache
 from semel.core import Feature, Keyring, Media
-from semel.frontend.inspection import SAFETENSORS
-from semel.frontend.unsupported import UNSUPPORTED
+from semel.frontend.routes.render import SAFETENSORS
+from semel.frontend.routes.unsupported import UNSUPPORTED
 from semel.render import ChatRenderer
 from tests.frontend.rig import rig
 from tests.render.conftest import folder, parts_renderer

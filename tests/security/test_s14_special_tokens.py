@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.assemble import assemble_pipeline
+from semel.compose import assemble_pipeline
 from semel.core import Digest, Item, Key, Layout, Target
 from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Conversation, Pipeline, assemble

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.cache import LruCache
 from semel.core import Keyring
-from semel.frontend.access import Guard
+from semel.frontend.middleware.authentication import Guard
 from semel.render import ChatRenderer
 from tests.frontend.rig import Rig, rig
 from tests.frontend.test_intents import INTENTS, TAKES_ITEMS, body_of

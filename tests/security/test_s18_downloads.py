@@ -13,10 +13,10 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from semel.cache import LruCache
-from semel.frontend.downloads import Download
-from semel.frontend.exchange import BodyLimits
-from semel.frontend.inspection import SAFETENSORS
-from semel.media.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.http.body import BodyLimits
+from semel.frontend.http.download import Download
+from semel.frontend.routes.render import SAFETENSORS
 from semel.render import ChatRenderer
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig
@@ -80,7 +80,7 @@ async def test_an_answer_that_closes_its_account_when_it_exists_is_in_no_budget(
         def __init__(self, pieces: list[bytes], *_: object, media_type: str, within_s: float) -> None:  # noqa: ARG002
             super().__init__(iter(pieces), media_type=media_type)
 
-    monkeypatch.setattr("semel.frontend.inspection.Download", Naive)
+    monkeypatch.setattr("semel.frontend.routes.render.Download", Naive)
     clients = [Idle(), Idle()]
     tasks = [ask(app, client) for client in clients]
     await until(lambda: all(client.status == 200 for client in clients))

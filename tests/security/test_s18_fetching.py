@@ -15,12 +15,12 @@ import pytest
 
 from semel.core import Tenant
 from semel.errors import MediaNotAllowed, MediaUnavailable
-from semel.media.download import FetchLimits
-from semel.media.fetch import Fetcher, FetchOptions
-from semel.media.policy import MediaPolicy
-from semel.media.url import parse_url
-from semel.render.obtain import obtain
+from semel.media.fetch.download import FetchLimits
+from semel.media.fetch.fetch import Fetcher, FetchOptions
+from semel.media.fetch.policy import MediaPolicy
+from semel.media.fetch.url import parse_url
 from semel.render.source import MediaUrl
+from semel.render.source_fetch import obtain
 from tests.media.origin import LIMITS, Origin, Seen, fetcher, get, origin, reply
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
@@ -130,7 +130,7 @@ async def test_lookups_whose_clients_have_gone_are_still_their_tenant_s_S18(
 ) -> None:
     """A thread that looks up a name cannot be stopped: whoever comes and goes must not get more of them."""
     if naive:
-        monkeypatch.setattr("semel.media.connector.outlasting", contextlib.nullcontext)
+        monkeypatch.setattr("semel.media.fetch.connector.outlasting", contextlib.nullcontext)
     lookup = Stuck()
     limits = replace(LIMITS, connections=8)
     async with fetcher("*", networks=(), limits=limits, lookup=lookup) as fetching:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from semel.engine import Output, Submission
-from semel.engine.messages import delta_of, deltas_of, output_of
+from semel.core import Output, Submission
 from semel.errors import InvalidRequest, ProtocolError, WorkerLost
 from semel.wire.codec import pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Deltas
+from semel.wire.outputs import delta_of, deltas_of, output_of
 from semel.wire.zmq import Peer, WorkerListener
 from tests.worker.pairing import Rig, expected, rig
 

@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from semel.errors import InvalidRequest, MediaNotAllowed
-from semel.media.url import WebUrl, parse_url
+from semel.media.fetch.url import WebUrl, parse_url
 from tests.media.origin import Names, fetcher, get, origin
 from tests.security.naive import naive_fetch
 

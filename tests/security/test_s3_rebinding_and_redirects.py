@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from semel.errors import MediaNotAllowed, MediaUnavailable
-from semel.media.connector import CheckedConnector
-from semel.media.policy import MediaPolicy
+from semel.media.fetch.connector import CheckedConnector
+from semel.media.fetch.policy import MediaPolicy
 from tests.media.origin import LIMITS, Names, Origin, fetcher, get, origin, reaching, reply, trusting
 from tests.security.naive import naive_fetch
 

@@ -20,8 +20,9 @@ import pytest
 from PIL import GifImagePlugin, Image, ImageSequence, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
 from semel.errors import MediaDegenerate, MediaError, MediaTooLarge
-from semel.media import DecodeLimits, decode_audio, decode_image, decode_video, video
-from semel.media import image as image_module
+from semel.media import DecodeLimits, decode_audio, decode_image, decode_video
+from semel.media.decode import image as image_module
+from semel.media.decode import video
 from tests.security.confined import confined
 from tests.security.corpus import encode_image, encode_video
 

@@ -18,10 +18,11 @@ from PIL import Image
 from semel.core import Feature, Media
 from semel.errors import InvalidRequest, MediaTooLarge, MediaUndecodable, ProtocolError, RequestError, ServiceError
 from semel.media import DecodeLimits, decode_audio
-from semel.processing import HfProcessor, child
-from semel.processing.deadly import DeadlyMedia
-from semel.processing.pipe import HEADER_BYTES, Failed, Load, Work, decode_answer, encode, read_header
-from semel.processing.pool import Pool
+from semel.processing import HfProcessor
+from semel.processing.pool import child
+from semel.processing.pool.pipe import HEADER_BYTES, Failed, Load, Work, decode_answer, encode, read_header
+from semel.processing.pool.pool import Pool
+from semel.processing.pool.quarantine import DeadlyMedia
 from tests.processing.test_pool import TARGET, bomb, picture, stopped
 from tests.security.confined import confined
 from tests.security.corpus import encode_image

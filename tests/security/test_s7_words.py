@@ -16,8 +16,9 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from semel.core import Media, Target
 from semel.errors import MediaUndecodable, RequestError
 from semel.media import DecodeLimits, decode_audio, decode_image, decode_video
-from semel.processing import HfProcessor, child
-from semel.processing.pipe import Load
+from semel.processing import HfProcessor
+from semel.processing.pool import child
+from semel.processing.pool.pipe import Load
 from tests.security.corpus import encode_clip, encode_image, encode_video
 from tests.security.messages import is_ours
 

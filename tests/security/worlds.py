@@ -21,13 +21,13 @@ from msgspec.msgpack import Ext
 
 from semel.cache import LruCache
 from semel.core import Digest, Feature, Field, Key, Keyring, Layout, Media, Modality, Tenant, Tensor
-from semel.frontend import given
-from semel.frontend.attribution import feature_digest
-from semel.frontend.inspection import SAFETENSORS
-from semel.frontend.remote import RemoteWorker
+from semel.fleet.worker import RemoteWorker
+from semel.frontend.items import client_features as given
+from semel.frontend.items.ownership import feature_digest
+from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import Serving
+from semel.interchange.safetensors import Given, read_file, write
 from semel.render import ChatRenderer, Pipeline
-from semel.wire.safetensors import Given, read_file, write
 from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER
 from tests.frontend.rig import Rig, rig

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from semel.frontend.inspection import SAFETENSORS
+from semel.frontend.routes.render import SAFETENSORS
 from tests.engine.parity import GREEDY, Answer, Rig
 from tests.serve.served import Served
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.telemetry.inhand import InHand, taking
 from semel.telemetry.logs import JSON_LOGGING, JsonLines, TextLines
+from semel.telemetry.request_context import InHand, taking
 from tests.telemetry.spans import Traced
 
 BEGINNING = re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [\w.]+: ")

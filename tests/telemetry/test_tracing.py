@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.core import Trace
 from semel.errors import ConfigError, InvalidRequest, ServiceError
 from semel.telemetry import Meter
-from semel.telemetry.inhand import InHand, own_id, span_in_hand, taking, tell_fault, traced
 from semel.telemetry.otlp import OtlpTracing
+from semel.telemetry.request_context import InHand, own_id, span_in_hand, taking, tell_fault, traced
 from semel.telemetry.tracing import NO_SPAN, NO_TRACING, Collector, check_installed, start_tracing
 from tests.telemetry.spans import DEADLINE_S, Kept, Stuck, Traced, parent_id, span_id, trace_id
 from tests.waiting import until
@@ -29,7 +29,7 @@ def dropped(tracing: OtlpTracing) -> dict[str, float]:
 
 def test_without_a_collector_opentelemetry_is_not_even_imported() -> None:
     program = (
-        "import sys, semel.assemble, semel.frontend.app, semel.worker.worker\n"
+        "import sys, semel.compose, semel.frontend.app, semel.worker.worker\n"
         "from semel.telemetry.tracing import start_tracing\n"
         "assert start_tracing(None, 'semel').begin('x', 'server', {}).trace is None\n"
         "print(*(m for m in sys.modules if m.startswith('opentelemetry')))"

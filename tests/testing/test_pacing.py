@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from semel.core import Prompt, Timeline
-from semel.engine import Submission
+from semel.core import Prompt, Submission, Timeline
 from semel.testing.pacing import PacedEngine, PacedStream
 from tests.wire.examples import CONTRACT
 

@@ -21,8 +21,8 @@ from semel.core import (
     Timeline,
     Trace,
 )
+from semel.testing.wire import MemoryWire, Mischief
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.memory import MemoryWire, Mischief
 from semel.wire.messages import NONCE_BYTES, Submit
 from semel.wire.session import Session
 from semel.wire.translation import submit_of

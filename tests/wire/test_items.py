@@ -12,7 +12,7 @@ from msgspec.msgpack import Ext
 
 from semel.core import DTYPE_BYTES
 from semel.errors import InvalidRequest, MediaTooLarge
-from semel.wire.items import read_item
+from semel.interchange.vllm_items import read_item
 
 
 def packed(**elements: object) -> bytes:

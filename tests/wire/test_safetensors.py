@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Tensor
 from semel.errors import InvalidRequest
+from semel.interchange.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, Given, read, read_file, write
 from semel.processing import from_torch, to_torch
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
-from semel.wire.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, Given, read, read_file, write
 from tests.wire.examples import digest_of, feature_of_rows, same
 
 NAME = digest_of(1).hex()

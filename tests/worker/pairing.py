@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semel.cache import Borrowers, SharedCache
-from semel.core import Digest, Feature, Item, Placeholder, Prompt, Timeline
-from semel.engine import Submission
-from semel.frontend.remote import RemoteWorker
-from semel.frontend.remote_stream import RemoteStream
+from semel.core import Digest, Feature, Item, Placeholder, Prompt, Submission, Timeline
+from semel.fleet.stream import RemoteStream
+from semel.fleet.worker import RemoteWorker
 from semel.telemetry import CacheLookups, Meter
 from semel.testing.engine import EchoEngine, echo
 from semel.wire.limits import Limits

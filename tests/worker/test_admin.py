@@ -21,14 +21,14 @@ import pytest
 import uvicorn
 from openai import APIStatusError, OpenAI
 
+from semel.client import contract, inject
 from semel.core import Digest, Feature, Field, Modality
 from semel.errors import ConfigError, MediaTooLarge, NotReady
-from semel.injecting import contract, inject
+from semel.interchange.injection import Outcome, decode
+from semel.interchange.safetensors import write
 from semel.settings import create_key
 from semel.telemetry import Meter
 from semel.telemetry.metrics import Metric
-from semel.wire.outcomes import Outcome, decode
-from semel.wire.safetensors import write
 from semel.worker.admin import create_admin_app
 from tests.worker.stored import CONTRACT, Store, clip, digest_of, image, wrong
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from semel.core import Digest, Feature
 from semel.errors import EngineDead, EngineFailed, FeatureRejected
-from semel.wire.outcomes import Outcome, Status
-from semel.wire.safetensors import Empty, Entry, Faulty, Given
+from semel.interchange.injection import Outcome, Status
+from semel.interchange.safetensors import Empty, Entry, Faulty, Given
 from semel.worker.injection import inject
 from tests.worker.stored import Store, clip, digest_of, image, wrong
 

@@ -11,8 +11,8 @@ from schemathesis import Case
 from starlette.types import ASGIApp
 
 from semel.core import Modality
+from semel.interchange.safetensors import write
 from semel.telemetry import Meter
-from semel.wire.safetensors import write
 from semel.worker.admin import create_admin_app
 from semel.worker.openapi import admin_document
 from tests.frontend.conformance import POSITIVE, Served, served

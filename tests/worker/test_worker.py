@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.core import Feature
-from semel.engine import Submission
+from semel.core import Feature, Submission
 from semel.errors import RequestError, ServiceError, WorkerLost
 from semel.wire.messages import Gone
 from semel.wire.translation import submit_of

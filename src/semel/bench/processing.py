@@ -40,7 +40,7 @@ from semel.bench.report import Check, Report, describe_machine
 from semel.cache import SharedCache
 from semel.core import Digest, Holding, Key, Target
 from semel.errors import ServiceError
-from semel.frontend.requests import ChatCompletionRequest
+from semel.frontend.api.requests import ChatCompletionRequest
 from semel.processing import Pool
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, Tokenizer
 from semel.wire.codec import Frames, encode, pack

@@ -1,10 +1,10 @@
 """Caches of features: the protocol and its kinds (in process, none, shared memory), and one computation per key."""
 
-from semel.cache.cache import SMALLEST_BYTES, Cache
 from semel.cache.flight import Flight
 from semel.cache.layouts import LayoutCache
 from semel.cache.lru import LruCache
 from semel.cache.none import NoCache
+from semel.cache.protocol import SMALLEST_BYTES, Cache
 from semel.cache.shared import (
     Borrowers,
     Head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from semel.cache.cache import SMALLEST_BYTES
+from semel.cache.protocol import SMALLEST_BYTES
 from semel.core import Digest, Feature
 
 __all__ = ["LruCache"]

@@ -139,20 +139,20 @@ def frontend(
     """Start a frontend: OpenAI's API over HTTP, without a GPU."""
     import uvloop
 
-    from semel.assemble import FrontendOptions, run_frontend
-    from semel.frontend.exchange import BodyLimits
-    from semel.frontend.gate import GateLimits
-    from semel.frontend.pace import PaceLimits
-    from semel.frontend.roster import sources_of
-    from semel.http import ConnectionLimits
+    from semel.compose import FrontendOptions, run_frontend
+    from semel.fleet.discovery import sources_of
+    from semel.frontend.budget import BudgetLimits
+    from semel.frontend.http.body import BodyLimits
+    from semel.frontend.middleware.concurrency import GateLimits
+    from semel.frontend.middleware.refusal_rate import PaceLimits
     from semel.media import DecodeLimits
-    from semel.media.budget import BudgetLimits
-    from semel.media.download import FetchLimits
-    from semel.media.fetch import FetchOptions
-    from semel.media.policy import MediaPolicy
+    from semel.media.fetch.download import FetchLimits
+    from semel.media.fetch.fetch import FetchOptions
+    from semel.media.fetch.policy import MediaPolicy
     from semel.processing.cores import usable_cores
     from semel.settings import read_api_keys, read_key, trace_collector
     from semel.telemetry.logs import log_to_stderr
+    from semel.web.server import ConnectionLimits
 
     log_to_stderr(log_format)
     options = FrontendOptions(
@@ -253,8 +253,8 @@ def worker(
     """Start a worker: the process that embeds the engine. Takes every engine flag of vLLM."""
     import asyncio
 
-    from semel.assemble import WorkerOptions, run_worker
     from semel.cli.engine_logs import engine_logs
+    from semel.compose import WorkerOptions, run_worker
     from semel.settings import read_admin_key, read_key, trace_collector
     from semel.telemetry.logs import log_to_stderr
 
@@ -347,8 +347,8 @@ def rehearsal(
     """Start a worker whose engine has no model: numbered words at a steady rate. For trying all else."""
     import uvloop
 
-    from semel.assemble import WorkerOptions
-    from semel.assemble.rehearsal import run_rehearsal
+    from semel.compose import WorkerOptions
+    from semel.compose.modelless_worker import run_rehearsal
     from semel.settings import read_key
     from semel.telemetry.logs import log_to_stderr
 

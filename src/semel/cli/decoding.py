@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from semel.media.limits import DecodeLimits
+from semel.media.decode.limits import DecodeLimits
 
 __all__ = [
     "DEFAULTS",

@@ -25,7 +25,7 @@ from semel.cli.supervisor import Child, end_at_once, end_in_order
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import create_key
-from semel.stopping import Stopping
+from semel.shutdown import Stopping
 from semel.telemetry.logs import LogFormat, log_to_stderr
 
 __all__ = ["ServeOptions", "serve"]

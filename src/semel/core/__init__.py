@@ -1,12 +1,13 @@
 """Values without I/O: digests, media, features, prompts. Imports nothing of semel but itself."""
 
+from semel.core.answer_parsing import Dialogue
 from semel.core.contract import Contract, Field, Normalisation, Target
-from semel.core.dialogue import Dialogue
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
 from semel.core.feature import DTYPE_BYTES, Feature, Holding, Layout, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
+from semel.core.submission import Output, PromptLogprob, Submission
 from semel.core.trace import Trace
 
 __all__ = [
@@ -27,8 +28,11 @@ __all__ = [
     "Media",
     "Modality",
     "Normalisation",
+    "Output",
     "Placeholder",
     "Prompt",
+    "PromptLogprob",
+    "Submission",
     "Target",
     "Tenant",
     "Tensor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Self
 
-from semel.engine.protocol import Output, Submission
+from semel.core import Output, Submission
 from semel.telemetry.tracing import Span
 
 __all__ = ["Observed"]

@@ -19,24 +19,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
-from semel.frontend.access import Guard, tenant_name
-from semel.frontend.answers import error_body, model_list
-from semel.frontend.completions import completion_routes
-from semel.frontend.edge import Edge
-from semel.frontend.exchange import as_error, as_json
-from semel.frontend.gate import Door
-from semel.frontend.generation import generation_routes
-from semel.frontend.inspection import inspection_routes
-from semel.frontend.openapi import DocumentedApp, looks, probes
+from semel.frontend.api.chat_response import error_body, model_list
+from semel.frontend.api.shapes import ModelList, Readiness, Version
+from semel.frontend.http.body import as_error, as_json
+from semel.frontend.middleware.authentication import Guard, tenant_name
+from semel.frontend.middleware.concurrency import Door
+from semel.frontend.middleware.request_context import Edge
+from semel.frontend.routes.completions import completion_routes
+from semel.frontend.routes.generate import generation_routes
+from semel.frontend.routes.openapi import DocumentedApp, looks, probes
+from semel.frontend.routes.render import inspection_routes
+from semel.frontend.routes.transcriptions import transcription_routes
+from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import Service
-from semel.frontend.shapes import ModelList, Readiness, Version
-from semel.frontend.transcriptions import transcription_routes
-from semel.frontend.unsupported import unsupported_routes
-from semel.openapi import JSON, TEXT, shape
 from semel.telemetry import Meter
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS, REQUESTS_WAITING
 from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.web.openapi import JSON, TEXT, shape
 
 __all__ = ["create_app"]
 

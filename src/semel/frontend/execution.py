@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from semel.core import Dialogue, Prompt, Tenant
-from semel.engine import Output, Stream, Submission
+from semel.core import Dialogue, Output, Prompt, Submission, Tenant
+from semel.engine import Stream
 from semel.engine.observed import Observed
-from semel.frontend.fleet import FleetStream
-from semel.frontend.opening import Opening
-from semel.frontend.remote import RemoteWorker
+from semel.fleet.affinity import Opening
+from semel.fleet.fleet import FleetStream
+from semel.fleet.worker import RemoteWorker
+from semel.frontend.budget import Account
 from semel.frontend.service import Serving
-from semel.media.budget import Account
 from semel.render import Draft, Make
-from semel.telemetry.inhand import span_in_hand
+from semel.telemetry.request_context import span_in_hand
 from semel.telemetry.stages import Stopwatch
 
 __all__ = ["begin", "execute"]

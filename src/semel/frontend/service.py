@@ -10,11 +10,11 @@ from typing import Protocol
 
 from semel.core import Contract, Digest, Holding, Modality
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong
-from semel.frontend.exchange import BodyLimits
-from semel.frontend.fleet import Fleet
-from semel.frontend.gate import Gate
-from semel.frontend.pace import Pace, PaceLimits
-from semel.media.budget import Budget
+from semel.fleet.fleet import Fleet
+from semel.frontend.budget import Budget
+from semel.frontend.http.body import BodyLimits
+from semel.frontend.middleware.concurrency import Gate
+from semel.frontend.middleware.refusal_rate import Pace, PaceLimits
 from semel.render import HoldingOf, Pipeline, check_chars
 
 __all__ = ["Service", "Serving"]

@@ -1,10 +1,10 @@
 """Media: how bytes become pixels and samples."""
 
-from semel.media.audio import decode_audio
-from semel.media.image import decode_image
-from semel.media.limits import CANON, DecodeLimits
-from semel.media.pieces import Pieces, cut_audio
-from semel.media.video import Video, VideoHeader, decode_video
+from semel.media.decode.audio import decode_audio
+from semel.media.decode.clip_cuts import Pieces, cut_audio
+from semel.media.decode.image import decode_image
+from semel.media.decode.limits import CANON, DecodeLimits
+from semel.media.decode.video import Video, VideoHeader, decode_video
 
 __all__ = [
     "CANON",

@@ -4,8 +4,8 @@ from semel.processing.families import FAMILIES, Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import find_folder, read_config
 from semel.processing.hf import HfProcessor
-from semel.processing.pipe import Description
-from semel.processing.pool import Pool
+from semel.processing.pool.pipe import Description
+from semel.processing.pool.pool import Pool
 from semel.processing.tensors import from_torch, to_torch
 
 __all__ = [

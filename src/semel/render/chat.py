@@ -12,11 +12,11 @@ from typing import Any
 
 from semel.core import Modality
 from semel.errors import ConfigError, InvalidRequest, TemplateError
-from semel.render.guard import are_spelled, break_spellings, map_strings, strings_in, unused_letters
 from semel.render.messages import Conversation
+from semel.render.placeholder_escape import are_spelled, break_spellings, map_strings, strings_in, unused_letters
 from semel.render.template import ChatTemplate
+from semel.render.template_messages import Insertion, transcribe, without_developer
 from semel.render.tokenizer import Tokenizer
-from semel.render.transcript import Insertion, transcribe, without_developer
 
 __all__ = ["ChatRenderer"]
 

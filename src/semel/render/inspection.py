@@ -14,9 +14,9 @@ from functools import partial
 from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
-from semel.render.abreast import abreast
+from semel.render.concurrency import abreast
 from semel.render.draft import Draft, HoldingOf, LayOut, Process, Rendered
-from semel.render.obtain import Spend
+from semel.render.source_fetch import Spend
 
 __all__ = ["Inspector"]
 

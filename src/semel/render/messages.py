@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest
-from semel.render.guard import map_strings, strings_in
+from semel.render.placeholder_escape import map_strings, strings_in
 from semel.render.source import Source, media_from_base64, source_from
 
 __all__ = ["MESSAGE", "Attachment", "Conversation", "Message", "Part", "Text", "ToolReference"]

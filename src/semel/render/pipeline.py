@@ -19,17 +19,17 @@ from functools import partial
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Holding, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong
-from semel.render.abreast import abreast
-from semel.render.assemble import assemble, assemble_encoder
 from semel.render.chat import ChatRenderer
+from semel.render.concurrency import abreast
 from semel.render.draft import Cut, Draft, HoldingOf, LayOut, Process, Rendered
+from semel.render.expand import assemble, assemble_encoder
+from semel.render.inline import beside, is_light
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.messages import Conversation
-from semel.render.obtain import Fetch, Spend, obtain
 from semel.render.source import Source
+from semel.render.source_fetch import Fetch, Spend, obtain
 from semel.render.tokenizer import Tokenizer
-from semel.render.weight import beside, is_light
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
 __all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline", "check_chars"]

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from semel.errors import ConfigError, TemplateError
 from semel.render.content_format import ContentFormat, content_format
-from semel.render.guard import LETTERS
+from semel.render.placeholder_escape import LETTERS
 
 __all__ = ["Template"]
 

@@ -12,7 +12,7 @@ import pybase64
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, MediaError
-from semel.media.url import Url, parse_url
+from semel.media.fetch.url import Url, parse_url
 
 __all__ = ["MediaUrl", "Source", "media_from_base64", "source_from"]
 

@@ -18,7 +18,7 @@ import pybase64
 
 from semel.cache import Flight, LayoutCache
 from semel.core import Media, Modality
-from semel.media.samples import SAMPLES
+from semel.media.decode.warmup_media import SAMPLES
 from semel.render.draft import Draft
 from semel.render.intent import Intent
 from semel.render.pipeline import ChatRequest, Pipeline

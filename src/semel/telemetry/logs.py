@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from semel.telemetry.inhand import InHand, in_hand
+from semel.telemetry.request_context import InHand, in_hand
 
 __all__ = ["JSON_LOGGING", "JsonLines", "LogFormat", "TextLines", "is_json", "log_to_stderr"]
 
@@ -48,7 +48,7 @@ def is_json() -> bool:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: `INFO 2026-01-31 12:00:00,000 semel.frontend.fleet: [request 3f…] a message`."""
+    """Lines for people: `INFO 2026-01-31 12:00:00,000 semel.fleet.fleet: [request 3f…] a message`."""
 
     def __init__(self, text: str = _TEXT) -> None:
         super().__init__(text)

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from blake3 import blake3
 
-from semel.core import Contract, Digest, Feature, Holding, Prompt
-from semel.engine import HoldingWatcher, Output, Submission
+from semel.core import Contract, Digest, Feature, Holding, Output, Prompt, Submission
+from semel.engine import HoldingWatcher
 from semel.errors import FeatureMissing, InvalidRequest
 
 __all__ = ["EchoEngine", "EchoStream", "echo"]

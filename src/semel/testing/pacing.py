@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
-from semel.core import Contract
-from semel.engine import Output, Submission
+from semel.core import Contract, Output, Submission
 from semel.testing.engine import EchoEngine
 
 __all__ = ["PacedEngine", "PacedStream", "word"]

@@ -23,9 +23,10 @@ from starlette.routing import Route
 
 from semel.core import MIN_KEY_CHARS, is_key
 from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, RequestError, SemelError, ServiceError
-from semel.http import error_body, operator_routes, retry_headers
+from semel.interchange import injection as outcomes
+from semel.interchange import safetensors
 from semel.telemetry import Meter
-from semel.wire import outcomes, safetensors
+from semel.web.server import error_body, operator_routes, retry_headers
 from semel.worker.injection import Count, Injectable, inject
 from semel.worker.openapi import CODES, CONTENT_TYPES, Reset, admin_document
 

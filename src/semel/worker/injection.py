@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from semel.core import Contract, Digest, Feature, Modality
 from semel.errors import EngineDead, FeatureRejected
-from semel.wire.outcomes import Outcome
-from semel.wire.safetensors import Empty, Entry, Faulty, Given
+from semel.interchange.injection import Outcome
+from semel.interchange.safetensors import Empty, Entry, Faulty, Given
 
 __all__ = ["Count", "Injectable", "inject"]
 

@@ -9,8 +9,8 @@ from typing_extensions import TypedDict
 
 from semel.core import Contract
 from semel.errors import EngineDead, InvalidRequest, MediaTooLarge, NotReady, ServiceError
-from semel.openapi import JSON, TEXT, Codes, Schema, answer, document, refusals, shape, told_codes
-from semel.wire.outcomes import Outcomes
+from semel.interchange.injection import Outcomes
+from semel.web.openapi import JSON, TEXT, Codes, Schema, answer, document, refusals, shape, told_codes
 
 __all__ = ["CODES", "CONTENT_TYPES", "Reset", "admin_document"]
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.cache import Borrowers, borrowed_feature
-from semel.core import Digest, Feature, Holding, Layout
-from semel.engine import Engine, Output, Stream
-from semel.engine.messages import deltas_of, submission_of
+from semel.core import Digest, Feature, Holding, Layout, Output
+from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
     EngineDead,
@@ -31,13 +30,14 @@ from semel.errors import (
     ServiceError,
 )
 from semel.ledger import Desk, Gone, Have, Holdings
-from semel.telemetry.inhand import span_in_hand, spanning, tell_fault
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import DESK_BYTES, MM_CACHE_BYTES, MM_CACHE_CAPACITY, MM_CACHE_ITEMS, NEEDS, RESUBMISSIONS
+from semel.telemetry.request_context import span_in_hand, spanning, tell_fault
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
+from semel.wire.outputs import deltas_of, submission_of
 from semel.wire.session import ToFrontend
 from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of
 from semel.wire.zmq import Peer, WorkerListener

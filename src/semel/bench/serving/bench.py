@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from semel.bench.serving.alternate import Pair, take_turns
 from semel.bench.serving.client import Client
 from semel.bench.serving.pictures import Pictures
 from semel.bench.serving.procfs import processor_s
-from semel.bench.serving.sides import Launch, Server
-from semel.bench.serving.turns import Pair, take_turns
+from semel.bench.serving.servers import Launch, Server
 
 __all__ = ["Bench", "Effort", "Side", "Tell"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from semel.bench.report import Check
+from semel.bench.serving.alternate import Pair
 from semel.bench.serving.statistics import Figure, exactly, median_of, ratio_of
-from semel.bench.serving.turns import Pair
 
 __all__ = ["LIMITS", "Limit", "Row", "checks_of", "compared", "counted"]
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Final
 
 from semel.bench.report import describe_machine
+from semel.bench.serving.alternate import Pair
 from semel.bench.serving.bench import Bench, Effort, Side, Tell
 from semel.bench.serving.client import Client
 from semel.bench.serving.figures import Row
-from semel.bench.serving.frontends import frontends
-from semel.bench.serving.latency import again, conversation, new, repeats, text
-from semel.bench.serving.memory import memory
-from semel.bench.serving.mixing import mixed
 from semel.bench.serving.pictures import Pictures
-from semel.bench.serving.rendering import generate, render
 from semel.bench.serving.report import ServeReport
-from semel.bench.serving.saturation import saturation
-from semel.bench.serving.sides import Launch, Server, semel_server, vllm_server
-from semel.bench.serving.turns import Pair
+from semel.bench.serving.scenarios.frontends import frontends
+from semel.bench.serving.scenarios.latency import again, conversation, new, repeats, text
+from semel.bench.serving.scenarios.memory import memory
+from semel.bench.serving.scenarios.mixed_load import mixed
+from semel.bench.serving.scenarios.rendering import generate, render
+from semel.bench.serving.scenarios.saturation import saturation
+from semel.bench.serving.servers import Launch, Server, semel_server, vllm_server
 from semel.errors import ConfigError
 
 __all__ = ["SCENARIOS", "Options", "Scenario", "run"]

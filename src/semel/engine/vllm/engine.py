@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from semel.core import Contract, Digest, Feature, Holding, Item, Placeholder, Prompt, Timeline
-from semel.engine.protocol import HoldingWatcher, Output, Submission
+from semel.core import Contract, Digest, Feature, Holding, Item, Output, Placeholder, Prompt, Submission, Timeline
+from semel.engine.protocol import HoldingWatcher
 from semel.engine.vllm.compat import show_items
 from semel.engine.vllm.inputs import engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache

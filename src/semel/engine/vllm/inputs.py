@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core import Contract, Digest, Feature, Holding, Layout, Modality, Placeholder, Prompt
-from semel.engine.protocol import Submission
+from semel.core import Contract, Digest, Feature, Holding, Layout, Modality, Placeholder, Prompt, Submission
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong

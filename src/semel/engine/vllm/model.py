@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from semel.core import Feature, Field, Layout, Mask, Modality, Target
-from semel.engine.vllm.known import KnownFeatures
+from semel.engine.vllm.shape_registry import KnownFeatures
 from semel.errors import FeatureRejected
 from semel.processing import family_of, to_torch
 

@@ -15,8 +15,7 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from semel.core import Dialogue
-from semel.engine.protocol import Output
+from semel.core import Dialogue, Output
 from semel.errors import ConfigError, InvalidRequest
 
 __all__ = ["Conversing", "ParserFlags", "Parsers"]

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from semel.engine.protocol import Output, PromptLogprob
+from semel.core import Output, PromptLogprob
 from semel.errors import InvalidRequest
 
 __all__ = ["Defaults", "outputs_of", "refusals", "sampling_params"]

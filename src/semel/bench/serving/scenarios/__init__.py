@@ -1,0 +1,1 @@
+"""The scenarios of `semel bench serve`."""

@@ -1,0 +1,181 @@
+"""The two servers that are compared: started here on one model with the same flags, or somewhere else already.
+
+All that is started here is in one session, and waits for requests without using a processor: whoever is not asked does
+not disturb. Its files and logs lie in one scratch folder. Whatever happens, it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from semel.bench.ports import free_port
+from semel.bench.serving.client import Client
+from semel.bench.serving.procfs import descendants, words_of
+from semel.bench.serving.socket_bytes import FOLDER_VARIABLE
+from semel.errors import ConfigError
+
+__all__ = ["Launch", "Server", "more_frontends", "semel_server", "vllm_server", "vllm_with_two_frontends"]
+
+_START_S: Final = 1_800.0  # a large model takes its time
+_END_S: Final = 30.0
+_POLL_S: Final = 0.25
+_TAIL_CHARS: Final = 3_000
+_PYTHON: Final = (sys.executable, "-m")
+_COUNTING: Final = (*_PYTHON, "semel.bench.serving.socket_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is started: the same model with the same flags on both sides."""
+
+    model: str
+    flags: tuple[str, ...]
+    scratch: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key_file(self) -> Path:
+        """The fleet key of semel's side."""
+        return self.scratch / "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server, and its processes if it was started here."""
+
+    urls: tuple[str, ...]
+    """Of its frontends; one, unless they have addresses of their own."""
+
+    roots: tuple[int, ...] = ()
+    """The processes that were started; all others are their descendants."""
+
+    counts: Path | None = None
+    """Where its frontends count what they send, if they do."""
+
+    @property
+    def url(self) -> str:
+        """Of its first frontend."""
+        return self.urls[0]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its processes can be looked at."""
+        return bool(self.roots)
+
+    def pids(self) -> list[int]:
+        """All its processes."""
+        return [pid for root in self.roots for pid in descendants(root)]
+
+    def frontend_pids(self) -> list[int]:
+        """Those that serve HTTP: of semel children, of vLLM the one that was started."""
+        return [pid for pid in self.pids() if "frontend" in words_of(pid)] or list(self.roots)
+
+
+@asynccontextmanager
+async def semel_server(launch: Launch) -> AsyncIterator[Server]:
+    """`semel serve`, ready."""
+    await _make_key(launch.key_file)
+    command = [*_PYTHON, "semel", "serve", launch.model, "--key-file", str(launch.key_file), *launch.flags]
+    async with _started(launch, "semel", command, ready="/ready") as server:
+        yield server
+
+
+@asynccontextmanager
+async def vllm_server(launch: Launch) -> AsyncIterator[Server]:
+    """vLLM's own server, ready, with its routes for rendering."""
+    program = (*_PYTHON, "vllm.entrypoints.openai.api_server", "--enable-scale-out")
+    async with _started(launch, "vllm", [*program, "--model", launch.model, *launch.flags], ready="/health") as server:
+        yield server
+
+
+@asynccontextmanager
+async def vllm_with_two_frontends(launch: Launch) -> AsyncIterator[Server]:
+    """The same with two API servers behind one address, which count what they send."""
+    command = [*_COUNTING, "vllm", "serve", launch.model, "--api-server-count", "2", *launch.flags]
+    async with _started(launch, "vllm-2", command, ready="/health") as server:
+        yield server
+
+
+@asynccontextmanager
+async def more_frontends(launch: Launch, count: int) -> AsyncIterator[Server]:
+    """More frontends for the worker of a `semel serve`, each with its own address; they count what they send."""
+    (worker,) = (launch.scratch / "semel").glob("semel-*/worker.sock")
+    command = [*_COUNTING, "semel", "frontend", launch.model, "--worker", f"ipc://{worker}"]
+    command += ["--key-file", str(launch.key_file), "--processes", "1"]
+    async with AsyncExitStack() as stack:
+        starting = [_started(launch, f"semel-{number}", command, ready="/ready") for number in range(count)]
+        servers = [await stack.enter_async_context(one) for one in starting]
+        urls = tuple(server.url for server in servers)
+        roots = tuple(root for server in servers for root in server.roots)
+        yield Server(urls, roots, servers[0].counts)
+
+
+async def _make_key(path: Path) -> None:
+    making = await asyncio.create_subprocess_exec(*_PYTHON, "semel", "key", str(path), stdout=subprocess.DEVNULL)
+    if await making.wait():
+        raise ConfigError(f"cannot make a fleet key at {path}; the message is above")
+
+
+@asynccontextmanager
+async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: str) -> AsyncIterator[Server]:
+    home, counts = launch.scratch / name, launch.scratch / f"{name.partition('-')[0]}-counts"
+    home.mkdir()
+    counts.mkdir(exist_ok=True)
+    port, log = free_port(), home / "log"
+    folders = {"TMPDIR": str(home), "VLLM_RPC_BASE_PATH": str(home), FOLDER_VARIABLE: str(counts)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 (uvloop's own knows no process group)
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            env=os.environ | dict(launch.environment) | folders,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,  # not a session: those are scheduling groups of their own, and starve each other
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await _until_up(url, ready, process, log)
+        yield Server((url,), (process.pid,), counts)
+    finally:
+        await _end(process)
+
+
+async def _until_up(url: str, path: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _START_S
+    async with Client(url) as client:
+        while not await client.is_up(path):
+            if process.poll() is not None:
+                raise ConfigError(f"a server could not start (exit code {process.returncode}):\n{_tail(log)}")
+            if loop.time() > until:
+                raise ConfigError(f"a server was not ready within {_START_S:g} s:\n{_tail(log)}")
+            await asyncio.sleep(_POLL_S)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-_TAIL_CHARS:]
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, then end what is left of all that came of it, even if we are cancelled meanwhile."""
+    family = descendants(process.pid)
+    process.terminate()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(process.wait, _END_S)
+    finally:
+        for pid in family:
+            if "resource_tracker" not in " ".join(words_of(pid)):  # ends by itself, and gives back what others left
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        process.wait(_END_S)

@@ -1,0 +1,18 @@
+"""Puts the parts together into what runs: a pipeline for libraries, and the processes of a worker and of a frontend.
+
+The only place that knows all the parts. What is decided here is who is given what, and in which order things end.
+"""
+
+from semel.compose.frontend import CacheKind, FrontendOptions, create_cache, run_frontend
+from semel.compose.pipeline import assemble_pipeline
+from semel.compose.worker import WorkerOptions, run_worker
+
+__all__ = [
+    "CacheKind",
+    "FrontendOptions",
+    "WorkerOptions",
+    "assemble_pipeline",
+    "create_cache",
+    "run_frontend",
+    "run_worker",
+]

@@ -1,0 +1,39 @@
+"""The process of a worker whose engine has no model: for trying clients, frontends and fleets without any weights.
+
+All but the engine is as in a real one: the contract, the sockets, how it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from semel.compose.worker import WorkerOptions, serve_engine
+from semel.core import Contract, Target
+from semel.processing import find_folder
+from semel.processing.processor import load_processor
+from semel.testing.pacing import PacedEngine
+
+__all__ = ["run_rehearsal"]
+
+_MAX_ITEMS: Final = 64
+_MAX_EMBEDS: Final = 16_384
+_MAX_TOKENS: Final = 32_768
+_CACHE_BYTES: Final = 1 << 30
+
+
+async def run_rehearsal(options: WorkerOptions, *, rate: float, phases: int = 1) -> None:
+    """Serve an engine that generates so many tokens a second for each request, until SIGTERM."""
+    folder, target = find_folder(options.model), Target("float32")
+    processor = await asyncio.to_thread(load_processor, options.processor, folder, target)
+    contract = Contract(
+        model=options.model,
+        fingerprint=processor.fingerprint,
+        target=target,
+        fields={},
+        max_items=dict.fromkeys(processor.modalities, _MAX_ITEMS),
+        max_embeds=_MAX_EMBEDS,
+        max_tokens=_MAX_TOKENS,
+        cache_bytes=_CACHE_BYTES,
+    )
+    await serve_engine(options, PacedEngine(contract, rate=rate, phases=phases))

@@ -1,0 +1,138 @@
+"""The process of a worker: an engine, served to frontends and, at the admin address, to its operator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from semel.cache import Borrowers
+from semel.core import Key, Modality
+from semel.processing.processor import ProcessorKind
+from semel.settings import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable
+from semel.shutdown import Stopping
+from semel.telemetry.lookups import CacheLookups
+from semel.telemetry.meter import Meter, Sample
+from semel.telemetry.metrics import MM_CACHE_EVICTIONS
+from semel.telemetry.tracing import Collector, check_installed, start_tracing
+from semel.wire.zmq import WorkerListener, memory_path
+
+if TYPE_CHECKING:
+    from semel.engine import Engine
+    from semel.engine.vllm.encoder_metrics import EncoderPage
+    from semel.engine.vllm.engine import VllmEngine
+    from semel.worker.worker import Worker
+
+__all__ = ["WorkerOptions", "run_worker", "serve_engine"]
+
+_SERVICE: Final = "semel-worker"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker process was asked for."""
+
+    model: str
+    listen: str
+    key: Key
+    engine_flags: Sequence[str]
+    encoder_planning: bool
+    admin_port: int | None
+    admin_key: str | None
+    drain_s: float
+    processor: ProcessorKind = "auto"
+    collector: Collector | None = None
+    """Where spans are sent, ours and the engine's; without one there are none."""
+    ship_resident_items: bool = False
+
+
+async def run_worker(options: WorkerOptions) -> None:
+    """Embed an engine and serve it until SIGTERM; raises if the engine dies."""
+    from semel.engine.vllm.arguments import parse_engine_flags, take_parser_flags
+    from semel.engine.vllm.compat import SOCKET_FOLDER
+    from semel.engine.vllm.encoder_metrics import EncoderPage
+    from semel.engine.vllm.engine import VllmEngine
+
+    check_installed(options.collector)
+    page = EncoderPage.create()
+    parsers, engine_flags = take_parser_flags([*options.engine_flags, *_trace_flags(options)])
+    arguments = parse_engine_flags(
+        options.model,
+        engine_flags,
+        encoder_planning=options.encoder_planning,
+        ship_resident_items=options.ship_resident_items,
+        metrics=page.path,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(default_folder(SOCKET_FOLDER))  # its processes leave the sockets between them behind
+        if options.collector is not None:
+            stack.enter_context(default_variable(TRACES_PROTOCOL, options.collector.protocol))
+            stack.enter_context(default_variable(SERVICE_NAME, _SERVICE))  # or vLLM's spans are of an unknown one
+        engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers)
+        try:
+            await serve_engine(options, engine, partial(_admin, options, engine, page))
+        finally:
+            await engine.close()
+
+
+async def serve_engine(
+    options: WorkerOptions,
+    engine: Engine,
+    admin: Callable[[Worker], contextlib.AbstractAsyncContextManager[None]] | None = None,
+) -> None:
+    """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once."""
+    from semel.worker.worker import Worker
+
+    async with contextlib.AsyncExitStack() as stack:
+        listener = WorkerListener(options.listen, key=options.key, contract=engine.contract)
+        await stack.enter_async_context(listener)
+        path = memory_path(options.listen)
+        borrowers = None if path is None else await stack.enter_async_context(Borrowers(path))
+        logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
+        tracing = start_tracing(options.collector, _SERVICE)
+        stack.push_async_callback(tracing.close)
+        worker = Worker(engine, listener, borrowers, tracing=tracing)
+        if options.admin_port is not None and admin is not None:
+            await stack.enter_async_context(admin(worker))
+        stopping = Stopping.listening()
+        serving = asyncio.create_task(worker.run())
+        if await stopping.until_asked(serving):
+            logger.info("the worker ends when its requests have, within %g s", options.drain_s)
+            await stopping.unless_hurried(worker.drain(options.drain_s))
+            serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            raise error
+
+
+@contextlib.asynccontextmanager
+async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, worker: Worker) -> AsyncIterator[None]:
+    """Serve the admin address, on loopback: metrics, and with a key injection and reset."""
+    from semel.web.server import HttpServer
+    from semel.worker.admin import create_admin_app
+
+    assert options.admin_port is not None
+    meter, lookups = Meter(), CacheLookups()
+    for read in (page.samples, worker.samples, partial(_eviction_samples, engine), lookups.samples):
+        meter.watch(read)
+
+    def count(modality: Modality, hit: bool) -> None:
+        lookups.count(engine.contract.model, modality, "worker", 1, hit)
+
+    app = create_admin_app(engine, meter, key=options.admin_key, count=count, reset=worker.reset)
+    async with HttpServer(app, "127.0.0.1", options.admin_port).running():
+        yield
+
+
+def _trace_flags(options: WorkerOptions) -> list[str]:
+    return [] if options.collector is None else ["--otlp-traces-endpoint", options.collector.endpoint]
+
+
+def _eviction_samples(engine: VllmEngine) -> Iterator[Sample]:
+    yield MM_CACHE_EVICTIONS, engine.item_cache.evictions, ("worker",)

@@ -1,0 +1,240 @@
+"""The workers of a frontend: which of them serve, which one gets a request, and what happens if it is lost.
+
+A worker serves from the moment its contract is found to be the fleet's, and not before. The fleet's contract is that of
+the workers that serve; once nobody does, the next one may bring another. The model stays. Who is in the fleet at all is
+decided elsewhere (`members`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from semel.core import Contract, Digest, Output, Submission
+from semel.errors import NotReady, SemelError, WorkerLost
+from semel.fleet.balance import Candidate, choose
+from semel.fleet.compatibility import difference
+from semel.fleet.pending import Preparing
+from semel.fleet.stream import RemoteStream
+from semel.fleet.worker import RemoteWorker
+from semel.render import Make
+
+__all__ = ["Fleet", "FleetStream", "WholeStream"]
+
+Fault = Callable[[Contract], str | None]
+"""Says why a contract cannot be kept; None if it can."""
+
+logger = logging.getLogger(__name__)
+
+
+class FleetStream:
+    """An answer that survives the loss of its worker, as long as nothing of it has been given out."""
+
+    def __init__(
+        self, fleet: Fleet, worker: RemoteWorker, stream: RemoteStream, again: tuple[Submission, Make] | None
+    ) -> None:
+        self._fleet = fleet
+        self._worker = worker
+        self._stream = stream
+        self._again = again
+        """With what to submit again; None when the answer has begun, there was a second time, or nobody else is."""
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """The outputs as they come."""
+        while True:
+            try:
+                async for output in self._stream:
+                    self._again = None
+                    yield output
+            except WorkerLost as error:
+                await self._go_on(error)
+            else:
+                return
+
+    async def close(self) -> None:
+        """Abort the request, unless its answer is complete."""
+        await self._stream.close()
+
+    async def _go_on(self, error: WorkerLost) -> None:
+        """Have another worker answer, or raise the error."""
+        if self._again is None:
+            raise error
+        await self._stream.close()
+        again, self._again = self._again, None
+        self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error)
+
+
+class WholeStream(FleetStream):
+    """An answer that is given out when it is complete: until then another worker can begin it anew."""
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """The outputs, once all of them are there."""
+        for output in await self._gather():
+            yield output
+
+    async def _gather(self) -> list[Output]:
+        while True:
+            try:
+                return [output async for output in self._stream]
+            except WorkerLost as error:
+                await self._go_on(error)
+
+
+class Fleet:
+    """Any number of workers that serve one model."""
+
+    def __init__(self, workers: Iterable[RemoteWorker] = ()) -> None:
+        self._workers: list[RemoteWorker] = []
+        self._leaving: set[RemoteWorker] = set()
+        self._admitted: dict[RemoteWorker, Contract] = {}
+        self._refused: dict[RemoteWorker, str] = {}
+        self._preparing: dict[RemoteWorker, Preparing] = {}
+        self._fault: Fault | None = None
+        self._model: str | None = None
+        self._changed = asyncio.Event()
+        for worker in workers:
+            self.add(worker)
+
+    @property
+    def workers(self) -> tuple[RemoteWorker, ...]:
+        """All of them, also those that do not serve."""
+        return tuple(self._workers)
+
+    @property
+    def serving(self) -> list[RemoteWorker]:
+        """The workers that take requests: connected, admitted and staying."""
+        return list(self._admitted)
+
+    @property
+    def contract(self) -> Contract | None:
+        """What the engines of the serving workers expect: the same of all of them. None while nobody serves."""
+        return next(iter(self._admitted.values()), None)
+
+    @property
+    def reason(self) -> str:
+        """Why nobody serves."""
+        reasons = (self._refused.get(worker) or worker.reason for worker in self._workers)
+        return next(filter(None, reasons), "there is no worker")
+
+    def add(self, worker: RemoteWorker) -> None:
+        """Let a worker serve whenever it is connected and answers as the others do."""
+        self._workers.append(worker)
+        self._preparing[worker] = Preparing()
+        worker.watch(self._review)
+        self._review()
+
+    def retire(self, worker: RemoteWorker) -> None:
+        """Give it no more requests; it answers those that it has."""
+        self._leaving.add(worker)
+        self._review()
+
+    def restore(self, worker: RemoteWorker) -> None:
+        """Let a retired worker serve again."""
+        self._leaving.discard(worker)
+        self._review()
+
+    def remove(self, worker: RemoteWorker) -> None:
+        """Forget a worker."""
+        self._workers.remove(worker)
+        del self._preparing[worker]
+        self.restore(worker)
+
+    async def changed(self) -> None:
+        """Wait until a worker comes or goes."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def admit(self, fault: Fault) -> None:
+        """Leave out the workers whose contract we cannot keep, from now on. The model is settled with it."""
+        self._fault = fault
+        self._review()
+
+    @contextmanager
+    def preparing(self, digests: Iterable[Digest], *, prefix: bytes = b"") -> Iterator[RemoteWorker]:
+        """The worker for a request that is prepared inside: meanwhile others are chosen as if it were sent already."""
+        distinct = tuple(dict.fromkeys(digests))
+        worker = self.choose(distinct, prefix=prefix)
+        with self._preparing[worker].request(distinct):
+            yield worker
+
+    def choose(
+        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: RemoteWorker | None = None
+    ) -> RemoteWorker:
+        """The worker for a request with these items, and with this key for the opening of its conversation."""
+        workers = [worker for worker in self.serving if worker is not without]
+        if not workers:
+            raise NotReady(f"{self.reason}; try again in a moment")
+        if len(workers) == 1:
+            return workers[0]
+        distinct = tuple(dict.fromkeys(digests))
+        return workers[choose([self._candidate(worker, distinct) for worker in workers], distinct, prefix)]
+
+    async def submit(
+        self, worker: RemoteWorker, submission: Submission, make: Make, kind: type[FleetStream] = FleetStream
+    ) -> FleetStream:
+        """Submit to a worker; if that is lost before its first output, to another one.
+
+        Of a `WholeStream` at any time. As long as it may be submitted again its media are held.
+        """
+
+        def goes_on(begun: bool) -> bool:
+            return self._has_other(worker) and (kind is WholeStream or not begun)
+
+        again = (replace(submission, features={}), make) if self._has_other(worker) else None
+        try:
+            self._check_serving(worker)
+            stream = await worker.submit(submission, make, goes_on=goes_on)
+        except (WorkerLost, NotReady) as error:
+            again = None  # this is the second time
+            worker, stream = await self.submit_again(worker, submission, make, error)
+        return kind(self, worker, stream, again)
+
+    async def submit_again(
+        self, lost: RemoteWorker, submission: Submission, make: Make, error: SemelError
+    ) -> tuple[RemoteWorker, RemoteStream]:
+        """Submit to another worker than the one that was lost, if there is one."""
+        try:
+            other = self.choose((item.digest for item in submission.prompt.items), without=lost)
+        except NotReady:
+            raise error from None
+        logger.warning("request %s goes to another worker: %s", submission.request_id, error)
+        return other, await other.submit(submission, make)
+
+    def _candidate(self, worker: RemoteWorker, digests: Iterable[Digest]) -> Candidate:
+        preparing = self._preparing[worker]
+        held = sum(worker.knows(digest) or digest in preparing for digest in digests)
+        return Candidate(worker.name, worker.load + preparing.requests, held)
+
+    def _check_serving(self, worker: RemoteWorker) -> None:
+        """It may have been refused or retired since it was chosen: preprocessing takes its time."""
+        if worker not in self._admitted:
+            reason = self._refused.get(worker) or worker.reason or "the worker leaves the fleet"
+            raise NotReady(f"{reason}; try again in a moment")
+
+    def _has_other(self, worker: RemoteWorker) -> bool:
+        return any(other is not worker for other in self.serving)
+
+    def _review(self) -> None:
+        """Decide who serves, as soon as anybody comes or goes: those that did go before those that did not."""
+        staying = [worker for worker in self._workers if worker.is_connected and worker not in self._leaving]
+        staying.sort(key=lambda worker: self._admitted.get(worker) is not worker.contract)
+        before, self._admitted, self._refused = self._refused, {}, {}
+        for worker in staying:
+            if (reason := self._reason_against(worker.contract)) is None:
+                self._admitted[worker] = worker.contract
+            else:
+                self._refused[worker] = reason
+                if before.get(worker) != reason:
+                    logger.error("the worker at %s is not used: %s", worker.name, reason)
+        if self._fault is not None and self._model is None and self._admitted:
+            self._model = next(iter(self._admitted.values())).model
+        self._changed.set()
+
+    def _reason_against(self, contract: Contract) -> str | None:
+        if self._model is not None and contract.model != self._model:
+            return f"it serves {contract.model!r}, the fleet {self._model!r}: give both the same --served-model-name"
+        ours = self.contract or contract
+        return difference(ours, contract) or (None if self._fault is None else self._fault(contract))

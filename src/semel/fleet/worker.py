@@ -1,0 +1,305 @@
+"""A worker as its frontend sees it: what it holds, how busy it is, and a way to submit to it.
+
+Of a request's items only those travel that the worker lacks: the ledger says which, and sending them and noting it are
+one step. A wrong guess is repaired here, before and after the worker has taken the request, and the client never sees
+it. What was made for a request is let go when the worker has taken it, its media with the first output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from semel.cache import Lender, SharedCache
+from semel.core import Contract, Digest, Feature, Holding, Submission
+from semel.errors import InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
+from semel.fleet.stream import RemoteStream, lost
+from semel.ledger import Ledger
+from semel.render import Make
+from semel.telemetry import CacheLookups, Meter
+from semel.telemetry.metrics import FEATURE_BYTES_SAVED, FEATURE_BYTES_SENT, FEATURES_REPAIRED, FEATURES_SENT
+from semel.wire.events import Closed, Event, Opened, Reset
+from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
+from semel.wire.outputs import submit_for
+from semel.wire.translation import holdings_of, lend_of
+from semel.wire.zmq import FrontendLink, Transfer, memory_path
+
+__all__ = ["RemoteWorker"]
+
+_STARTING: Final = "the worker is starting"
+_TURN: Final = 64
+"""Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
+and each wakes a stream, which takes about 35 µs. Without turns the loop is late by all of a step's work."""
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteWorker:
+    """The worker at the other end of a link."""
+
+    def __init__(
+        self,
+        link: FrontendLink,
+        *,
+        memory: SharedCache | None = None,
+        lookups: CacheLookups | None = None,
+        meter: Meter | None = None,
+        on_forget: Callable[[], None] | None = None,
+    ) -> None:
+        self.running = 0
+        """Requests that the worker's engine is answering, of all frontends, as it last told."""
+
+        self._link = link
+        self._memory = memory
+        self._lender: Lender | None = None
+        self._ledger = Ledger()
+        self._lookups = lookups or CacheLookups()
+        self._meter = meter or Meter()
+        self._on_forget = on_forget
+        self._contract: Contract | None = None
+        self._reason = _STARTING
+        self._watcher: Callable[[], None] | None = None
+        self._streams: dict[str, RemoteStream] = {}
+        self._unanswered: set[str] = set()
+        """Of these, the requests that the worker is busy with, or about to be."""
+
+        self._others = 0
+        """Requests of other frontends, as the worker's last word and ours of that moment tell."""
+
+        self._idle = asyncio.Event()
+        self._transfers: dict[Digest, list[Transfer]] = {}
+        """What is sent in frames, to be withdrawn when nobody counts on it any more."""
+
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """Where it listens."""
+        return self._link.address
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a worker at the other end that takes requests."""
+        return self._contract is not None
+
+    @property
+    def load(self) -> int:
+        """Requests that it is answering or about to: ours as we know them, those of others as it told."""
+        return self._others + len(self._unanswered)
+
+    @property
+    def reason(self) -> str:
+        """Why it takes no requests; empty if it does."""
+        return self._reason
+
+    @property
+    def contract(self) -> Contract:
+        """What the worker's engine expects."""
+        if self._contract is None:
+            raise NotReady(f"{self._reason}; try again in a moment")
+        return self._contract
+
+    def knows(self, digest: Digest) -> bool:
+        """Whether the worker holds an item, or has just been sent it."""
+        return self._ledger.knows(digest)
+
+    def holding(self, digest: Digest) -> Holding | None:
+        """What the worker has announced of an item."""
+        return self._ledger.holding(digest)
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Tell the watcher at once whenever the worker comes or goes."""
+        self._watcher = watcher
+
+    async def until_idle(self) -> None:
+        """Wait until no answer comes from it."""
+        while self._streams:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def run(self) -> None:
+        """Take in what comes over the link, until it is closed."""
+        try:
+            taken = 0
+            async for event in self._link:
+                if (taken := taken + 1) % _TURN == 0:
+                    await asyncio.sleep(0)
+                try:
+                    await self._on_event(event)
+                except ProtocolError as error:  # one worker's fault must not end the others' service
+                    logger.warning("the worker at %s broke the protocol: %s", self.name, error)
+                    self._link.reset(str(error))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._stop_lending()
+
+    async def submit(
+        self, submission: Submission, make: Make, *, goes_on: Callable[[bool], bool] = lambda _: False
+    ) -> RemoteStream:
+        """Send a submission with what the worker lacks of it, and wait until the worker has taken it.
+
+        If it fails the request, `goes_on` tells whether another will get it, given whether its answer had begun.
+        """
+        stream = RemoteStream(submission, make, self, goes_on)
+        digests = [item.digest for item in submission.prompt.items]
+        while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
+            for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
+                await stream.feature(digest)
+        if not self._link.takes_submits:
+            raise NotReady(f"{self._reason or 'the worker has left'}; try again in a moment")
+        self._streams[submission.request_id] = stream
+        try:
+            self._send(submission, digests, stream)
+            await stream.until_accepted()
+        except BaseException:
+            await stream.close()
+            raise
+        return stream
+
+    def _send(self, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
+        """Send all of a submission, in one session: nothing is awaited."""
+        payloads = self._ledger.submit(submission.request_id, digests)
+        self._unanswered.add(submission.request_id)
+        try:
+            self._link.send(submit_for(submission, payloads))
+        except ProtocolError as error:  # the session is open, so it is the message
+            raise InvalidRequest(f"the request does not fit into one message: {error}; send a smaller one") from error
+        for digest in payloads:
+            self._send_feature(stream, digest, stream.features[digest])
+        for digest in set(digests) - stream.sent:
+            if (holding := self.holding(digest)) is not None:
+                self._meter.count(FEATURE_BYTES_SAVED, amount=holding.nbytes)
+
+    def _send_feature(self, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
+        stream.sent.add(digest)
+        lease = None
+        # It may have been evicted since it was made, and still lie there. What does not is not copied: that would hold
+        # up the loop, and take the room of others for what a client has sent.
+        if self._lender is not None and (lying := self._lying(digest, feature)) is not None:
+            feature = lying  # its tensors may be in another order than those given
+            lease = self._lender.lend(digest)
+        if lease is not None:
+            self._link.send(lend_of(digest, feature, lease))
+        else:
+            self._transfers.setdefault(digest, []).append(self._link.send_feature(digest, feature))
+        way = "frames" if lease is None else "memory"
+        self._meter.count(FEATURES_SENT, way)
+        self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
+
+    def _lying(self, digest: Digest, feature: Feature) -> Feature | None:
+        """The feature as it lies in our shared memory; None if it does not."""
+        return None if self._memory is None else self._memory.adopt(digest, feature)
+
+    def abort(self, stream: RemoteStream) -> None:
+        """Let the worker know that nobody waits for a request."""
+        if self._link.is_open:
+            self._link.send(Abort(stream.request_id))
+        self._settle(stream.request_id)
+
+    def forget(self, stream: RemoteStream) -> None:
+        """Drop what still comes for a request, and count its items: what had to travel for them is known now."""
+        if self._streams.pop(stream.request_id, None) is not None:
+            self._settle(stream.request_id)
+            self._unanswered.discard(stream.request_id)
+            if not self._streams:
+                self._idle.set()
+            if stream.contract.cache_bytes and not stream.goes_on_elsewhere:
+                for modality, count, hit in stream.lookups():
+                    self._lookups.count(stream.contract.model, modality, "worker", count, hit)
+
+    async def _on_event(self, event: Event) -> None:
+        match event:
+            case Opened(contract):
+                self._ledger.open()
+                await self._begin_lending()
+                self._become(contract, "")
+            case Draining():
+                self._become(None, "the worker is shutting down")
+            case Closed() | Reset():
+                self._lose(event.message)
+            case Load(running=running, waiting=waiting):
+                self.running = running + waiting
+                self._others = max(0, self.running - len(self._unanswered))
+            case Accepted() | Delta() | Failed() | Need():
+                self._on_answer(event)
+            case Have(number=number):
+                self._ledger.have(number, holdings_of(event))
+            case Gone(number, digests):
+                self._ledger.gone(number, digests)
+            case Forget():
+                if self._on_forget is not None:
+                    self._on_forget()
+            case _:
+                raise ProtocolError(f"{type(event).__name__} is nothing for a frontend")
+
+    def _on_answer(self, event: Accepted | Delta | Failed | Need) -> None:
+        if isinstance(event, Accepted | Failed):
+            self._settle(event.request_id)
+        if (stream := self._streams.get(event.request_id)) is None:
+            return
+        if isinstance(event, Need):
+            self._repair(stream, event.digests)
+        else:
+            stream.on_message(event)
+            if stream.is_answered:
+                self._unanswered.discard(event.request_id)
+
+    def _lose(self, message: str) -> None:
+        self._become(None, f"no worker ({message})")
+        self._ledger.close()
+        self._transfers.clear()
+        self._stop_lending()
+        self.running = self._others = 0
+        self._unanswered.clear()
+        for stream in list(self._streams.values()):
+            stream.fail(lost())
+
+    def _repair(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
+        """Send what the worker turned out to lack."""
+        needed = self._ledger.need(stream.request_id, digests)
+        self._meter.count(FEATURES_REPAIRED, amount=len(digests))
+        task = asyncio.create_task(self._send_again(stream, needed), context=stream.context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_again(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
+        try:
+            features = {digest: await stream.feature(digest) for digest in digests}
+            if self._link.is_open:
+                for digest in self._ledger.send(stream.request_id, digests):
+                    self._send_feature(stream, digest, features[digest])
+        except SemelError as error:
+            self.abort(stream)
+            stream.fail(error)
+        except Exception:  # the edge of a task: its request has to hear of it
+            logger.exception("an item of a request cannot be sent again")
+            self.abort(stream)
+            stream.fail(ServiceError("an item could not be sent to the worker again; the frontend's log says why"))
+
+    def _settle(self, request_id: str) -> None:
+        """A request was taken, has failed or is given up: what is still being sent for nobody is withdrawn."""
+        for digest in self._ledger.settle(request_id):
+            for transfer in self._transfers.pop(digest, ()):
+                self._link.withdraw(transfer)
+
+    async def _begin_lending(self) -> None:
+        """Let a worker on this host read our shared memory; without it, features travel in frames."""
+        if self._memory is None or (path := memory_path(self._link.address)) is None:
+            return
+        try:
+            self._lender = await Lender.connect(path, self._memory)
+        except (OSError, ProtocolError) as error:
+            logger.warning("no shared memory with the worker at %s (%s): features are sent", self.name, error)
+
+    def _stop_lending(self) -> None:
+        if self._lender is not None:
+            self._lender.close()
+            self._lender = None
+
+    def _become(self, contract: Contract | None, reason: str) -> None:
+        self._contract, self._reason = contract, reason
+        if self._watcher is not None:
+            self._watcher()

@@ -1,0 +1,106 @@
+"""What a client may send to have speech written down: OpenAI's fields and vLLM's extensions, under their names.
+
+A form has texts only; they are read as numbers and booleans where the field is one. What is not listed is refused by
+name, as everywhere (`requests`), and numbers are bounded (threats S15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from semel.errors import InvalidRequest
+from semel.frontend.api.fields import fault_of, without_refused
+from semel.web.multipart import Form
+
+__all__ = ["SpeechRequest", "TranscriptionRequest", "TranslationRequest", "speech_of"]
+
+_SAMPLING: Final = (
+    *("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "seed", "temperature", "top_k", "top_p"),
+)
+"""Fields that are the engine's sampling parameters under the same name."""
+
+_Code = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+
+
+class SpeechRequest(BaseModel):
+    """A clip, and how to write down what is said in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    file: Annotated[bytes, Field(min_length=1)]
+    model: str | None = None
+    language: _Code | None = None
+    prompt: Annotated[str, Field(max_length=4_096)] = ""
+    response_format: Literal["json", "text", "verbose_json"] = "json"
+    stream: bool = False
+    stream_include_usage: bool = False
+    stream_continuous_usage_stats: bool = False
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "<|" in self.prompt:
+            raise InvalidRequest.of("prompt", "<| begins a special token, and a text has none; leave it out")  # S14
+        if self.stream and self.is_verbose:
+            raise InvalidRequest.of("stream", "not with verbose_json; ask for json")
+        if not self.stream and (self.stream_include_usage or self.stream_continuous_usage_stats):
+            raise InvalidRequest("stream_include_usage and stream_continuous_usage_stats: only with stream")
+        return self
+
+    @property
+    def is_verbose(self) -> bool:
+        """Whether the answer has segments with their times."""
+        return self.response_format == "verbose_json"
+
+    def sampling(self, max_tokens: int) -> Mapping[str, object]:
+        """What the engine needs to know, under its own names; at most so many tokens."""
+        asked: dict[str, object] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if (longest := self.max_completion_tokens) is not None:
+            asked["max_tokens"] = min(longest, max_tokens)
+        if self.is_verbose:
+            asked["logprobs"] = 1
+        return asked
+
+
+class TranscriptionRequest(SpeechRequest):
+    """A clip, to be written down in its own language."""
+
+    timestamp_granularities: list[Literal["segment"]] = Field(default=[], alias="timestamp_granularities[]")
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.timestamp_granularities and not self.is_verbose:
+            raise InvalidRequest.of("timestamp_granularities", "only with the response_format verbose_json")
+        return self
+
+
+class TranslationRequest(SpeechRequest):
+    """A clip, to be written down in English; `language` is the one that is spoken."""
+
+    to_language: Literal["en"] | None = None
+
+
+_Asked = TypeVar("_Asked", bound=SpeechRequest)
+
+
+def speech_of(form: Form, kind: TypeAdapter[_Asked], known: frozenset[str]) -> _Asked:
+    """The request of a kind, with the fields that it knows, that a form is; the error names the field."""
+    if form.files.keys() != {"file"}:
+        raise InvalidRequest.of("file", "send one clip under this name, as a file and not as text")
+    asked: dict[str, Any] = {**without_refused(form.fields, known), **form.files}
+    try:
+        return kind.validate_python(asked)
+    except ValidationError as error:
+        raise fault_of(error) from None

@@ -1,0 +1,162 @@
+"""Answers to text completions in OpenAI's shape, field for field as vLLM's own server: outputs to JSON values, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from semel.core import Output, Prompt, PromptLogprob
+from semel.frontend.api.chat_response import Head
+from semel.frontend.api.logprobs import Decode, Step, TextLogprobs, prompt_logprobs, prompt_steps, steps_of
+from semel.frontend.api.response_options import Showing
+from semel.frontend.api.usage import Usage
+
+__all__ = ["Continuation", "Echo"]
+
+_UNTOLD: Final = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What each answer begins with: its prompt."""
+
+    texts: Sequence[str]
+    alone: bool
+    """Whether that is all: the one token that was generated is not shown."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What has been generated of one sequence."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: TextLogprobs = field(default_factory=TextLogprobs)
+    offset: int = 0
+    """Where the text of the next token begins."""
+
+    begun: bool = False
+    completion_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Continuation:
+    """How prompts go on, shaped piece by piece as a stream or at the end as a whole.
+
+    Each prompt has `count` choices; those of the first prompt come first.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        prompts: Sequence[Prompt],
+        decode: Decode,
+        *,
+        count: int,
+        showing: Showing,
+        echo: Echo | None = None,
+    ) -> None:
+        self._head = head
+        self._prompts = [prompt.token_ids for prompt in prompts]
+        self._decode = decode
+        self._count = count
+        self._showing = showing
+        self._echo = echo
+        self._usage = Usage(sum(map(len, self._prompts)))
+        self._choices = [_Choice() for _ in range(len(prompts) * count)]
+        self._prompt_logprobs: dict[int, Sequence[Mapping[int, PromptLogprob] | None]] = {}
+
+    def add(self, prompt: int, output: Output) -> None:
+        """Keep an output of the prompt of this number for the whole answer."""
+        choice, text, logprobs = self._take(prompt, output)
+        choice.text.append(text)
+        choice.token_ids += output.token_ids
+        choice.logprobs.extend(logprobs)
+        if output.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
+
+    def whole(self) -> Mapping[str, Any]:
+        """The answer in one piece."""
+        return {
+            **self._head.of("text_completion"),
+            "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)],
+            "service_tier": None,
+            "system_fingerprint": self._head.fingerprint,
+            "usage": self._usage.whole(),
+            **_UNTOLD,
+        }
+
+    def chunks(self, prompt: int, output: Output) -> Iterator[Mapping[str, Any]]:
+        """The chunks of a stream that an output of the prompt of this number becomes."""
+        index = prompt * self._count + output.index
+        is_first = not self._choices[index].begun
+        choice, text, logprobs = self._take(prompt, output)
+        if not (text or output.token_ids or choice.completion_tokens):
+            return  # the prompt is still being computed
+        shaped = {
+            "index": index,
+            "text": text,
+            "logprobs": asdict(logprobs) if self._showing.logprobs else None,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+            "prompt_token_ids": self._prompts[prompt] if is_first and self._tells_prompt else None,
+            "token_ids": output.token_ids if self._showing.token_ids else None,
+        }
+        chunk = {**self._head.of("text_completion"), "choices": [shaped]}
+        if output.finish_reason is not None and not self._showing.usage:
+            chunk["system_fingerprint"] = self._head.fingerprint
+        if self._showing.running_usage:
+            chunk["usage"] = Usage(len(self._prompts[prompt]), completion_tokens=choice.completion_tokens).totals()
+        yield chunk
+
+    def closing(self) -> Iterator[Mapping[str, Any]]:
+        """The chunk that closes a stream with what it cost, if that was asked for."""
+        if self._showing.usage:
+            chunk = {**self._head.of("text_completion"), "choices": [], "usage": self._usage.known()}
+            yield {**chunk, "system_fingerprint": self._head.fingerprint}
+
+    @property
+    def _tells_prompt(self) -> bool:
+        return self._showing.token_ids or self._echo is not None
+
+    def _take(self, prompt: int, output: Output) -> tuple[_Choice, str, TextLogprobs]:
+        """Count an output; its choice, and its text and log probabilities with what is echoed before it."""
+        self._usage.add(output)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        choice = self._choices[prompt * self._count + output.index]
+        choice.completion_tokens += len(output.token_ids)
+        text, steps = output.text, steps_of(output) if self._showing.logprobs else []
+        if self._echo is not None:
+            text, steps = self._echoed(self._echo, prompt, text, steps, is_first=not choice.begun)
+        choice.begun = True
+        logprobs = TextLogprobs()
+        choice.offset = logprobs.add(steps, self._showing, self._decode, offset=choice.offset)
+        return choice, text, logprobs
+
+    def _echoed(
+        self, echo: Echo, prompt: int, text: str, steps: list[Step], *, is_first: bool
+    ) -> tuple[str, list[Step]]:
+        if echo.alone:
+            text, steps = "", []
+        if not is_first:
+            return text, steps
+        shown = "" if self._showing.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
+        told = self._prompt_logprobs.get(prompt, ()) if self._showing.logprobs else ()
+        return shown + text, [*prompt_steps(self._prompts[prompt], told), *steps]
+
+    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        prompt = index // self._count
+        return {
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": asdict(choice.logprobs) if self._showing.logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if self._showing.token_ids else None,
+            "prompt_logprobs": prompt_logprobs(self._prompt_logprobs.get(prompt)),
+            "prompt_token_ids": self._prompts[prompt] if self._showing.token_ids else None,
+            "routed_experts": None,
+        }

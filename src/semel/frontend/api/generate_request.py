@@ -1,0 +1,249 @@
+"""What a client may send that was rendered before: vLLM's `GenerateRequest`, as our own routes for rendering answer it.
+
+It is a completion of tokens, with items in some places, and its sampling parameters in a dict of their own: they are
+read and bounded as those of a completion are (`requests`). Features are named by digest, or sent: in vLLM's form, as
+base64 inside the JSON, or in the file that the JSON came in. What was sent is not read here (`given`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from semel.core import Feature, Modality, Tenant
+from semel.errors import InvalidRequest
+from semel.frontend.api.fields import fault_of, tell_nulls, tell_refused, without_refused
+from semel.frontend.api.requests import CompletionRequest, StreamOptions
+from semel.interchange.safetensors import DIGEST
+
+__all__ = ["Features", "GenerateRequest", "Place", "Shown"]
+
+_NO_SAMPLING: Final = frozenset(
+    {
+        *("add_special_tokens", "cache_salt", "echo", "model", "priority", "prompt", "request_id", "response_format"),
+        *("return_token_ids", "return_tokens_as_token_ids", "stream", "stream_options"),
+    }
+)
+"""Fields of a completion that are no sampling parameters."""
+
+_OWN: Final = {"request_id", "model", "return_token_ids", "stream", "stream_options", "cache_salt", "priority"}
+"""Fields of a completion that are fields here, within the same bounds."""
+
+_UNTOLD: Final = frozenset({"output_kind", "skip_clone", "skip_reading_prefix_cache"})
+"""What vLLM's render route writes beside them: how its own engine works. It changes no answer, and is not looked at."""
+
+_INSTEAD: Final[Mapping[str, str]] = {
+    "content_parts": "send media in a chat",
+    "reasoning_ended": "it is told for chats alone; send the chat",
+    "reasoning_parser_kwargs": "it is told for chats alone; send the chat",
+    "token_offsets": "offsets are not looked at; leave them out",
+}
+"""Not supported but as null: what to do instead."""
+
+_Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Name = Annotated[str, Field(max_length=256)]
+_Mark = Annotated[str, Field(max_length=64)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_is_not_supported(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, instead in _INSTEAD.items():
+            if body.get(name) is not None:
+                raise InvalidRequest.of(name, f"not supported: {instead}")
+        kept = {name: value for name, value in body.items() if name not in _INSTEAD}
+        return without_refused(kept, frozenset(cls.model_fields))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = handler(core)
+        schema = handler.resolve_ref_schema(told)
+        for name, instead in _INSTEAD.items():
+            schema["properties"][name] = {"type": "null", "description": f"Not supported: {instead}."}
+        tell_nulls(schema)
+        return told
+
+
+class Place(_Strict):
+    """Where an item sits in a prompt."""
+
+    offset: _Position
+    length: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    is_embed: Annotated[list[bool], Field(fail_fast=True)] | None = None
+    """vLLM's own types drop it. It is checked if it is there; what counts is what the worker holds."""
+
+
+class Features(_Strict):
+    """The items of a prompt by modality, in lists of the same length."""
+
+    mm_hashes: dict[Modality, Annotated[list[_Name], Field(fail_fast=True)]]
+    """Digests. Of an item whose tensors are sent it may be any name: it is not looked at."""
+
+    mm_placeholders: dict[Modality, Annotated[list[Place], Field(fail_fast=True)]]
+    mm_tags: dict[Modality, Annotated[list[_Mark], Field(fail_fast=True)]] = Field(default_factory=dict)
+    """What says whose they are. Without it they are nobody's."""
+
+    mm_seals: dict[Modality, Annotated[list[_Mark], Field(fail_fast=True)]] = Field(default_factory=dict)
+    """What says that tensors are the fleet's own. Without it they are known by their bytes alone."""
+
+    kwargs_data: dict[Modality, Annotated[list[str | None], Field(fail_fast=True)]] = Field(default_factory=dict)
+    """The tensors of items, as vLLM packs them."""
+
+    mm_metadata: dict[Modality, Annotated[list[str | None], Field(fail_fast=True)]] = Field(default_factory=dict)
+    """Some of the same tensors once more: vLLM's render route tells them apart."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        counts = {kind: len(hashes) for kind, hashes in self.mm_hashes.items()}
+        for name in ("mm_placeholders", "mm_tags", "mm_seals", "kwargs_data", "mm_metadata"):
+            given = {kind: len(listed) for kind, listed in getattr(self, name).items()}
+            if name == "mm_metadata":  # vLLM leaves modalities without any out
+                given = {**counts, **given}
+            if given != counts and (given or name == "mm_placeholders"):
+                raise InvalidRequest.of(f"features.{name}", "it needs one entry for each of mm_hashes, by modality")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An item that a request shows: where it sits, and either its name and whose it is said to be, or its tensors."""
+
+    modality: Modality
+    name: str
+    place: Place
+    tag: str = ""
+    seal: str = ""
+    packed: tuple[str, ...] = ()
+    feature: Feature | None = None
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether its tensors are here."""
+        return bool(self.packed) or self.feature is not None
+
+
+class GenerateRequest(_Strict):
+    """Tokens and the items among them, and how to go on."""
+
+    token_ids: Annotated[list[_Position], Field(fail_fast=True, min_length=1)]
+    sampling_params: dict[str, Any]
+    features: Features | None = None
+    request_id: str | None = None
+    model: str | None = None
+    return_token_ids: bool = False
+    output_mode: Literal["tokens"] = "tokens"
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    _tensors: Mapping[str, Feature] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = super().__get_pydantic_json_schema__(core, handler)
+        schema = handler.resolve_ref_schema(told)
+        completion = handler.resolve_ref_schema(handler(CompletionRequest.__pydantic_core_schema__))
+        fields = deepcopy(completion["properties"])
+        schema["properties"] |= {name: fields[name] for name in _OWN}
+        sampling = {"type": "object", "properties": fields, "additionalProperties": {"type": "null"}}
+        tell_refused(sampling)
+        for name in _NO_SAMPLING:
+            del fields[name]
+        schema["properties"]["sampling_params"] = sampling
+        tell_refused(schema)
+        return told
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.completion()
+        return self
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether there are tensors in its JSON."""
+        return self.features is not None and bool(self.features.kwargs_data)
+
+    def completion(self) -> CompletionRequest:
+        """The same without items: what tells how to go on, within the bounds of a completion."""
+        told = self.sampling_params.items()
+        given = {name: value for name, value in told if value is not None and name not in _UNTOLD}
+        if wrong := sorted(given.keys() & _NO_SAMPLING):
+            raise InvalidRequest.of(f"sampling_params.{wrong[0]}", "it is no sampling parameter; leave it out")
+        if given.get("logprob_token_ids"):
+            given.setdefault("logprobs", 0)  # a completion asks for both; rendered, one stands for the other
+        try:
+            return CompletionRequest.model_validate({**self.model_dump(include=_OWN), **given, "prompt": [0]})
+        except ValidationError as error:
+            fault = fault_of(error)
+            if fault.param not in _OWN:
+                fault = InvalidRequest(f"sampling_params.{fault}", param=f"sampling_params.{fault.param}")
+            raise fault from None
+
+    def sampling(self) -> Mapping[str, object]:
+        """What the engine needs to know; without a longest answer it is what the context has room for, as in vLLM."""
+        asked = dict(self.completion().sampling())
+        if self.sampling_params.get("max_tokens") is None:
+            del asked["max_tokens"]
+        return asked
+
+    def tenant(self, name: str = "") -> Tenant:
+        """Whose the items and prefixes are; the name is that of the API key."""
+        return Tenant(name, self.cache_salt)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether tensors have come beside it."""
+        return bool(self._tensors)
+
+    def with_tensors(self, tensors: Mapping[str, Feature]) -> Self:
+        """The same with what came beside it, under the names of its items."""
+        named = set() if self.features is None else {one for kind in self.features.mm_hashes.values() for one in kind}
+        if astray := sorted(tensors.keys() - named):
+            raise InvalidRequest.of("features.mm_hashes", f"the file has {astray[0]}, which the prompt does not show")
+        copy = self.model_copy()
+        copy._tensors = tensors
+        return copy
+
+    def without_features(self) -> Self:
+        """The same without its items: they may be large, and have been taken out of it."""
+        copy = self.model_copy(update={"features": None})
+        copy._tensors = {}
+        return copy
+
+    def shown(self) -> list[Shown]:
+        """The items in the order of the prompt."""
+        if (features := self.features) is None:
+            return []
+        found = []
+        for kind, names in features.mm_hashes.items():
+            columns = (features.mm_tags, features.mm_seals, features.kwargs_data, features.mm_metadata)
+            marks = (column.get(kind) or [None] * len(names) for column in columns)
+            for name, place, *rest in zip(names, features.mm_placeholders[kind], *marks, strict=True):
+                tag, seal, data, metadata = rest
+                packed = () if data is None else (data,) if metadata is None else (data, metadata)
+                one = Shown(kind, name, place, tag or "", seal or "", packed, self._tensors.get(name))
+                if not one.is_sent:
+                    _check_named(one, metadata)
+                found.append(one)
+        return sorted(found, key=lambda one: one.place.offset)
+
+
+def _check_named(one: Shown, metadata: str | None) -> None:
+    if metadata is not None:
+        raise InvalidRequest.of("features.mm_metadata", f"{one.name!a} has metadata and no kwargs_data: send both")
+    if not DIGEST.fullmatch(one.name):
+        raise InvalidRequest.of(
+            "features.mm_hashes",
+            f"{one.name!a} is no digest of ours, which has 64 hexadecimal digits in lower case: send its tensors",
+        )

@@ -1,0 +1,395 @@
+"""What a client may send: OpenAI's fields and vLLM's extensions, under their names.
+
+A field that is not listed is refused by name rather than ignored: an answer that silently disregards what was asked
+for is worse than an error. Numbers that cost memory or time are bounded here (threats S15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from semel.core import Dialogue, Tenant
+from semel.errors import InvalidRequest
+from semel.frontend.api.fields import FORMS, Ignored, tell_refused, without_refused
+from semel.frontend.api.response_options import ALL, Showing
+from semel.frontend.api.structured_outputs import ResponseFormat, StructuredOutputs, check_json, constraint
+from semel.frontend.api.tools import Tool, ToolChoice, chosen, count_calls
+from semel.render import MESSAGE, ChatRequest
+
+__all__ = [
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "RepetitionDetection",
+    "StreamOptions",
+    "TokenizeChatRequest",
+    "TokenizeRequest",
+    "TokenizeTextRequest",
+]
+
+_SAMPLING: Final = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "logprob_token_ids",
+        "min_p",
+        "min_tokens",
+        "n",
+        "presence_penalty",
+        "prompt_logprobs",
+        "repetition_detection",
+        "repetition_penalty",
+        "seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "stream_interval",
+        "temperature",
+        "thinking_token_budget",
+        "top_k",
+        "top_p",
+    }
+)
+"""Fields that are the engine's sampling parameters under the same name."""
+
+
+_Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+_Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Top = Annotated[int, Field(ge=0, le=20)]
+_TokenPrompt = Annotated[
+    list[_Token], Field(fail_fast=True, min_length=1)
+]  # one error is enough: a million take seconds
+_Prompts = 256
+"""The most prompts of one request."""
+
+_MAX_TEMPLATE_CHARS: Final = 1_048_576
+"""Of the JSON of tools and of what is for the chat template, in all."""
+
+_MAX_CHOSEN_LOGPROBS: Final = 4_096
+"""For one token of each of the `n` answers: all of them come at once."""
+
+_Biases = Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}})
+"""Keys of JSON are strings."""
+
+_Pattern = Annotated[int, Field(ge=0, le=256)]
+_Repeats = Annotated[int, Field(ge=0, le=1_024)]
+
+_Message = Annotated[dict[str, Any], WithJsonSchema(dict(MESSAGE))]
+_Salt = Annotated[str, Field(max_length=1_024)]
+_Words = Annotated[str, Field(max_length=1_024)]
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Body(_Strict):
+    model: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_is_not_supported(cls, body: Any) -> Any:
+        return without_refused(body, frozenset(cls.model_fields)) if isinstance(body, dict) else body
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = handler(core)
+        tell_refused(handler.resolve_ref_schema(told))
+        return told
+
+
+class _Owned(_Body):
+    """A request whose items and prefixes belong to somebody."""
+
+    cache_salt: _Salt | None = None
+
+    def tenant(self, name: str = "") -> Tenant:
+        """Whose they are; the name is that of the API key."""
+        return Tenant(name, self.cache_salt)
+
+
+class StreamOptions(_Strict):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against those who watch the sizes of packets: there is none here."""
+
+
+class RepetitionDetection(_Strict):
+    """When to end an answer that repeats itself."""
+
+    max_pattern_size: _Pattern = 0
+    min_pattern_size: _Pattern = 0
+    min_count: _Repeats = 0
+
+
+class _Chat(_Owned):
+    """What decides the prompt of a chat."""
+
+    messages: Annotated[list[_Message], Field(fail_fast=True, min_length=1)]
+    tools: Annotated[list[Tool], Field(max_length=1_024)] | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=1_024)] | None = None
+    reasoning_effort: _Effort | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        tools = [tool.shown() for tool in self.tools or ()]
+        if tools or self.chat_template_kwargs:
+            both = [tools, self.chat_template_kwargs]
+            check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
+        return self
+
+    def chat(self) -> ChatRequest:
+        """What decides the prompt."""
+        return ChatRequest(
+            messages=self.messages,
+            tools=None if self.tools is None else [tool.shown() for tool in self.tools],
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.template_kwargs(),
+            mm_processor_kwargs=self.mm_processor_kwargs,
+        )
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given: some models' templates switch reasoning on and off."""
+        given = dict(self.chat_template_kwargs)
+        if self.documents is not None:
+            given["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            given.setdefault("enable_thinking", self.reasoning_effort != "none")
+            given["reasoning_effort"] = self.reasoning_effort
+        return given
+
+
+class _Sampled(_Owned, Ignored):
+    """How to answer, whatever the prompt."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    request_id: _Name | None = None
+    """What the id of the answer ends with; inside, requests have ids of our own."""
+
+    priority: _Int64 = 0
+
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    stop: _Words | Annotated[list[_Words], Field(max_length=16)] | None = None
+    seed: _Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[_Int64, float], _Biases] | None = None
+    response_format: ResponseFormat | None = None
+
+    top_k: _Int64 | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: _Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[_Int64], Field(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[_Token], Field(min_length=1, max_length=1_048_576)] | None = None
+    bad_words: Annotated[list[_Words], Field(max_length=1_024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: _Top | None = None
+    logprob_token_ids: Annotated[list[_Token], Field(max_length=128)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: Annotated[int, Field(ge=1, le=64)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest.of("stream_options", "only with stream; leave it out, or set stream to true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest.of("prompt_logprobs", "not in a stream; leave one of the two out")
+        if (asked := self.n * len(self.logprob_token_ids or ())) > _MAX_CHOSEN_LOGPROBS:
+            raise InvalidRequest.of(
+                "logprob_token_ids",
+                f"{asked:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name fewer, or lower n",
+            )
+        return self
+
+    def sampling(self) -> Mapping[str, object]:
+        """What the engine needs to know, under its own names; what the client left open is left to the engine."""
+        return self.model_dump(include=set(_SAMPLING), exclude_none=True)
+
+    def showing(self) -> Showing:
+        """What the answer shows."""
+        options = self.stream_options or StreamOptions()
+        return Showing(
+            tokens_as_ids=self.return_tokens_as_token_ids,
+            token_ids=self.return_token_ids,
+            usage=bool(options.include_usage),
+            running_usage=bool(options.include_usage and options.continuous_usage_stats),
+        )
+
+
+class ChatCompletionRequest(_Chat, _Sampled):
+    """A chat, and how to answer it."""
+
+    max_tokens: _Tokens | None = None
+    max_completion_tokens: _Tokens | None = None
+    logprobs: bool = False
+    top_logprobs: _Top = 0
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        chosen(self.tool_choice, self.tools)
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) and not self.logprobs:
+                raise InvalidRequest.of(name, "only with logprobs; leave it out, or set logprobs to true")
+        return self
+
+    @property
+    def role(self) -> str:
+        """Who speaks in the answer."""
+        role = "assistant" if self.add_generation_prompt else self.messages[-1].get("role")
+        return role if isinstance(role, str) else "assistant"
+
+    def sampling(self) -> Mapping[str, object]:
+        """What the engine needs to know, under its own names; what the client left open is left to the engine."""
+        asked = dict(super().sampling())
+        if (longest := self.max_completion_tokens or self.max_tokens) is not None:
+            asked["max_tokens"] = longest
+        if self.logprobs and not self.logprob_token_ids:
+            asked["logprobs"] = self.top_logprobs
+        if (outputs := constraint(None, self.structured_outputs)) is not None:
+            asked["structured_outputs"] = outputs
+        return asked
+
+    def dialogue(self) -> Dialogue:
+        """How the answer is read."""
+        form = self.response_format
+        return Dialogue(
+            tools=None if self.tools is None else [tool.shown() for tool in self.tools],
+            tool_choice=chosen(self.tool_choice, self.tools),
+            parallel_tool_calls=self.parallel_tool_calls,
+            past_tool_calls=count_calls(self.messages),
+            response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
+            include_reasoning=self.include_reasoning,
+            reasoning_effort=self.reasoning_effort,
+            template_kwargs=self.chat_template_kwargs,
+            stream=self.stream,
+        )
+
+    def showing(self) -> Showing:
+        """What the answer shows."""
+        top = ALL if self.logprob_token_ids else self.top_logprobs
+        return replace(super().showing(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning)
+
+
+class CompletionRequest(_Sampled):
+    """One prompt or several, of text or of tokens, and how to go on with each."""
+
+    prompt: (
+        str
+        | Annotated[list[_Token], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_Prompts)]
+        | Annotated[list[_TokenPrompt], Field(fail_fast=True, min_length=1, max_length=_Prompts)]
+    )
+    add_special_tokens: bool = True
+    max_tokens: _Count = 16
+    logprobs: _Top | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if not self.max_tokens and not self.echo:
+            raise InvalidRequest.of("max_tokens", "0 only with echo; ask for 1 or more")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest.of("logprob_token_ids", "only with logprobs; leave it out, or set logprobs")
+        return self
+
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each prompt by itself."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [token for token in self.prompt if isinstance(token, int)]
+        return [tokens] if tokens else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    def sampling(self) -> Mapping[str, object]:
+        """What the engine needs to know, under its own names; what the client left open is left to the engine."""
+        asked = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still asks for a token
+        if self.logprobs is not None:
+            if not self.logprob_token_ids:
+                asked["logprobs"] = self.logprobs
+            if self.echo:
+                asked.setdefault("prompt_logprobs", self.logprobs)
+        if (outputs := constraint(self.response_format, self.structured_outputs)) is not None:
+            asked["structured_outputs"] = outputs
+        return asked
+
+    def showing(self) -> Showing:
+        """What the answer shows."""
+        if self.logprobs is None:
+            return super().showing()
+        top = ALL if self.logprob_token_ids else self.logprobs
+        return replace(super().showing(), logprobs=True, top_logprobs=top)
+
+
+class TokenizeTextRequest(_Body):
+    """A text to be shown as tokens."""
+
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: Literal[False] = False
+
+
+class TokenizeChatRequest(_Chat):
+    """A chat to be shown as tokens."""
+
+    add_special_tokens: Literal[False] = False
+    return_token_strs: Literal[False] = False
+
+
+def _form(value: Any) -> str:
+    return FORMS[isinstance(value, dict) and "messages" in value]
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeTextRequest, Tag(FORMS[0])] | Annotated[TokenizeChatRequest, Tag(FORMS[1])], Discriminator(_form)
+]
+
+
+class DetokenizeRequest(_Body):
+    """Tokens to be shown as text."""
+
+    tokens: Annotated[list[_Token], Field(fail_fast=True)]

@@ -1,0 +1,186 @@
+"""What was said in a clip, in vLLM's shapes of OpenAI's: whole, with segments and their times, or as chunks. Pure.
+
+A clip is heard in pieces, one behind the other: an output with a reason to finish ends its piece. `text` is answered as
+`json` is, since vLLM's server answers it so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from semel.core import Output
+from semel.frontend.api.chat_response import Head
+from semel.frontend.api.logprobs import Decode
+
+__all__ = ["FRAMES_PER_S", "SAMPLING_RATE", "Marks", "Task", "Transcript", "VerboseTranscript", "segments"]
+
+SAMPLING_RATE: Final = 16_000
+"""Of what Whisper hears, in Hz."""
+
+FRAMES_PER_S: Final = 100
+"""Whisper's spectrograms have a frame every 10 ms."""
+
+Task = Literal["transcribe", "translate"]
+
+_FRAME_SAMPLES: Final = SAMPLING_RATE // FRAMES_PER_S
+_STEP_S: Final = 0.02
+_TIME: Final = re.compile(r"<\|\d+\.\d+\|>")
+_CHUNKS: Final[Mapping[Task, str]] = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The tokens that are no text: every token from the first time on is a time, and one ends it all."""
+
+    first_time: int
+    end: int | None
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The transcript of one clip, piece by piece as a stream or at the end as a whole."""
+
+    head: Head
+    task: Task
+    seconds: float
+    language: str
+    prompt_tokens: int
+    """Those of the decoder."""
+
+    closing_usage: bool = False
+    running_usage: bool = False
+    _pieces: list[list[Output]] = field(default_factory=lambda: [[]])
+    _completion_tokens: int = 0
+    _separated: bool = True
+
+    def with_times(
+        self, begins_s: Sequence[float], marks: Marks, decode: Decode, temperature: float
+    ) -> VerboseTranscript:
+        """One that tells the times of its segments; each piece begins somewhere in the clip."""
+        return VerboseTranscript(
+            self.head,
+            self.task,
+            self.seconds,
+            self.language,
+            self.prompt_tokens,
+            begins_s=begins_s,
+            marks=marks,
+            decode=decode,
+            temperature=temperature,
+        )
+
+    @property
+    def separator(self) -> str:
+        """What stands between two pieces or segments."""
+        return "" if self.language in ("ja", "zh") else " "
+
+    def add(self, output: Output) -> None:
+        """Keep an output for the whole."""
+        self._pieces[-1].append(output)
+        if output.finish_reason is not None:
+            self._pieces.append([])
+
+    def whole(self) -> Mapping[str, Any]:
+        """The text, and for a transcription what it cost: the seconds of the clip, rounded up."""
+        text = self.separator.join("".join(output.text for output in piece) for piece in filter(None, self._pieces))
+        if self.task == "translate":
+            return {"text": text}
+        return {"text": text, "usage": {"type": "duration", "seconds": math.ceil(self.seconds)}}
+
+    def chunks(self, output: Output) -> Iterator[Mapping[str, Any]]:
+        """The chunk of a stream that an output becomes, unless it would say nothing."""
+        self._completion_tokens += len(output.token_ids)
+        text = output.text
+        if text and not self._separated:
+            text, self._separated = self.separator + text, True
+        if not text and output.finish_reason is None:
+            return
+        choice: dict[str, Any] = {"delta": {"content": text}}
+        if output.finish_reason is not None:
+            choice |= {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+            self._separated = False
+        chunk = {**self.head.of(_CHUNKS[self.task]), "choices": [choice]}
+        yield {**chunk, "usage": self._usage()} if self.running_usage else chunk
+
+    def closing(self) -> Iterator[Mapping[str, Any]]:
+        """The chunk that closes a stream with what it cost, if that was asked for."""
+        if self.closing_usage:
+            yield {**self.head.of(_CHUNKS[self.task]), "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> Mapping[str, int]:
+        # In vLLM's order of operations: another one can round to another frame.
+        prompt = self.prompt_tokens + math.ceil(self.seconds * SAMPLING_RATE / _FRAME_SAMPLES)
+        total = prompt + self._completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": self._completion_tokens, "total_tokens": total}
+
+
+@dataclass(slots=True)
+class VerboseTranscript(Transcript):
+    """A transcript that tells the times of its segments."""
+
+    begins_s: Sequence[float] = (0.0,)
+    """Where each piece begins in the clip."""
+
+    marks: Marks = field(kw_only=True)
+    decode: Decode = field(kw_only=True)
+    temperature: float = field(kw_only=True)
+
+    def whole(self) -> Mapping[str, Any]:
+        """The text by segments."""
+        told: list[dict[str, Any]] = []
+        for begin_s, piece in zip(self.begins_s, self._pieces, strict=False):
+            token_ids = [token for output in piece for token in output.token_ids]
+            logprobs = [step for output in piece for step in output.logprobs or ()]
+            told += segments(token_ids, logprobs, self.marks, self.decode, self.temperature, begin_s)
+        return {
+            "duration": self.seconds,
+            "language": self.language,
+            "text": self.separator.join(one["text"] for one in told),
+            "segments": told,
+            "words": None,
+        }
+
+
+def segments(
+    token_ids: Sequence[int],
+    logprobs: Sequence[Mapping[int, float]],
+    marks: Marks,
+    decode: Decode,
+    temperature: float,
+    begin_s: float = 0.0,
+) -> list[dict[str, Any]]:
+    """What stands between times: a segment ends where two of them follow each other. Numbered in its piece."""
+    marked = [marks.first_time, *token_ids]
+    if marked[-1] == marks.end:
+        marked.pop()
+    if len(marked) > 1 and marked[-2] < marks.first_time <= marked[-1]:
+        marked.append(marked[-1])  # the last time ends its segment, though none begins after it
+    told: list[dict[str, Any]] = []
+    begin, sum_of_logprobs = 0, 0.0
+    for place in range(1, len(marked)):
+        if min(marked[place - 1], marked[place]) < marks.first_time:
+            sum_of_logprobs += logprobs[place - 1][marked[place]]
+            continue
+        tokens = marked[begin + 1 : place - 1]
+        text = _TIME.sub("", decode(tokens))  # a time that stands alone ends nothing, and is not shown
+        told.append(
+            {
+                "id": len(told),
+                "avg_logprob": sum_of_logprobs / (place - begin),
+                "compression_ratio": len(text.encode()) / len(zlib.compress(text.encode())),
+                "end": begin_s + _STEP_S * (marked[place - 1] - marks.first_time),
+                "no_speech_prob": None,
+                "seek": int(begin_s),
+                "start": begin_s + _STEP_S * (marked[begin] - marks.first_time),
+                "temperature": temperature,
+                "text": text,
+                "tokens": tokens,
+            }
+        )
+        begin, sum_of_logprobs = place, 0.0
+    return told

@@ -1,0 +1,54 @@
+"""Answers that are large from the start: what of them is still to be sent is in the request's account (threats S18).
+
+A client that does not read holds its share of the budget, and no more. After a while it is given up on: otherwise a few
+of them could hold all of it for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from semel.frontend.budget import Account
+
+__all__ = ["Download"]
+
+_CHUNK_BYTES: Final = 256 * 1024
+"""A server copies what it cannot send at once, so it is given a little at a time."""
+
+logger = logging.getLogger(__name__)
+
+
+class Download(StreamingResponse):
+    """Bytes that are there already. They are all that their request holds from now on, until they are sent."""
+
+    def __init__(
+        self, pieces: Sequence[bytes | memoryview], account: Account, *, media_type: str, within_s: float
+    ) -> None:
+        nbytes = sum(len(piece) for piece in pieces)
+        account.keep(nbytes)
+        super().__init__(_chunks(pieces), headers={"Content-Length": str(nbytes)}, media_type=media_type)
+        self._account = account
+        self._within_s = within_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the bytes, or give up on a client that does not take them in time."""
+        try:
+            async with asyncio.timeout(self._within_s):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            logger.info("a client did not take its answer within %g s (--max-body-s)", self._within_s)
+        finally:
+            self._account.close()
+
+
+async def _chunks(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[memoryview]:
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), _CHUNK_BYTES):
+            yield view[start : start + _CHUNK_BYTES]

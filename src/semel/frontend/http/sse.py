@@ -1,0 +1,106 @@
+"""Server-sent events over answers that are being generated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from semel.core import Output
+from semel.engine import Stream
+
+__all__ = ["DONE", "EventStream", "event", "merged", "until_gone"]
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events, which close their streams even if not one of them was ever sent, or the client has gone.
+
+    It speaks ASGI itself: Starlette's response for streams has two more tasks and a task group for each of them, which
+    take 7 KiB of memory more, and an event 1.2 µs.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, streams: Sequence[Stream], events: AsyncIterator[bytes]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({})
+        self._streams = streams
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the events."""
+        try:
+            await _unless_gone(receive, self._send(send))
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the streams; of an answer that nobody will send this is all that has to be done."""
+        for stream in self._streams:
+            await stream.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for one in self._events:
+            await send({"type": "http.response.body", "body": one, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Work in this very task, and be cancelled as soon as the client has gone."""
+    working = asyncio.current_task()
+    assert working is not None
+    gone = over = False
+
+    def leave(_: asyncio.Future[None]) -> None:
+        nonlocal gone
+        if not over:
+            gone = True
+            working.cancel()
+
+    watching = asyncio.ensure_future(until_gone(receive))
+    watching.add_done_callback(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not gone or working.uncancel() > 0:  # somebody else wants this task to end
+            raise
+    finally:
+        over = True
+        watching.cancel()
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client of a request that has been read is not there any more."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]:
+    """The outputs of all streams as they come, each with the index of its stream."""
+    iterators = [aiter(stream) for stream in streams]
+    waiting = {asyncio.ensure_future(anext(iterator, None)): index for index, iterator in enumerate(iterators)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                if (output := task.result()) is not None:
+                    yield index, output
+                    waiting[asyncio.ensure_future(anext(iterators[index], None))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Items that clients bring along, and whose they are."""

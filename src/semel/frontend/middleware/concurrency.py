@@ -1,0 +1,189 @@
+"""The one door that every request but the probes passes: how many are inside, how long one may stay, when it closes.
+
+Without a bound on requests in flight whoever opens streams takes all of a frontend (threats S18), and without counting
+them nobody knows when a frontend that is to end has answered all it took. Plain ASGI; no route knows of it. A request
+that is refused here costs next to nothing: its body is thrown away as it comes (`semel.web.server`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady, ServiceError
+from semel.frontend.http.body import as_error
+from semel.frontend.http.sse import DONE, EventStream, event
+from semel.frontend.middleware.authentication import PROBES
+from semel.telemetry.meter import Meter, Sample
+from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
+from semel.web.server import error_body
+
+__all__ = ["Door", "Gate", "GateLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """How many requests a frontend answers at the same time, and how long it may take."""
+
+    max_requests: int = 4_096
+    """In flight, streams included; over it the answer is 429."""
+
+    max_tenant_requests: int = 0
+    """The same for each tenant; 0 leaves a tenant all of them."""
+
+    max_request_s: float = 0.0
+    """The longest that a request may take, from its headers to the end of its answer, in seconds; over it the answer
+    is 504, or where it has begun, an error is its last event. 0 lets it take as long as it takes."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1:
+            raise ConfigError(f"--max-requests is {self.max_requests:,}: it must be at least 1")
+
+
+class Gate:
+    """The requests that are inside."""
+
+    def __init__(self, limits: GateLimits | None = None) -> None:
+        self.limits = limits or GateLimits()
+        self._inside: Counter[str] = Counter()
+        self._total = 0
+        self._closed = ""
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return self._total
+
+    @property
+    def closed(self) -> str:
+        """Why nobody is let in; empty while somebody may be."""
+        return self._closed
+
+    def close(self, reason: str) -> None:
+        """Let nobody in any more, for this reason. Those inside stay."""
+        self._closed = reason
+
+    async def until_empty(self, within_s: float) -> bool:
+        """Wait until nobody is inside, but not for ever; whether it is so."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def enter(self, tenant: str) -> None:
+        """Let one request of a tenant in, or refuse it."""
+        limits = self.limits
+        if self._closed:
+            raise NotReady(f"{self._closed}; send it again, to another frontend if there is one")
+        if self._total >= limits.max_requests:
+            raise Busy(
+                f"{limits.max_requests:,} requests are in flight already: try again in a moment, or raise it with "
+                "--max-requests"
+            )
+        if limits.max_tenant_requests and self._inside[tenant] >= limits.max_tenant_requests:
+            raise Busy(
+                f"{limits.max_tenant_requests:,} requests of this API key's tenant are in flight already: try again "
+                "when one has ended, or raise it with --max-tenant-requests"
+            )
+        self._inside[tenant] += 1
+        self._total += 1
+        self._empty.clear()
+
+    def leave(self, tenant: str) -> None:
+        """One request of a tenant is over."""
+        self._inside[tenant] -= 1
+        if not self._inside[tenant]:
+            del self._inside[tenant]
+        self._total -= 1
+        if not self._total:
+            self._empty.set()
+
+    def samples(self) -> Iterator[Sample]:
+        """What there is to see of it."""
+        yield REQUESTS_IN_FLIGHT, self._total, ()
+
+
+class Door:
+    """Lets requests through a gate, and ends those that take too long."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, meter: Meter, wait_s: Callable[[str], float]) -> None:
+        self._app = app
+        self._gate = gate
+        self._meter = meter
+        self._wait_s = wait_s
+        """How long the next refusal of a tenant has to wait (`pace`)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request through, or refuse it."""
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        tenant = scope.get("state", {}).get("tenant", "")
+        try:
+            self._gate.enter(tenant)
+        except ServiceError as error:
+            await self._refuse(error, tenant, scope, receive, send)
+            return
+        try:
+            if self._gate.limits.max_request_s:
+                await self._in_time(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            self._gate.leave(tenant)
+
+    async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._meter.count(REFUSALS, error.code)
+        answer = as_error(error)
+        if self._gate.closed:
+            answer.headers["Connection"] = "close"  # the next one should go to somebody else
+        else:
+            await asyncio.sleep(self._wait_s(tenant))
+        await answer(scope, receive, send)
+
+    async def _in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _Answer(send)
+        limit_s = self._gate.limits.max_request_s
+        try:
+            async with asyncio.timeout(limit_s) as timeout:
+                await self._app(scope, receive, answer.send)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            if answer.is_complete:
+                return
+            error = DeadlineExceeded(f"the request took longer than {limit_s:g} s; raise it with --request-timeout-s")
+            self._meter.count(REFUSALS, error.code)
+            if not answer.begun:
+                await as_error(error)(scope, receive, send)
+            elif answer.is_events:
+                body = event(error_body(str(error), code=error.code, status=error.status))
+                await send({"type": "http.response.body", "body": body + DONE, "more_body": False})
+            else:
+                raise error from None  # half an answer is in no shape at all: the connection ends
+
+
+class _Answer:
+    """How far an answer has come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = self.is_events = self.is_complete = False
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        await self._send(message)  # it may be cancelled, but only before it has sent anything
+        if not self.begun:
+            self.begun = True
+            kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
+            self.is_events = any(kind.startswith(EventStream.media_type.encode()) for kind in kinds)
+        elif not message.get("more_body"):
+            self.is_complete = True

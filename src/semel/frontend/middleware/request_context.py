@@ -1,0 +1,89 @@
+"""Where requests enter and answers leave: each gets an id, a span and a line in the log, also one that fails strangely.
+
+Probes have none of these: they come every few seconds, and say nothing. What a client calls its request is told beside
+our own id, never in its place: two clients may say the same, and what we do for one must not look like the other's.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import MutableMapping
+from time import perf_counter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.errors import DeadlineExceeded, ServiceError
+from semel.frontend.http.body import CLIENT_CLOSED, as_error
+from semel.frontend.http.respond import wished_id
+from semel.frontend.middleware.authentication import PROBES
+from semel.telemetry.request_context import InHand, taking, tell_fault
+from semel.telemetry.tracing import Tracing
+
+__all__ = ["Edge"]
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("semel.access")
+
+
+class Edge:
+    """Takes each request in hand, and says what became of it. Plain ASGI, as all that stands outside of the routes."""
+
+    def __init__(self, app: ASGIApp, tracing: Tracing, *, log_requests: bool) -> None:
+        self._app = app
+        self._tracing = tracing
+        self._log_requests = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        began, status = perf_counter(), None
+        asked = Request(scope)
+        request = InHand(uuid.uuid4().hex, wished_id(asked), self._tracing.begin(asked.method, "server", asked.headers))
+        name = (b"x-request-id", (request.client_id or request.request_id).encode("latin-1"))
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), name]
+            await send(message)
+
+        with taking(request):
+            try:
+                await self._app(scope, receive, answer)
+            except DeadlineExceeded as error:  # half an answer has gone out: without its end the connection is closed
+                tell_fault(error)
+                logger.info("an answer was cut off: %s", error)
+            except Exception:  # the edge of the process: whatever it is, it is one request's
+                logger.exception("a request failed in a way that we do not expect")
+                if status is not None:
+                    raise
+                await as_error(ServiceError("internal error; the frontend's log says more"))(scope, receive, answer)
+            finally:
+                route = getattr(scope.get("route"), "path", "unknown")
+                _close(request, asked.method, route, status or CLIENT_CLOSED)
+                if self._log_requests:
+                    _log(asked.method, route, status or CLIENT_CLOSED, perf_counter() - began)
+
+
+def _close(request: InHand, method: str, route: str, status: int) -> None:
+    span = request.span
+    if span.is_recorded:
+        span.rename(f"{method} {route}")
+        span.note("http.request.method", method)
+        span.note("http.route", route)
+        span.note("http.response.status_code", status)
+        span.note("semel.request.id", request.request_id)
+        if status >= 500:
+            span.fail(str(status))
+    span.end()
+
+
+def _log(method: str, route: str, status: int, seconds: float) -> None:
+    fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
+    access.info("%s %s %d in %.3f s", method, route, status, seconds, extra={"fields": fields})

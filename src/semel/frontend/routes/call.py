@@ -1,0 +1,104 @@
+"""From a request to its answer, the same for every route with a body: admitted, read, parsed, answered, accounted for.
+
+What a request brings is in its account from the first byte. The account closes with the answer, or where one is
+streamed with its first output (`execution`): by then nothing of what came is held any more. Of a download it closes
+when that has been sent, since what is still to be sent is in it (`downloads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from pydantic import TypeAdapter
+from starlette.requests import ClientDisconnect
+
+from semel.core import Tenant
+from semel.frontend.budget import Account
+from semel.frontend.http.body import CLIENT_CLOSED, parse, read, unless_disconnected
+from semel.frontend.http.download import Download
+from semel.frontend.http.sse import EventStream
+from semel.frontend.middleware.authentication import tenant_name
+from semel.frontend.service import Service, Serving
+from semel.render import ChatRequest, Draft, Intent
+from semel.telemetry.request_context import own_id
+
+__all__ = ["Call", "Chatting", "handle"]
+
+
+class _Addressed(Protocol):
+    """A request that may name a model."""
+
+    @property
+    def model(self) -> str | None: ...
+
+
+class Chatting(Protocol):
+    """A request with a chat in it."""
+
+    def chat(self) -> ChatRequest:
+        """What decides the prompt."""
+        ...
+
+    def tenant(self, name: str = "") -> Tenant:
+        """Whose items these are; the name is that of the API key."""
+        ...
+
+
+_T = TypeVar("_T", bound=_Addressed)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a route, besides its body."""
+
+    serving: Serving
+    tenant: str
+    """The name that goes with its API key."""
+
+    account: Account
+    request_id: str
+    """Our own, which its submissions begin with."""
+
+    async def read_chat(self, asked: Chatting, intent: Intent = "execute") -> Draft:
+        """The draft of a chat. What its base64 decodes to is taken ahead: three quarters of its length at most."""
+        self.account.take(3 * self.account.held // 4)
+        return await self.serving.pipeline.read_chat(
+            asked.chat(),
+            asked.tenant(self.tenant),
+            intent=intent,
+            admit=self.serving.check_items,
+            spend=self.account.take,
+            max_chars=self.serving.max_chars,
+        )
+
+
+async def handle(
+    request: Request,
+    service: Service,
+    kind: TypeAdapter[_T],
+    work: Callable[[Call, _T], Coroutine[Any, Any, Response]],
+    ask: Callable[[Request, Service, TypeAdapter[_T], Call], Coroutine[Any, Any, _T]] | None = None,
+) -> Response:
+    """What `work` answers to a request of this kind, read by `ask` if it is no JSON; cancelled if the client goes."""
+    call = Call(service.serving(), tenant_name(request), service.budget.open(), own_id())
+    try:
+        # Nothing here keeps the body, or what was asked: it is for `work` to let go of.
+        response = await unless_disconnected(request, work(call, await (ask or _asked)(request, service, kind, call)))
+    except ClientDisconnect:
+        call.account.close()
+        return Response(status_code=CLIENT_CLOSED)
+    except BaseException:
+        call.account.close()
+        raise
+    if not isinstance(response, EventStream | Download):  # which close it themselves
+        call.account.close()
+    return response
+
+
+async def _asked(request: Request, service: Service, kind: TypeAdapter[_T], call: Call) -> _T:
+    asked = parse(await read(request, service.body, call.account), kind)
+    call.serving.check_model(asked.model)
+    return asked

@@ -1,0 +1,74 @@
+"""The routes of OpenAI's and vLLM's servers that are not served here: each is answered with what to use instead.
+
+They are not in the OpenAPI document, which tells what can be used. Nothing of such a request is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from semel.frontend.api.chat_response import error_body
+from semel.frontend.http.body import as_json
+
+__all__ = ["NOT_SUPPORTED", "UNSUPPORTED", "unsupported_routes"]
+
+NOT_SUPPORTED: Final = "not_supported"
+"""The code of the error. Its status is 404: nothing is broken, and trying again does not help."""
+
+_CHAT: Final = "use /v1/chat/completions"
+_POOL: Final = "the model that is served here generates; embeddings, scores and classes are for a server of their own"
+_LORA: Final = "adapters cannot be loaded; serve the merged model"
+_DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
+
+UNSUPPORTED: Final[Mapping[str, str]] = {
+    "/v1/responses": _CHAT,
+    "/v1/responses/render": "use /v1/chat/completions/render",
+    "/v1/responses/{response_id}": _CHAT,
+    "/v1/responses/{response_id}/cancel": "close the connection of a request to abort it",
+    "/v1/messages": _CHAT,
+    "/v1/messages/count_tokens": "use /tokenize",
+    "/v1/messages/render": "use /v1/chat/completions/render",
+    "/cohere/v2/chat": _CHAT,
+    "/cohere/v2/chat/render": "use /v1/chat/completions/render",
+    "/v1/chat/completions/batch": "send each chat to /v1/chat/completions",
+    "/v1/chat/completions/derender": _DERENDER,
+    "/v1/completions/derender": _DERENDER,
+    "/inference/v1/abort_requests": "close the connection of a request to abort it",
+    "/v1/embeddings": _POOL,
+    "/v2/embed": _POOL,
+    "/pooling": _POOL,
+    "/classify": _POOL,
+    "/score": _POOL,
+    "/v1/score": _POOL,
+    "/generative_scoring": _POOL,
+    "/rerank": _POOL,
+    "/v1/rerank": _POOL,
+    "/v2/rerank": _POOL,
+    "/v1/load_lora_adapter": _LORA,
+    "/v1/unload_lora_adapter": _LORA,
+    "/v1/audio/speech": "answers are text",
+    "/v1/images/generations": "answers are text",
+    "/v1/realtime": "send whole clips, to /v1/audio/transcriptions or in a chat",
+    "/v1/files": "send media in the request itself, as a data URL or by URL",
+    "/v1/batches": "send each request by itself",
+    "/v1/moderations": _POOL,
+    "/invocations": "name the route: /v1/chat/completions or /v1/completions",
+}
+"""By path: what to do instead. The first path that fits is taken, so names stand before parameters."""
+
+
+def unsupported_routes() -> APIRouter:
+    """A route for each of them."""
+    router = APIRouter(include_in_schema=False)
+    for path in UNSUPPORTED:
+        router.add_api_route(path, _refuse, methods=["GET", "POST", "DELETE"])
+    return router
+
+
+async def _refuse(request: Request) -> Response:
+    path: str = request.scope["route"].path
+    message = f"{path} is not supported: {UNSUPPORTED[path]}"
+    return as_json(error_body(message, code=NOT_SUPPORTED, status=404), 404)

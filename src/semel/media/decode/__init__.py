@@ -1,0 +1,1 @@
+"""From bytes to pixels and samples, under limits."""

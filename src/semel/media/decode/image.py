@@ -1,0 +1,197 @@
+"""Decoding images: upright, opaque, 8 bits of RGB, and only the first picture of a file.
+
+What a model sees is what a person sees (threats S13): EXIF orientation is applied and no other, what is transparent is
+white, and 16 bits become the upper 8. Sizes are checked on what a file says of itself, before anything is allocated
+(S5); the frames behind the first are never decoded. A format that is not listed is not opened (S6). The text of a
+decoder's error goes to the log, never into ours (S7).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from semel.errors import MediaDegenerate, MediaError, MediaTooLarge, MediaUndecodable
+from semel.media.decode.limits import DecodeLimits
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["decode_image"]
+
+_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+_WHITE: Final = (255, 255, 255, 255)
+_WIDE_MODES: Final = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
+_GREY_STEPS: Final[Mapping[object, int]] = {"L;2": 85, "L;4": 17}
+"""How far apart the greys of a PNG of 2 and of 4 bits are, once they are 8 bits."""
+
+_TURNS: Final[Mapping[object, str]] = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What EXIF's orientations have a viewer do."""
+
+_METADATA: Final = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif", "Raw profile type xmp")
+_FORGIVEN: Final = (KeyError, SyntaxError, TypeError, ValueError, struct.error)
+"""What Pillow forgives a JPEG's EXIF."""
+
+_MAX_SCANS: Final = 100
+"""Of a JPEG; encoders write ten, and each costs as much as the whole image."""
+
+_SCAN: Final = b"\xff\xda"
+_MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # one that has a length behind it, or the end
+
+logger = logging.getLogger(__name__)
+
+
+def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
+    """An image as RGB pixels, upright and opaque."""
+    from PIL import Image
+
+    try:
+        with _pillow_limit(limits.max_image_pixels):
+            if (canvas := _webp_canvas(data)) is not None:
+                _check_size(canvas, limits)
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
+            _check_size(image.size, limits)
+            _check_scans(data)
+            _load(image)
+            return _opaque(_upright(image))
+    except (MediaError, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise MediaTooLarge(
+            f"the image has more pixels than the limit of {limits.max_image_pixels:,} (--max-image-pixels)"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - a damaged file makes Pillow raise anything
+        if "out of memory" in str(error):  # how Pillow says it of its own decoders, in an OSError
+            raise MemoryError from None
+        logger.info("an image of %d bytes does not decode: %r", len(data), error)
+        raise MediaUndecodable(
+            f"the image ({len(data):,} bytes) does not decode; send a complete {', '.join(_FORMATS)} file"
+        ) from None
+
+
+@contextmanager
+def _pillow_limit(max_pixels: int) -> Iterator[None]:
+    """Let Pillow's own limit be ours: its GIF reader allocates while it opens a file, before we know its size."""
+    from PIL import Image
+
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _check_size(size: tuple[int, int], limits: DecodeLimits) -> None:
+    width, height = size
+    if min(size) < limits.min_image_side:
+        raise MediaDegenerate(
+            f"the image is {width}×{height}; each side needs {limits.min_image_side} pixels (--min-image-side)"
+        )
+    if width * height > limits.max_image_pixels:
+        raise MediaTooLarge(
+            f"the image is {width}×{height}, {width * height:,} pixels; the limit is {limits.max_image_pixels:,} "
+            f"(--max-image-pixels)"
+        )
+
+
+def _webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """The size of a WebP file by its first chunk: its decoder allocates all of it, twice, when it is opened."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return None
+    if data[12:16] == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if data[12:16] == b"VP8L":
+        sides = int.from_bytes(data[21:25], "little")
+        return 1 + (sides & 0x3FFF), 1 + (sides >> 14 & 0x3FFF)
+    return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+
+
+def _check_scans(data: bytes) -> None:
+    """Refuse a JPEG that has the decoder go over all of the image again and again."""
+    if not data.startswith(b"\xff\xd8") or data.count(_SCAN) <= _MAX_SCANS:  # most files end here
+        return
+    scans, found = 0, _MARKER.search(data, 2)
+    while found is not None and found[0] != b"\xff\xd9":
+        if found[0] == _SCAN and (scans := scans + 1) > _MAX_SCANS:
+            raise MediaTooLarge(f"the image has more scans than the limit of {_MAX_SCANS}; save it with fewer")
+        length = int.from_bytes(data[found.end() : found.end() + 2])
+        found = _MARKER.search(data, found.end() + length)
+
+
+def _load(image: Image.Image) -> None:
+    """Decode the pixels; which colour is transparent is what was said before them, in their 8 bits."""
+    tile = next(iter(getattr(image, "tile", ())), None)
+    raw_mode = None if tile is None else tile.args
+    transparency = image.info.get("transparency")
+    image.info.pop("xmp", None)  # Pillow turns a TIFF while it loads, by the word of XMP as well
+    image.load()
+    if raw_mode in _GREY_STEPS and isinstance(transparency, int):
+        transparency *= _GREY_STEPS[raw_mode]
+    elif raw_mode == "RGB;16B" and isinstance(transparency, tuple):
+        transparency = tuple(value >> 8 for value in transparency)
+    image.info.pop("transparency", None)
+    if transparency is not None:
+        image.info["transparency"] = transparency
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as EXIF says, as far as that can be read; a TIFF was turned when it was loaded.
+
+    Not by Pillow's `exif_transpose`, which takes the word of XMP, or of a text in a PNG, where EXIF says nothing.
+    Viewers and browsers do not.
+    """
+    from PIL import ExifTags, Image
+
+    exif = Image.Exif()
+    with suppress(*_FORGIVEN):
+        exif.load(image.info.get("exif", b""))
+    turn = _TURNS.get(exif.get(ExifTags.Base.Orientation))
+    upright = image if turn is None else image.transpose(Image.Transpose[turn])
+    for name in _METADATA:  # whoever looks at the image later must not turn it again
+        upright.info.pop(name, None)
+    with suppress(*_FORGIVEN):
+        upright.getexif().clear()
+    return upright
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in _WIDE_MODES:
+        return _narrow(image)
+    if image.mode in ("I", "F"):
+        raise MediaUndecodable("the image has samples of 32 bits, which viewers show differently; save it with 8 bits")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    ground = Image.new("RGBA", layer.size, _WHITE)
+    ground.paste(layer, mask=layer.getchannel("A"))
+    return ground.convert("RGB")
+
+
+def _narrow(image: Image.Image) -> Image.Image:
+    """Greys of 16 bits as their upper 8; Pillow would take all but the darkest for white."""
+    import numpy as np
+    from PIL import Image
+
+    samples = np.asarray(image)
+    greys = (samples >> 8).astype(np.uint8)
+    if isinstance(transparent := image.info.get("transparency"), int):
+        greys[samples == transparent] = 255
+    return Image.fromarray(greys).convert("RGB")

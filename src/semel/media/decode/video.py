@@ -1,0 +1,186 @@
+"""Decoding videos: the frames that a model looks at, in order, as people see them, and no more of them.
+
+A video is walked once, from its beginning to the last frame that is wanted; frames between are decoded but not kept.
+Limits are checked on what the file says of itself before anything is decoded, and on what comes out (threats S5). The
+display matrix, by which phones turn their videos, is applied as players do (S13).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from semel.errors import MediaDegenerate, MediaTooLarge, MediaUndecodable
+from semel.media.decode.container import check_codec, open_container
+from semel.media.decode.limits import DecodeLimits
+
+if TYPE_CHECKING:
+    import av
+    import numpy as np
+
+__all__ = ["Video", "VideoHeader", "decode_video"]
+
+_FORMATS: Final = ("avi", "matroska", "mov", "mp4", "mpeg", "ogg", "webm")
+_CODECS: Final = (
+    *("av1", "h263", "h264", "hevc", "libdav1d", "libvpx", "libvpx-vp9", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4"),
+    *("msmpeg4", "prores", "theora", "vp8", "vp9"),
+)
+_MATRIX: Final = struct.Struct("=9i")  # a, b, u, c, d, v, x, y, w: (p, q) is shown at (ap + cq + x, bp + dq + y)
+_PACKETS_PER_FRAME: Final = 2  # a field each, where a video is interlaced
+_PACKETS_AHEAD: Final = 64  # what a decoder may hold before its first frame
+_NAME: Final = "video"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """What a file says of its video."""
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+
+    @property
+    def duration_s(self) -> float:
+        """How long it plays."""
+        return self.num_frames / self.fps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """The frames of a video that were asked for."""
+
+    header: VideoHeader
+    indices: tuple[int, ...]
+    """Which frame of the video each one is."""
+
+    frames: np.ndarray
+    """RGB, of the shape (frames, height, width, 3)."""
+
+
+def decode_video(data: bytes, limits: DecodeLimits, *, choose: Callable[[VideoHeader], Sequence[int]]) -> Video:
+    """The frames that `choose` wants of a video, by their numbers in ascending order; a frame may be wanted twice."""
+    import numpy as np
+
+    with open_container(
+        data, name=_NAME, formats=_FORMATS, codecs=_CODECS, max_pixels=limits.max_image_pixels
+    ) as container:
+        stream = container.streams.video[0]
+        check_codec(stream, _CODECS, name=_NAME, instead="H.264, HEVC, VP8, VP9 or AV1")
+        header = _header(stream, container.duration)
+        _check(header, limits)
+        indices = tuple(choose(header))
+        _check_frames(header, len(set(indices)), limits)
+        # The codec's own data may tell another size than the container, and is asked first by the decoder.
+        stream.codec_context.options = {"max_pixels": str(limits.max_image_pixels)}
+        stream.codec_context.thread_count = 1
+        frames = _read(container, header, set(indices))
+        found = tuple(index for index in indices if index in frames)
+        if not found:
+            raise MediaDegenerate("the video has none of the frames that the model looks at")
+        return Video(header, found, np.stack([frames[index] for index in found]))
+
+
+def _header(stream: av.VideoStream, container_duration: int | None) -> VideoHeader:
+    """The counts as FFmpeg's users read them: the number of frames is a product where the file does not tell it."""
+    import av
+
+    fps = float(stream.guessed_rate or stream.average_rate or 0)
+    if fps <= 0:
+        raise MediaDegenerate("the video does not say how many frames a second has")
+    frames = stream.frames
+    if not frames:
+        if stream.duration is not None and stream.time_base is not None:
+            duration_s = float(stream.duration * stream.time_base)
+        else:
+            duration_s = (container_duration or 0) / av.time_base
+        frames = int(duration_s * fps + 0.5)
+    if frames < 1:
+        raise MediaDegenerate("the video does not say how long it is")
+    return VideoHeader(frames, fps, stream.width, stream.height)
+
+
+def _check(header: VideoHeader, limits: DecodeLimits) -> None:
+    width, height = header.width, header.height
+    if min(width, height) < limits.min_image_side:
+        raise MediaDegenerate(
+            f"the video is {width}×{height}; each side needs {limits.min_image_side} pixels (--min-image-side)"
+        )
+    if width * height > limits.max_image_pixels:
+        raise MediaTooLarge(
+            f"the video is {width}×{height}, {width * height:,} pixels; the limit is {limits.max_image_pixels:,} "
+            f"(--max-image-pixels)"
+        )
+    if header.duration_s > limits.max_video_s:
+        raise MediaTooLarge(f"the video is longer than the limit of {limits.max_video_s:g} s (--max-video-s)")
+    if header.num_frames > limits.max_video_frames:
+        raise MediaTooLarge(
+            f"the video has {header.num_frames:,} frames; the limit is {limits.max_video_frames:,} (--max-video-frames)"
+        )
+
+
+def _check_frames(header: VideoHeader, count: int, limits: DecodeLimits) -> None:
+    pixels = count * header.width * header.height
+    if pixels > limits.max_video_pixels:
+        raise MediaTooLarge(
+            f"{count} frames of the video have {pixels:,} pixels; the limit is {limits.max_video_pixels:,} "
+            f"(--max-video-pixels): send a shorter or a smaller one"
+        )
+
+
+def _read(
+    container: av.container.InputContainer, header: VideoHeader, wanted: Collection[int]
+) -> dict[int, np.ndarray]:
+    from av.video.reformatter import VideoReformatter
+
+    # One for all frames and without threads: a frame's own has a thread for each core, until it is collected.
+    reformatter = VideoReformatter()
+    frames: dict[int, np.ndarray] = {}
+    last = max(wanted, default=-1)
+    shown_as: _Turn | None = None
+    for number, frame in enumerate(_decode(container, last + 1)):
+        if (frame.width, frame.height) != (header.width, header.height):
+            raise ValueError(f"frame {number} has another size than the video says")
+        turn = _Turn.of(frame)
+        if (shown_as := shown_as or turn) != turn:
+            raise MediaUndecodable("the video turns its frames while it plays; send one that does not")
+        if number in wanted:
+            frames[number] = turn.apply(reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray())
+        if number >= last:
+            break
+    return frames
+
+
+def _decode(container: av.container.InputContainer, count: int) -> Iterator[av.VideoFrame]:
+    """The first frames, as long as packets are not many more than these: a file can be all packets and no frames."""
+    limit = _PACKETS_PER_FRAME * count + _PACKETS_AHEAD
+    for number, packet in enumerate(container.demux(container.streams.video[0])):
+        if number > limit:
+            raise MediaTooLarge(f"the video has over {limit:,} packets up to its frame {count:,}; encode it again")
+        yield from packet.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """How the pixels of a frame are shown: rows for columns first, then mirrored."""
+
+    swapped: bool
+    mirrored_x: bool
+    mirrored_y: bool
+
+    @classmethod
+    def of(cls, frame: av.VideoFrame) -> Self:
+        """What the display matrix of a frame says, to the nearest quarter turn; without one, nothing is turned."""
+        if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
+            return cls(False, False, False)
+        a, b, _, c, d, *_ = _MATRIX.unpack(bytes(matrix)[: _MATRIX.size])
+        if abs(b) + abs(c) > abs(a) + abs(d):
+            return cls(True, c < 0, b < 0)
+        return cls(False, a < 0, d < 0)
+
+    def apply(self, pixels: np.ndarray) -> np.ndarray:
+        """The pixels as they are shown."""
+        shown = pixels.swapaxes(0, 1) if self.swapped else pixels
+        return shown[:: -1 if self.mirrored_y else 1, :: -1 if self.mirrored_x else 1]

@@ -1,0 +1,1 @@
+"""From URLs to bytes, under a policy."""

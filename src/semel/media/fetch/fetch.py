@@ -1,0 +1,231 @@
+"""From a URL to bytes: policy first, then what is still fresh, then one download for all who ask for the same.
+
+Equal fetches are one only within a tenant, and so is what is kept of them: another tenant's fetch must not be felt
+(threats S12). A fetch for somebody who only looks (`apart`) moves nothing that other fetches can see. Bytes come out,
+never an identity: the same URL may give others tomorrow (S11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Literal
+
+from semel.cache import Flight
+from semel.core import Tenant
+from semel.errors import MediaNotAllowed, MediaTooLarge, MediaUnavailable, SemelError
+from semel.media.fetch.connector import Lookup
+from semel.media.fetch.download import Downloader, FetchLimits
+from semel.media.fetch.local import read_file
+from semel.media.fetch.policy import MediaPolicy
+from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
+from semel.media.fetch.url import FileUrl, Url, WebUrl
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import (
+    MEDIA_CACHE_BYTES,
+    MEDIA_CACHE_CONFIRMED,
+    MEDIA_CACHE_HITS,
+    MEDIA_CACHE_QUERIES,
+    MEDIA_FETCH_SECONDS,
+    MEDIA_FETCHED_BYTES,
+    MEDIA_FETCHES,
+    MEDIA_FETCHES_JOINED,
+)
+
+__all__ = ["FetchOptions", "Fetcher", "Spend"]
+
+Spend = Callable[[int], None]
+"""Is told how many more bytes a request is about to hold, and raises if it may not."""
+
+Outcome = Literal["fetched", "refused", "too_large", "unavailable", "abandoned"]
+
+_OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
+    (MediaNotAllowed, "refused"),
+    (MediaTooLarge, "too_large"),
+    (MediaUnavailable, "unavailable"),
+)
+
+
+def _free(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """What an operator says about fetching."""
+
+    policy: MediaPolicy = field(default_factory=MediaPolicy)
+    limits: FetchLimits = field(default_factory=FetchLimits)
+    cache_bytes: int = 256 * 1024**2
+    """Bytes of responses to keep for as long as their servers allow; 0 keeps none."""
+
+
+class _Unpaid(Exception):
+    """The request that led a fetch could not pay for it, which is no fault of those who joined."""
+
+    def __init__(self, reason: SemelError) -> None:
+        self.reason = reason
+        super().__init__(str(reason))
+
+
+class _Payer:
+    """Whom the bytes of a fetch are charged to as they come: the request that leads it, for as long as it is there."""
+
+    def __init__(self, spend: Spend) -> None:
+        self._spend: Spend | None = spend
+        self.leads = False
+
+    def spend(self, nbytes: int) -> None:
+        if self._spend is None:
+            return
+        try:
+            self._spend(nbytes)
+        except SemelError as error:
+            raise _Unpaid(error) from None
+
+    def leave(self) -> None:
+        self._spend = None
+
+
+@dataclass(slots=True)
+class _Counts:
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    nbytes: int = 0
+    seconds: float = 0.0
+    queries: int = 0
+    hits: int = 0
+    confirmed: int = 0
+
+
+class Fetcher:
+    """Fetches the media of all requests of a frontend. It belongs to one event loop, and has to be closed."""
+
+    def __init__(
+        self,
+        options: FetchOptions,
+        *,
+        lookup: Lookup | None = None,
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = options
+        self._downloader = Downloader(options.policy, options.limits, lookup=lookup, tls=tls, now=now)
+        self._now = now
+        self._cache = ResponseCache(options.cache_bytes)
+        self._flight: Flight[tuple[bool, ResponseKey], bytes] = Flight()
+        self._counts = _Counts()
+
+    async def close(self) -> None:
+        """Give up all connections."""
+        await self._downloader.close()
+
+    async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = _free) -> bytes:
+        """The bytes behind a URL.
+
+        `spend` is called before bytes are kept: piece by piece for the call that leads a fetch, at once for one that
+        joins it or finds it done. It is never called after this call has ended.
+        """
+        with self._counted_refusal():
+            self._options.policy.check(url)
+        if isinstance(url, FileUrl):
+            return await self._read_file(url, spend)
+        key = tenant, url
+        if (stored := self._find(key, apart)) is not None and self._is_usable(stored):
+            self._counts.hits += not apart
+            spend(len(stored.data))
+            return stored.data
+        payer = _Payer(spend)
+        try:
+            data = await self._flight.do((apart, key), partial(self._download, key, stored, apart, payer))
+        except _Unpaid as error:
+            raise error.reason from None
+        finally:
+            payer.leave()
+        if not payer.leads:
+            spend(len(data))
+        return data
+
+    def samples(self) -> Iterator[Sample]:
+        """The numbers of all fetches so far."""
+        counts = self._counts
+        for outcome, count in counts.outcomes.items():
+            yield MEDIA_FETCHES, count, (outcome,)
+        yield MEDIA_FETCHED_BYTES, counts.nbytes, ()
+        yield MEDIA_FETCH_SECONDS, counts.seconds, ()
+        yield MEDIA_FETCHES_JOINED, self._flight.joined, ()
+        yield MEDIA_CACHE_QUERIES, counts.queries, ()
+        yield MEDIA_CACHE_HITS, counts.hits, ()
+        yield MEDIA_CACHE_CONFIRMED, counts.confirmed, ()
+        yield MEDIA_CACHE_BYTES, self._cache.nbytes, ()
+
+    def _find(self, key: ResponseKey, apart: bool) -> StoredResponse | None:
+        if apart:
+            return self._cache.peek(key)
+        self._counts.queries += 1
+        return self._cache.get(key)
+
+    def _is_usable(self, stored: StoredResponse) -> bool:
+        """Whether a response may be served as it is: still fresh, and each of its hops still allowed."""
+        if not stored.freshness.is_fresh(self._now()):
+            return False
+        previous: WebUrl | None = None
+        for hop in stored.hops:
+            self._options.policy.check(hop, previous=previous)
+            previous = hop
+        return True
+
+    async def _download(self, key: ResponseKey, stored: StoredResponse | None, apart: bool, payer: _Payer) -> bytes:
+        tenant, url = key
+        payer.leads = True
+        with self._timed():
+            response = await self._downloader.download(url, payer.spend, stored, tenant=tenant.name)
+        if stored is not None and response.data is stored.data:
+            self._counts.confirmed += not apart
+        else:
+            self._counts.nbytes += len(response.data)
+        if not apart:
+            self._cache.put(key, response)
+        return response.data
+
+    async def _read_file(self, url: FileUrl, spend: Spend) -> bytes:
+        folder, limits = self._options.policy.allowed_folder, self._options.limits
+        assert folder is not None, "the policy lets no file through without a folder"
+        with self._timed():
+            try:
+                async with asyncio.timeout(limits.total_s):
+                    data = await read_file(url, folder, max_bytes=limits.max_bytes, spend=spend)
+            except TimeoutError:
+                raise MediaUnavailable(f"the file could not be read within {limits.total_s:g} s") from None
+        if not data:
+            raise MediaUnavailable("the file is empty")
+        self._counts.nbytes += len(data)
+        return data
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count a fetch by how it ends, and its time."""
+        begin = time.monotonic()
+        outcome: Outcome = "abandoned"
+        try:
+            yield
+            outcome = "fetched"
+        except Exception as error:
+            outcome = next((named for kind, named in _OUTCOMES if isinstance(error, kind)), outcome)
+            raise
+        finally:
+            self._counts.outcomes[outcome] += 1
+            self._counts.seconds += time.monotonic() - begin
+
+    @contextmanager
+    def _counted_refusal(self) -> Iterator[None]:
+        try:
+            yield
+        except MediaNotAllowed:
+            self._counts.outcomes["refused"] += 1
+            raise

@@ -1,0 +1,185 @@
+"""What may be fetched: decided from values alone, and denied unless it is allowed (threats S1).
+
+A host has to be allowed by name, and the address it turns out to have has to be public, or in an allowed network. Hosts
+that only a `*` lets in reach public addresses only: whoever opens a private network names the hosts in it. No I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv6Network, ip_network
+from pathlib import Path
+from typing import Final, Self
+
+from semel.errors import ConfigError, InvalidRequest, MediaNotAllowed
+from semel.media.fetch.address import METADATA, Address, Network, is_public, plain
+from semel.media.fetch.url import FileUrl, Url, WebUrl, parse_host
+
+__all__ = ["Folder", "HostRule", "MediaPolicy", "Reach", "unreachable"]
+
+_RULE: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:]+)(?::(?P<port>[1-9][0-9]{0,4}))?")
+_USUAL_PORTS: Final = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class HostRule:
+    """Hosts that are allowed: one, all below a domain, or any."""
+
+    host: str
+    """`example.com`, `.example.com` for what is below it, `*` for any."""
+
+    port: int | None = None
+    """None for the usual one of the scheme."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A rule as an operator writes it, such as `media.example.com` or `.example.com:8443`."""
+        found = _RULE.fullmatch(text)
+        try:
+            if found is None:
+                raise ConfigError(f"--allowed-media-domains {text}: write a host, or a host and a port")
+            host = found["host"]
+            dot = "." if host.startswith(".") else ""
+            return cls(host if host == "*" else dot + parse_host(host[len(dot) :]), _port(found["port"]))
+        except InvalidRequest as error:
+            raise ConfigError(f"--allowed-media-domains {text}: {error}") from None
+
+    def matches(self, url: WebUrl) -> bool:
+        """Whether the rule lets a URL's host and port in."""
+        return url.port == (self.port or _USUAL_PORTS[url.scheme]) and (self.host == "*" or self.names(url.host))
+
+    def names(self, host: str) -> bool:
+        """Whether the rule names a host or the domain that it is below, and does not merely let in any."""
+        return host == self.host or (self.host.startswith(".") and host.endswith(self.host))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The addresses at which a host may be reached: public ones, and those of the networks."""
+
+    networks: tuple[Network, ...] = ()
+
+    def covers(self, address: Address) -> bool:
+        """Whether a connection to this address may be made."""
+        address = plain(address)
+        inside = [network for network in self.networks if address in network]
+        if address in METADATA:
+            return any(network.prefixlen == network.max_prefixlen for network in inside)
+        return bool(inside) or is_public(address)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of files: as the operator names it, and where that is with all symbolic links followed."""
+
+    path: Path
+    real: Path
+
+    @classmethod
+    def find(cls, path: Path) -> Self:
+        """The folder behind a path; there must be one."""
+        try:
+            real = path.resolve(strict=True)
+        except OSError:
+            real = None
+        if real is None or not real.is_dir():
+            raise ConfigError(f"--allowed-local-media-path {path}: there is no such folder")
+        return cls(path.absolute(), real)
+
+    def names(self, path: Path) -> bool:
+        """Whether a path begins like one in the folder. Where it leads, only opening it can tell."""
+        return path.is_relative_to(self.path) or path.is_relative_to(self.real)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPolicy:
+    """Which URLs of media may be fetched. As it is made by default: none."""
+
+    allowed_domains: tuple[HostRule, ...] = ()
+    """Hosts to fetch from."""
+
+    allow_http: bool = False
+    """Whether `http` will do, which anybody on the way can read and change."""
+
+    allowed_networks: tuple[Network, ...] = ()
+    """Networks whose addresses are reached although they are not public."""
+
+    allowed_folder: Folder | None = None
+    """The folder whose files may be named as `file://`."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        domains: Iterable[str] = (),
+        allow_http: bool = False,
+        networks: Iterable[str] = (),
+        local_path: Path | None = None,
+    ) -> Self:
+        """A policy from what an operator writes; what makes no sense is refused with its flag's name."""
+        return cls(
+            tuple(map(HostRule.parse, domains)),
+            allow_http,
+            tuple(map(_network, networks)),
+            None if local_path is None else Folder.find(local_path),
+        )
+
+    def check(self, url: Url, *, previous: WebUrl | None = None) -> None:
+        """Refuse a URL that is not allowed; `previous` is where a redirect to it came from."""
+        if isinstance(url, FileUrl):
+            return self._check_file(url)
+        if previous is not None and previous.scheme == "https" and url.scheme != "https":
+            raise MediaNotAllowed("the URL redirects from https to http, which is not followed")
+        # Of where a server redirects to, a client is told nothing.
+        host = f"{url.host[:64]}:{url.port}" if previous is None else "the host that the URL redirects to"
+        if url.scheme == "http" and not self.allow_http:
+            raise MediaNotAllowed("http is not allowed: send an https URL, or start with --allow-media-http")
+        if not any(rule.matches(url) for rule in self.allowed_domains):
+            raise MediaNotAllowed(f"{host} is not a host to fetch from: allow it with --allowed-media-domains")
+        if url.address is not None and not self.reach(url.host, url.port).covers(url.address):
+            raise unreachable()
+        return None
+
+    def reach(self, host: str, port: int) -> Reach:
+        """Which addresses a host may have: those of the allowed networks only if it is allowed by its name."""
+        named = any(rule.names(host) and rule.port in (None, port) for rule in self.allowed_domains)
+        return self.widest_reach if named else Reach()
+
+    @property
+    def widest_reach(self) -> Reach:
+        """Which addresses any host at all may have."""
+        return Reach(self.allowed_networks)
+
+    def _check_file(self, url: FileUrl) -> None:
+        if self.allowed_folder is None:
+            raise MediaNotAllowed("files are not allowed: send a data URL, or start with --allowed-local-media-path")
+        if not self.allowed_folder.names(Path(url.path)):
+            raise MediaNotAllowed("the file is not in the folder of --allowed-local-media-path")
+
+
+def unreachable() -> MediaNotAllowed:
+    """One answer for a host that does not exist and for one that may not be reached, so that nobody can tell which."""
+    return MediaNotAllowed(
+        "the host has no address to fetch from: its name does not resolve, or not to a public address or one in "
+        "--allowed-media-networks"
+    )
+
+
+def _port(text: str | None) -> int | None:
+    if text is not None and int(text) > 65_535:
+        raise ConfigError(f"--allowed-media-domains: {text} is not a port")
+    return None if text is None else int(text)
+
+
+def _network(text: str) -> Network:
+    try:
+        network = ip_network(text)
+    except ValueError:
+        raise ConfigError(
+            f"--allowed-media-networks {text}: write a network such as 10.1.0.0/16 or fd12::/48"
+        ) from None
+    if isinstance(network, IPv6Network) and network.network_address.ipv4_mapped is not None:
+        raise ConfigError(f"--allowed-media-networks {text}: write it as an IPv4 network")
+    return network

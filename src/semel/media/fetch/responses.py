@@ -1,0 +1,80 @@
+"""Bytes that were fetched, kept for a while under the URL and the tenant that asked for them.
+
+Only a saving of fetches, never an identity: what the bytes are called is decided by the bytes (threats S11). A tenant
+finds only what it fetched itself, so that nobody learns by timing what others look at (S12).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from semel.core import Tenant
+from semel.media.fetch.freshness import Freshness
+from semel.media.fetch.url import WebUrl
+
+__all__ = ["ResponseCache", "ResponseKey", "StoredResponse"]
+
+ResponseKey = tuple[Tenant, WebUrl]
+
+_OVERHEAD_BYTES: Final = 2_048
+"""What an entry is charged beside its bytes: its URL, fields and keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it was got."""
+
+    data: bytes = field(repr=False)
+    freshness: Freshness
+    hops: tuple[WebUrl, ...]
+    """The URLs that led to it, from the one that was asked for to the one that had it."""
+
+
+class ResponseCache:
+    """Holds responses, the most recently used ones, bounded in bytes."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._stored: OrderedDict[ResponseKey, StoredResponse] = OrderedDict()
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it holds."""
+        return self._nbytes
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def get(self, key: ResponseKey) -> StoredResponse | None:
+        """A response, fresh or stale, which becomes the most recently used."""
+        if (stored := self._stored.get(key)) is not None:
+            self._stored.move_to_end(key)
+        return stored
+
+    def peek(self, key: ResponseKey) -> StoredResponse | None:
+        """A response, for somebody who leaves no trace."""
+        return self._stored.get(key)
+
+    def put(self, key: ResponseKey, response: StoredResponse) -> None:
+        """Hold a response in place of the one before, unless it may not be held or is larger than the cache."""
+        self.discard(key)
+        charge = _charge(response)
+        if not response.freshness.storable or charge > self._capacity:
+            return
+        while self._nbytes + charge > self._capacity:
+            _, oldest = self._stored.popitem(last=False)
+            self._nbytes -= _charge(oldest)
+        self._stored[key] = response
+        self._nbytes += charge
+
+    def discard(self, key: ResponseKey) -> None:
+        """Give up a response, if it is held."""
+        if (stored := self._stored.pop(key, None)) is not None:
+            self._nbytes -= _charge(stored)
+
+
+def _charge(response: StoredResponse) -> int:
+    return len(response.data) + _OVERHEAD_BYTES

@@ -1,0 +1,1 @@
+"""A pool of processes that decode and preprocess."""

@@ -1,0 +1,236 @@
+"""What runs in a process of the pool: `python -m semel.processing.pool.child FD [MEMORY] [json]`.
+
+It serves one pipe, one order at a time, and ends when the other end closes, however that happened. Media are decoded
+here and nowhere else, under a limit of memory and of time (threats S6): what native code does wrong ends this process
+and no other. The text of a foreign error stays in this process's log (S7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import warnings
+from pathlib import Path
+
+import msgspec
+
+from semel.cache import Window
+from semel.core import Feature, Media
+from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
+from semel.media import Pieces
+from semel.media.decode.warmup_media import SAMPLES
+from semel.processing.pool.pipe import (
+    HEADER_BYTES,
+    Cut,
+    Description,
+    Drop,
+    Dropped,
+    Load,
+    Made,
+    Offer,
+    Order,
+    Ready,
+    Work,
+    Write,
+    decode_order,
+    encode,
+    failure_of,
+    heard_of,
+    made_of,
+    payload_of,
+    read_header,
+    write,
+)
+from semel.processing.processor import Processor, load_processor
+from semel.processing.tensors import is_out_of_memory
+from semel.telemetry.logs import log_to_stderr
+
+__all__ = ["main", "serve", "warm_up"]
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Serve the pipe whose descriptor is the first argument; the second, if there is one, is of the shared memory."""
+    text = f"%(levelname)s processing[{os.getpid()}] %(name)s: %(message)s"
+    log_to_stderr("json" if "json" in sys.argv else "text", level=logging.WARNING, text=text)
+    logging.getLogger("semel").setLevel(logging.INFO)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which still has requests to answer
+    descriptors = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()]
+    with (
+        socket.socket(fileno=descriptors[0]) as pipe,
+        contextlib.suppress(EOFError, ConnectionError),  # the pool is gone, and so are we
+    ):
+        serve(pipe, Window.attach(descriptors[1], writable=True) if len(descriptors) > 1 else None)
+    logging.shutdown()
+    os._exit(0)  # 1.4 s faster than taking torch down
+
+
+def serve(pipe: socket.socket, memory: Window | None = None) -> None:
+    """Load what the first order says, then do the others until the pipe ends."""
+    load, _ = _receive(pipe, max_payload_bytes=0)
+    if not isinstance(load, Load):
+        raise ProtocolError(f"the first order of a pool process was {type(load).__name__}; it has to be Load")
+    try:
+        processor = _load(load)
+    except Exception as error:  # noqa: BLE001 the edge of the process
+        pipe.sendall(encode(failure_of(_ours(error, load))))
+        return
+    pipe.sendall(encode(Ready(Description.of(processor))))
+    while True:
+        work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
+        if not isinstance(work, Work | Cut):
+            raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
+        if not _answer(pipe, processor, load, work, media, memory):
+            logger.warning("memory that items have left behind is over half of the limit; another process takes over")
+            return
+
+
+def _load(load: Load) -> Processor:
+    import torch
+
+    torch.set_num_threads(1)
+    processor = load_processor(load.processor, Path(load.folder), load.target, load.limits)
+    warm_up(processor)
+    warnings.simplefilter("ignore")  # they are about clients' files, and each new text would be kept for ever
+    _limit_memory(load.max_memory_bytes)
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: collecting what an item leaves behind need not walk it
+    return processor
+
+
+def warm_up(processor: Processor) -> None:
+    """Make features of small items: a process's first image costs twice what a later one costs, its first clip thrice.
+
+    A process that takes another's place while others serve gets no other warm-up (requirements E3).
+    """
+    for modality in processor.modalities:
+        if (sample := SAMPLES.get(modality)) is None:
+            continue
+        try:
+            processor.process(sample(0))
+        except Exception as error:  # noqa: BLE001 foreign code; the first request will tell its client
+            logger.warning("warming up %s failed: %s", modality, str(error) or repr(error))
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """Let this process have so much more than it has now.
+
+    The limit is on data, not on address space: torch reserves of the latter what it never touches, and how much depends
+    on its build. So does what loading takes, hence the limit on top of it.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = _data_bytes() + max_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _is_used_up(load: Load) -> bool:
+    """Whether what is left of earlier items would soon have innocent ones refused."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return limit != resource.RLIM_INFINITY and _data_bytes() > limit - load.max_memory_bytes // 2
+
+
+def _data_bytes() -> int:
+    """What the kernel counts against the limit: private writable memory, touched or not."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmData":
+            return int(value.split()[0]) * 1024
+    raise ConfigError("/proc/self/status has no VmData; preprocessing limits its memory by it and needs Linux")
+
+
+def _answer(
+    pipe: socket.socket, processor: Processor, load: Load, work: Work | Cut, media: bytes, memory: Window | None
+) -> bool:
+    """Answer an order; whether another may follow."""
+    try:
+        result = _do(processor, load, work, media)
+        made = heard_of(work.item, result) if isinstance(result, Pieces) else made_of(work.item, result)
+        head = encode(made, made.payload_bytes)
+    except Exception as error:  # noqa: BLE001 the edge of the process
+        failed = failure_of(_ours(error, load))
+    else:
+        if isinstance(result, Pieces):
+            _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
+        else:
+            assert isinstance(made, Made)
+            _send(pipe, made, head, result, memory)
+        return True
+    last = _is_used_up(load)  # asked only now: the error held on to what the item had taken
+    pipe.sendall(encode(msgspec.structs.replace(failed, last=last)))
+    return not last
+
+
+def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory: Window | None) -> None:
+    if memory is not None and made.tensor_bytes:
+        pipe.sendall(encode(Offer(made.item, made.tensor_bytes)))
+        order, _ = _receive(pipe, max_payload_bytes=0)
+        if isinstance(order, Write):
+            pipe.sendall(encode(write(made, feature, memory.view(order.offset, made.tensor_bytes))))
+            return
+    pipe.sendall(head)
+    for piece in payload_of(made, feature):
+        pipe.sendall(piece)
+
+
+def _send_pieces(pipe: socket.socket, offer: Offer, head: bytes, pieces: Pieces) -> None:
+    pipe.sendall(encode(offer))
+    order, _ = _receive(pipe, max_payload_bytes=0)
+    if isinstance(order, Drop):
+        pipe.sendall(encode(Dropped()))
+        return
+    pipe.sendall(head)
+    for file in pieces.files:
+        pipe.sendall(file)
+
+
+def _do(processor: Processor, load: Load, work: Work | Cut, media: bytes) -> Feature | Pieces:
+    # The pool keeps the deadline. If it has died meanwhile, the signal ends us, in native code as well; nobody would.
+    signal.setitimer(signal.ITIMER_REAL, 2 * load.timeout_s)
+    try:
+        if isinstance(work, Cut):
+            return processor.cut(Media("audio", media))
+        item = Media(work.modality, media, work.mime)
+        if work.only_layout:
+            return Feature(work.modality, {}, processor.lay_out(item, work.options))
+        return processor.process(item, work.options)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if isinstance(work, Cut) or work.modality != "image":
+            gc.collect()  # PyAV's containers and streams refer to each other, and hold frames meanwhile
+
+
+def _ours(error: Exception, load: Load) -> SemelError:
+    """The error that the pool gets to see."""
+    if isinstance(error, SemelError):
+        return error
+    if isinstance(error, MemoryError) or is_out_of_memory(error):
+        return MediaTooLarge(
+            f"the media needs more memory than the limit of {load.max_memory_bytes:,} bytes "
+            f"(--max-processing-memory-gb); send a smaller one"
+        )
+    logger.error("an order failed in a way that we do not expect", exc_info=error)
+    return ServiceError("preprocessing failed; the log of its process says why")
+
+
+def _receive(pipe: socket.socket, *, max_payload_bytes: int) -> tuple[Order, bytes]:
+    message_bytes, payload_bytes = read_header(_read(pipe, HEADER_BYTES), max_payload_bytes=max_payload_bytes)
+    return decode_order(_read(pipe, message_bytes)), _read(pipe, payload_bytes)
+
+
+def _read(pipe: socket.socket, size: int) -> bytes:
+    if not size:
+        return b""
+    if len(data := pipe.recv(size, socket.MSG_WAITALL)) < size:
+        raise EOFError
+    return data
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""One item on its way through the pool: what is asked for, who waits for it, and what a process answered."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Generic, TypeVar
+
+from semel.cache import Reservation
+from semel.core import Feature, Layout, Media
+from semel.errors import ProtocolError, SemelError
+from semel.media import Pieces
+from semel.processing.pool.pipe import Answer, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
+from semel.telemetry.request_context import span_in_hand
+from semel.telemetry.tracing import Value
+
+__all__ = ["Cutting", "Job", "Laying", "Making", "Spend"]
+
+
+_T = TypeVar("_T")
+
+Spend = Callable[[int], None]
+"""Is told how many more bytes a request is about to hold, and raises if it may not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job(ABC, Generic[_T]):
+    """An item on its way; what comes of it is dropped if its caller has gone."""
+
+    item: int
+    group: Hashable
+    media: Media
+    options: Mapping[str, object]
+    order: bytes
+    made: asyncio.Future[_T]
+    apart: bool = False
+    """Whether what is made stays out of the shared memory."""
+
+    spend: Spend | None = None
+    """Is asked before what is made is taken."""
+
+    context: Context = field(default_factory=copy_context)
+    """Of whoever asked first: a process is handed the next item by whoever is there."""
+
+    asked: float = field(default_factory=perf_counter)
+
+    def trace(self, began: float) -> None:
+        """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
+        if (span := span_in_hand()).is_recorded:
+            notes: dict[str, Value] = {
+                "semel.item.work": type(self).__name__.lower(),
+                "semel.item.modality": self.media.modality,
+                "semel.item.bytes": len(self.media.data),
+                "semel.pool.wait_seconds": round(began - self.asked, 6),
+            }
+            span.child("process item", perf_counter() - self.asked, notes)
+
+    @abstractmethod
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
+        """What a process answered with, or the error; `room` is where it was told to write."""
+
+    def admit(self, offer: Offer) -> None:
+        """Refuse what a process offers if its request may not hold so much."""
+        if self.spend is not None:
+            self.spend(offer.nbytes)
+
+    def succeed(self, made: _T) -> None:
+        """Its caller gets what was made, if it is still there."""
+        if not self.made.done():
+            self.made.set_result(made)
+
+    def fail(self, error: SemelError) -> None:
+        """Its caller gets the error, unless it has got something already."""
+        if not self.made.done():
+            self.made.set_exception(error)
+            self.made.exception()  # seen: no complaint if the caller is cancelled before it wakes up
+
+    def _unexpected(self, answer: Answer) -> ProtocolError:
+        return ProtocolError(f"a pool process answered item {self.item} with {type(answer).__name__}")
+
+
+class Making(Job[Feature]):
+    """An item that a feature is made of."""
+
+    __slots__ = ()
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
+        """The feature."""
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
+            raise self._unexpected(answer)
+        return feature_of(answer, payload if room is None else room.view()[: answer.tensor_bytes])
+
+
+class Laying(Job[Layout]):
+    """An item that is looked at, and not made anything of."""
+
+    __slots__ = ()
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
+        """The layout."""
+        del room
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Made) or answer.item != self.item or answer.tensors or answer.is_written:
+            raise self._unexpected(answer)
+        return feature_of(answer, payload).layout
+
+
+class Cutting(Job[Pieces]):
+    """A clip that is cut into pieces."""
+
+    __slots__ = ()
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
+        """The pieces."""
+        del room
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Heard) or answer.item != self.item:
+            raise self._unexpected(answer)
+        return pieces_of(answer, payload)

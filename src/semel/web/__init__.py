@@ -1,0 +1,1 @@
+"""HTTP parts that a frontend and a worker's admin address share."""

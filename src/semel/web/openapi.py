@@ -1,0 +1,136 @@
+"""OpenAPI documents: what is common to those of all our applications. No I/O.
+
+What a route takes and answers is told beside it. The shapes of answers are types, and errors are those of the tree in
+`semel.errors`: their statuses and codes are written down nowhere else. Objects in answers are told as closed.
+
+The version is 3.2, the first that can tell what the events of a stream are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+
+from semel.errors import RequestError, ServiceError, told_kinds
+from semel.web.server import RETRIED, ErrorBody
+
+__all__ = [
+    "EVENTS",
+    "JSON",
+    "TEXT",
+    "Codes",
+    "Schema",
+    "answer",
+    "document",
+    "events_of",
+    "refusals",
+    "shape",
+    "told_codes",
+]
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+TEXT: Final = "text/plain"
+
+Schema = Mapping[str, Any]
+"""A JSON schema. What it refers to may be in its `$defs`: `document` brings them together."""
+
+Codes = Mapping[int, Mapping[str, str]]
+"""By status, the codes of the errors that have it, and what each means."""
+
+_REF: Final = "#/components/schemas/{name}"
+_ROW: Final = re.compile(r" \(threats S\d+\)")
+_RETRY_AFTER: Final = {"description": "Seconds to wait before it is sent again.", "schema": {"type": "integer"}}
+_CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"const": "Bearer"}}
+
+
+def shape(*kinds: Any) -> Schema:
+    """The schema of JSON of one of these types."""
+    references, components = msgspec.json.schema_components(kinds, ref_template=_REF, schema_hook=_anything)
+    closed = {name: _closed(schema) for name, schema in components.items()}
+    return {**(references[0] if len(references) == 1 else {"anyOf": list(references)}), "$defs": closed}
+
+
+def events_of(*kinds: Any) -> Schema:
+    """The schema of one event of a stream: one of these types, or an error, in JSON; and a mark at the end."""
+    told = shape(*kinds, ErrorBody)
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": told["anyOf"]}}
+    properties = {"data": {"anyOf": [{"const": "[DONE]"}, data]}}
+    return {"type": "object", "properties": properties, "required": ["data"], "$defs": told["$defs"]}
+
+
+def answer(description: str, content: Mapping[str, Schema]) -> Mapping[str, Any]:
+    """A response with one of these contents, by media type."""
+    told = {kind: {"itemSchema" if kind == EVENTS else "schema": schema} for kind, schema in content.items()}
+    return {"description": description, "content": told} if told else {"description": description}
+
+
+def refusals(statuses: Iterable[int]) -> dict[str, Mapping[str, Any]]:
+    """The responses to what is refused with these statuses."""
+    return {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(statuses)}
+
+
+def told_codes(kinds: Iterable[type[RequestError | ServiceError]] | None = None) -> Codes:
+    """Those of these errors, or of the whole tree; of classes that share a code, the first tells what it means."""
+    codes: dict[int, dict[str, str]] = {}
+    for kind in told_kinds() if kinds is None else kinds:
+        meaning = _ROW.sub("", (kind.__doc__ or "").partition("\n")[0])
+        codes.setdefault(kind.status, {}).setdefault(kind.code, meaning)
+    return codes
+
+
+def document(
+    title: str, paths: Mapping[str, Mapping[str, Mapping[str, Any]]], *, codes: Codes, key: str | None
+) -> dict[str, Any]:
+    """The document of an application; `key` says what the key is that some of its operations need."""
+    schemas: dict[str, Any] = {}
+    hoisted = _hoisted(paths, schemas)
+    errors = {f"Error{status}": _hoisted(_error(status, codes[status]), schemas) for status in sorted(codes)}
+    components: dict[str, Any] = {"schemas": dict(sorted(schemas.items())), "responses": errors}
+    if key is not None:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": key}}
+    return {
+        "openapi": "3.2.0",
+        "info": {"title": title, "version": version("semel")},
+        "paths": hoisted,
+        "components": components,
+    }
+
+
+def _error(status: int, codes: Mapping[str, str]) -> Mapping[str, Any]:
+    told = shape(ErrorBody)
+    narrowed = {"properties": {"error": {"properties": {"code": {"enum": list(codes)}}}}}
+    schema = {"allOf": [{"$ref": told["$ref"]}, narrowed], "$defs": told["$defs"]}
+    description = "\n".join(f"- `{code}`: {meaning}" for code, meaning in codes.items())
+    headers = {"Retry-After": {**_RETRY_AFTER, "required": True}} if status in RETRIED else {}
+    if status == 401:
+        headers = {"WWW-Authenticate": {**_CHALLENGE, "required": True}}
+    told_answer = answer(description, {JSON: schema})
+    return {**told_answer, "headers": headers} if headers else told_answer
+
+
+def _anything(kind: type) -> dict[str, Any]:
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**schema, "additionalProperties": False} if "properties" in schema else schema
+
+
+def _hoisted(value: Any, schemas: dict[str, Any]) -> Any:
+    """The same without `$defs`, which go into `schemas`; one name must not mean two things."""
+    if isinstance(value, Mapping):
+        for name, schema in value.get("$defs", {}).items():
+            plain = _hoisted(schema, schemas)
+            if schemas.setdefault(name, plain) != plain:
+                raise ValueError(f"two schemas have the name {name}: rename one of the types")
+        return {name: _hoisted(one, schemas) for name, one in value.items() if name != "$defs"}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_hoisted(one, schemas) for one in value]
+    return value

@@ -1,0 +1,123 @@
+"""Submissions and outputs as messages between frontend and worker, and back. Nothing is interpreted here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from semel.core import Digest, Feature, Output, Prompt, Submission, Trace
+from semel.wire.messages import Delta, Details, Submit
+from semel.wire.translation import submit_of
+
+__all__ = ["delta_of", "deltas_of", "output_of", "submission_of", "submit_for"]
+
+_MAX_LOGPROBS: Final = 16_384
+"""In one message: half a megabyte, and with the longest texts that tokens have still a quarter of what one may be."""
+
+_NONE: Final = Details()
+
+
+def submit_for(submission: Submission, payloads: Iterable[Digest]) -> Submit:
+    """The message that submits; `payloads` names the features that will be sent."""
+    return submit_of(
+        submission.request_id,
+        submission.prompt,
+        sampling=submission.sampling,
+        cache_salt=submission.cache_salt,
+        payloads=payloads,
+        dialogue=submission.dialogue,
+        priority=submission.priority,
+        trace=submission.trace,
+    )
+
+
+def submission_of(
+    submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature], *, trace: Trace | None = None
+) -> Submission:
+    """What was submitted: its prompt put together, the features that came for it, and whose part it is here."""
+    return Submission(
+        submit.request_id,
+        prompt,
+        features,
+        submit.sampling,
+        submit.cache_salt,
+        dialogue=submit.dialogue,
+        priority=submit.priority,
+        trace=trace,
+    )
+
+
+def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
+    """The messages that an output of a request travels in: several if its log probabilities are many (S18)."""
+    return (delta_of(request_id, piece) for piece in _pieces(output))
+
+
+def delta_of(request_id: str, output: Output) -> Delta:
+    """The message that an output of a request travels in."""
+    logprobs = None if output.logprobs is None else tuple(dict(step) for step in output.logprobs)
+    details = _details(output)
+    return Delta(
+        request_id,
+        output.index,
+        output.text,
+        output.token_ids,
+        output.finish_reason,
+        logprobs,
+        None if details == _NONE else details,
+    )
+
+
+def output_of(delta: Delta) -> Output:
+    """The output in a message."""
+    more = delta.details or _NONE
+    return Output(
+        delta.index,
+        delta.text,
+        delta.token_ids,
+        delta.logprobs,
+        delta.finish_reason,
+        more.stop_reason,
+        more.texts,
+        more.message,
+        more.reasoning_tokens,
+        more.cached_tokens,
+        more.created_cache_tokens,
+        more.prompt_logprobs,
+    )
+
+
+def _pieces(output: Output) -> Iterator[Output]:
+    """All but the last have tokens alone: what is said with them comes with it, and about the prompt with the first."""
+    entries = max(map(len, output.logprobs or ()), default=0)
+    count, size = len(output.token_ids), _MAX_LOGPROBS // max(entries, 1) or 1
+    if output.logprobs is None or count <= size:
+        yield output
+        return
+    # What parsers have read stays so, or tokens that must not be shown would be.
+    message: dict[str, object] | None = None if output.message is None else {}
+    for start in range(0, count, size):
+        end = start + size
+        texts = None if output.texts is None else output.texts[start:end]
+        piece = replace(output, token_ids=output.token_ids[start:end], logprobs=output.logprobs[start:end], texts=texts)
+        if start:
+            piece = replace(piece, cached_tokens=None, created_cache_tokens=None, prompt_logprobs=None)
+        if end < count:
+            piece = replace(
+                piece, text="", finish_reason=None, stop_reason=None, message=message, reasoning_tokens=None
+            )
+        yield piece
+
+
+def _details(output: Output) -> Details:
+    told = output.prompt_logprobs
+    return Details(
+        output.stop_reason,
+        None if output.texts is None else tuple(dict(step) for step in output.texts),
+        None if output.message is None else dict(output.message),
+        output.reasoning_tokens,
+        output.cached_tokens,
+        output.created_cache_tokens,
+        None if told is None else tuple(None if step is None else dict(step) for step in told),
+    )
