@@ -19,7 +19,7 @@ from semel.frontend.http.body import BodyLimits
 from semel.frontend.middleware.concurrency import GateLimits
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
-from tests.test_http import served
+from tests.web.test_server import served
 
 CHAT = "/v1/chat/completions"
 BODY_BYTES = 8 << 20

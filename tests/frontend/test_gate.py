@@ -25,8 +25,8 @@ from semel.telemetry.tracing import NO_TRACING
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
-from tests.test_http import served
 from tests.waiting import until
+from tests.web.test_server import served
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "?"}]}).encode()

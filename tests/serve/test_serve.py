@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from semel.bench.ports import free_port
-from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Tensor, Timeline
+from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.settings import create_key, read_key
 from semel.wire.events import Event, Opened, Reset
 from semel.wire.messages import Failed
@@ -259,7 +259,7 @@ async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_
     prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
     async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
         assert isinstance(await next_event(link, Opened), Opened)
-        link.send(submit_of("bad", prompt, sampling={}, payloads=[digest]))
+        link.send(submit_of(Submission("bad", prompt, {}), [digest]))
         link.send_feature(digest, feature)
         failed = await next_event(link, Failed)
     assert (failed.status, failed.code) == (500, "feature_rejected")

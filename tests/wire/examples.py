@@ -16,6 +16,7 @@ from semel.core import (
     Mask,
     Placeholder,
     Prompt,
+    Submission,
     Target,
     Tensor,
     Timeline,
@@ -79,16 +80,17 @@ def prompt() -> Prompt:
 
 
 def submit(request_id: str = "r1") -> Submit:
-    return submit_of(
+    submission = Submission(
         request_id,
         prompt(),
-        sampling={"max_tokens": 4, "temperature": 0.0},
-        cache_salt="s",
-        payloads=[digest_of(1)],
+        {},
+        {"max_tokens": 4, "temperature": 0.0},
+        "s",
         dialogue=DIALOGUE,
         priority=-3,
         trace=TRACE,
     )
+    return submit_of(submission, [digest_of(1)])
 
 
 def frontend_session(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core import Holding, Item, Layout, Mask, Placeholder, Prompt, Timeline
+from semel.core import Holding, Item, Layout, Mask, Placeholder, Prompt, Submission, Timeline
 from semel.errors import PromptTooLong, ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, MAX_FRAMES, Frames, decode, encode, pack
 from semel.wire.limits import Limits
@@ -57,7 +57,7 @@ def test_a_prompt_comes_out_as_it_went_in() -> None:
 
 def test_an_encoder_prompt_comes_out_as_it_went_in() -> None:
     before = Prompt([5, 6], Timeline.encoder([Placeholder(0, 3)]), (Item("audio", digest_of(1)),), (0, 0, 0))
-    after = prompt_of(submit_of("r", before, sampling={}), lambda _: Layout((0, 0, 0)), max_tokens=2)
+    after = prompt_of(submit_of(Submission("r", before, {})), lambda _: Layout((0, 0, 0)), max_tokens=2)
     assert after == before
 
 
@@ -77,7 +77,7 @@ def test_any_prompt_comes_out_as_it_went_in(parts: list[tuple[list[int], int]]) 
     items = tuple(Item("image", digest_of(place.length)) for place in places)
     before = Prompt(tokens, Timeline.decoder(places), items)
     layouts = {digest_of(length): Layout((9,) * length) for length in range(4)}
-    assert prompt_of(submit_of("r", before, sampling={}), layouts.__getitem__, max_tokens=100) == before
+    assert prompt_of(submit_of(Submission("r", before, {})), layouts.__getitem__, max_tokens=100) == before
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), st.booleans()), max_size=30), st.booleans())
@@ -113,7 +113,7 @@ def test_a_repeat_costs_less_than_200_bytes_on_the_wire_however_large_the_item_D
     text = Prompt([1] * 20, Timeline.decoder([]), ())
     tokens = [1] * 10 + [8] * 2_691 + [1] * 10
     shown = Prompt(tokens, Timeline.decoder([Placeholder(10, 2_691)]), (Item("image", digest_of(1)),))
-    sizes = [len(pack(submit_of("r1", one, sampling={}), LIMITS)) for one in (text, shown)]
+    sizes = [len(pack(submit_of(Submission("r1", one, {})), LIMITS)) for one in (text, shown)]
     assert sizes[1] - sizes[0] <= 50
 
 
@@ -125,10 +125,10 @@ def test_a_prompt_with_the_most_items_fits_a_message_and_one_more_is_refused_S10
             tuple(Item("image", digest_of(index)) for index in range(count)),
         )
 
-    body = pack(submit_of("r", of(32_768), sampling={}), LIMITS)
+    body = pack(submit_of(Submission("r", of(32_768), {})), LIMITS)
     assert isinstance(read(encode(1, 2, body)), Submit)
     with pytest.raises(ProtocolError, match="length <= 32768"):
-        read(encode(1, 2, pack(submit_of("r", of(32_769), sampling={}), LIMITS)))
+        read(encode(1, 2, pack(submit_of(Submission("r", of(32_769), {})), LIMITS)))
 
 
 @pytest.mark.parametrize(

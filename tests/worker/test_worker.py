@@ -249,7 +249,7 @@ async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go
     three.engine.pause_s = 0.05
     running = await first.submit(1)
     link = first.worker._link
-    link.send(submit_of(running.request_id, prompt([2]), sampling={}))
+    link.send(submit_of(Submission(running.request_id, prompt([2]), {})))
     with pytest.raises(WorkerLost):
         _ = [output async for output in running]
     assert await second.ask(1) == expected([1])

@@ -38,7 +38,7 @@ from PIL import Image
 
 from semel.bench.report import Check, Report, describe_machine
 from semel.cache import SharedCache
-from semel.core import Digest, Holding, Key, Target
+from semel.core import Digest, Holding, Key, Submission, Target
 from semel.errors import ServiceError
 from semel.frontend.api.requests import ChatCompletionRequest
 from semel.processing import Pool
@@ -228,7 +228,9 @@ class _Ours:
         asked = ChatCompletionRequest.model_validate_json(body)
         draft = await self.pipeline.read_chat(asked.chat(), asked.tenant())
         rendered = await self.pipeline.render(draft, held.get)
-        submit = submit_of("request", rendered.prompt, sampling=asked.sampling(), payloads=rendered.features)
+        submit = submit_of(
+            Submission("request", rendered.prompt, rendered.features, asked.sampling()), rendered.features
+        )
         return encode(1, 1, pack(submit, _LIMITS))
 
     async def _spent(self, work: Awaitable[None]) -> _Span:

@@ -22,8 +22,7 @@ from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.metrics import FEATURE_BYTES_SAVED, FEATURE_BYTES_SENT, FEATURES_REPAIRED, FEATURES_SENT
 from semel.wire.events import Closed, Event, Opened, Reset
 from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
-from semel.wire.outputs import submit_for
-from semel.wire.translation import holdings_of, lend_of
+from semel.wire.translation import holdings_of, lend_of, submit_of
 from semel.wire.zmq import FrontendLink, Transfer, memory_path
 
 __all__ = ["RemoteWorker"]
@@ -164,7 +163,7 @@ class RemoteWorker:
         payloads = self._ledger.submit(submission.request_id, digests)
         self._unanswered.add(submission.request_id)
         try:
-            self._link.send(submit_for(submission, payloads))
+            self._link.send(submit_of(submission, payloads))
         except ProtocolError as error:  # the session is open, so it is the message
             raise InvalidRequest(f"the request does not fit into one message: {error}; send a smaller one") from error
         for digest in payloads:

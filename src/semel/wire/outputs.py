@@ -1,52 +1,21 @@
-"""Submissions and outputs as messages between frontend and worker, and back. Nothing is interpreted here."""
+"""Outputs as messages between worker and frontend, and back. Nothing is interpreted here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec.structs import replace
 
-from semel.core import Digest, Feature, Output, Prompt, Submission, Trace
-from semel.wire.messages import Delta, Details, Submit
-from semel.wire.translation import submit_of
+from semel.core import Output
+from semel.wire.messages import Delta, Details
 
-__all__ = ["delta_of", "deltas_of", "output_of", "submission_of", "submit_for"]
+__all__ = ["delta_of", "deltas_of", "output_of"]
 
 _MAX_LOGPROBS: Final = 16_384
 """In one message: half a megabyte, and with the longest texts that tokens have still a quarter of what one may be."""
 
 _NONE: Final = Details()
-
-
-def submit_for(submission: Submission, payloads: Iterable[Digest]) -> Submit:
-    """The message that submits; `payloads` names the features that will be sent."""
-    return submit_of(
-        submission.request_id,
-        submission.prompt,
-        sampling=submission.sampling,
-        cache_salt=submission.cache_salt,
-        payloads=payloads,
-        dialogue=submission.dialogue,
-        priority=submission.priority,
-        trace=submission.trace,
-    )
-
-
-def submission_of(
-    submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature], *, trace: Trace | None = None
-) -> Submission:
-    """What was submitted: its prompt put together, the features that came for it, and whose part it is here."""
-    return Submission(
-        submit.request_id,
-        prompt,
-        features,
-        submit.sampling,
-        submit.cache_salt,
-        dialogue=submit.dialogue,
-        priority=submit.priority,
-        trace=trace,
-    )
 
 
 def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:

@@ -17,7 +17,6 @@ from typing import Final
 from semel.cache import Lease
 from semel.core import (
     DTYPE_BYTES,
-    Dialogue,
     Digest,
     Feature,
     Holding,
@@ -26,6 +25,7 @@ from semel.core import (
     Mask,
     Placeholder,
     Prompt,
+    Submission,
     Tensor,
     Timeline,
     Trace,
@@ -43,6 +43,7 @@ __all__ = [
     "payload_of",
     "prompt_of",
     "sizes_of",
+    "submission_of",
     "submit_of",
 ]
 
@@ -53,18 +54,9 @@ _MAX_CACHED_TOKENS: Final = 1 << 15
 _CACHED_LAYOUTS: Final = 1_024
 
 
-def submit_of(
-    request_id: str,
-    prompt: Prompt,
-    *,
-    sampling: Mapping[str, object],
-    cache_salt: str | None = None,
-    payloads: Iterable[Digest] = (),
-    dialogue: Dialogue | None = None,
-    priority: int = 0,
-    trace: Trace | None = None,
-) -> Submit:
-    """The message that submits a prompt. `payloads` names the features that will be sent."""
+def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit:
+    """The message that submits. `payloads` names the features that will be sent."""
+    prompt = submission.prompt
     encoder = prompt.encoder_token_ids is not None
     token_ids: list[int] = []
     places: list[Place] = []
@@ -76,16 +68,32 @@ def submit_of(
         places.append(Place(len(token_ids), item.modality, item.digest))
     token_ids += prompt.token_ids[copied:]
     return Submit(
-        request_id,
+        submission.request_id,
         _pack(token_ids),
         tuple(places),
-        dict(sampling),
-        cache_salt,
+        dict(submission.sampling),
+        submission.cache_salt,
         encoder,
         tuple(dict.fromkeys(payloads)),
-        dialogue,
-        priority,
-        trace,
+        submission.dialogue,
+        submission.priority,
+        submission.trace,
+    )
+
+
+def submission_of(
+    submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature], *, trace: Trace | None = None
+) -> Submission:
+    """What was submitted: its prompt put together, the features that came for it, and whose part it is here."""
+    return Submission(
+        submit.request_id,
+        prompt,
+        features,
+        submit.sampling,
+        submit.cache_salt,
+        dialogue=submit.dialogue,
+        priority=submit.priority,
+        trace=trace,
     )
 
 

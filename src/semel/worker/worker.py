@@ -37,9 +37,9 @@ from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
-from semel.wire.outputs import deltas_of, submission_of
+from semel.wire.outputs import deltas_of
 from semel.wire.session import ToFrontend
-from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of
+from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of, submission_of
 from semel.wire.zmq import Peer, WorkerListener
 
 __all__ = ["Worker"]

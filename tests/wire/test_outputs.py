@@ -8,7 +8,8 @@ from semel.core import Dialogue, Output, Prompt, Submission, Timeline
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Deltas, Submit
-from semel.wire.outputs import delta_of, output_of, submission_of, submit_for
+from semel.wire.outputs import delta_of, output_of
+from semel.wire.translation import submission_of, submit_of
 
 FULL = Output(
     1,
@@ -55,7 +56,7 @@ def test_a_submission_arrives_as_it_was_sent() -> None:
     sampling = {"logit_bias": {5: 1.0}, "structured_outputs": {"choice": ["a"]}}
     prompt = Prompt([1, 2], Timeline.decoder([]), ())
     sent = Submission("r", prompt, {}, sampling, "salt", dialogue=dialogue, priority=-7)
-    frames = encode(1, 2, pack(submit_for(sent, ()), Limits()), ())
+    frames = encode(1, 2, pack(submit_of(sent), Limits()), ())
     message = decode([bytes(frame) for frame in frames], FROM_FRONTEND, Limits()).message
     assert isinstance(message, Submit)
     assert submission_of(message, prompt, {}) == sent
