@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from semel.shutdown import Stopping
+from semel.shutdown import ShutdownSignal
 
 
 async def test_the_first_signal_asks_and_the_second_ends_what_is_still_done() -> None:
-    stopping, gone = Stopping(), asyncio.Event()
+    stopping, gone = ShutdownSignal(), asyncio.Event()
 
     async def drain() -> None:
         try:
@@ -21,8 +21,8 @@ async def test_the_first_signal_asks_and_the_second_ends_what_is_still_done() ->
             gone.set()
 
     stopping.ask()
-    assert await stopping.until_asked()
-    ending = asyncio.create_task(stopping.unless_hurried(drain()))
+    assert await stopping.wait()
+    ending = asyncio.create_task(stopping.unless_forced(drain()))
     await asyncio.sleep(0)
     assert not ending.done()
     stopping.ask()
@@ -36,7 +36,7 @@ async def test_what_ends_by_itself_was_not_asked_to() -> None:
         return
 
     async with asyncio.timeout(10):
-        assert not await Stopping().until_asked(asyncio.create_task(work()))
+        assert not await ShutdownSignal().wait(asyncio.create_task(work()))
 
 
 async def test_a_fault_while_ending_is_told() -> None:
@@ -44,16 +44,16 @@ async def test_a_fault_while_ending_is_told() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await Stopping().unless_hurried(drain())
+        await ShutdownSignal().unless_forced(drain())
 
 
 async def test_it_hears_the_signals_of_its_process() -> None:
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
-    stopping = Stopping.listening()
+    stopping = ShutdownSignal.listening()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
-            assert await stopping.until_asked()
+            assert await stopping.wait()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

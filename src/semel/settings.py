@@ -97,9 +97,9 @@ def read_admin_key(path: Path) -> str:
     return _read_secret(path, remedy="write at least 16 random characters into it")
 
 
-def read_api_keys(path: Path | None, given: Sequence[str] = ()) -> Keyring:
+def read_api_keys(path: Path | None, flag_keys: Sequence[str] = ()) -> Keyring:
     """The keys of clients: those given, of one tenant, and those of a file that only its owner can read."""
-    keys = [(_DEFAULT_TENANT, key) for key in given]
+    keys = [(_DEFAULT_TENANT, key) for key in flag_keys]
     if path is not None:
         keys += _tenant_keys(path)
     try:

@@ -7,15 +7,15 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, Self
 
-__all__ = ["Stopping"]
+__all__ = ["ShutdownSignal"]
 
 
-class Stopping:
+class ShutdownSignal:
     """SIGTERM and SIGINT, counted."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._requested = asyncio.Event()
+        self._forced = asyncio.Event()
 
     @classmethod
     def listening(cls) -> Self:
@@ -27,23 +27,23 @@ class Stopping:
 
     def ask(self) -> None:
         """Ask it to end; the second time, to do so at once."""
-        (self._hurried if self._asked.is_set() else self._asked).set()
+        (self._forced if self._requested.is_set() else self._requested).set()
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether it should end."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
-    async def until_asked(self, *tasks: asyncio.Task[None]) -> bool:
+    async def wait(self, *tasks: asyncio.Task[None]) -> bool:
         """Wait until it should end, or for the first of the tasks to end by itself; whether it was asked."""
-        await _first(self._asked.wait(), *tasks)
-        return self.is_asked
+        await _first(self._requested.wait(), *tasks)
+        return self.is_requested
 
-    async def unless_hurried(self, work: Coroutine[Any, Any, object]) -> None:
+    async def unless_forced(self, work: Coroutine[Any, Any, object]) -> None:
         """Do what belongs to ending in good order, as long as nobody asks a second time."""
         working = asyncio.ensure_future(work)
         try:
-            await _first(self._hurried.wait(), working)
+            await _first(self._forced.wait(), working)
             if working.done():
                 working.result()
         finally:

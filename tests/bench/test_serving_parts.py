@@ -24,7 +24,7 @@ from semel.bench.serving.figures import LIMITS, Row, checks_of, compared, counte
 from semel.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
 from semel.bench.serving.plots import draw, drawings
 from semel.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
-from semel.bench.serving.report import ServeReport, shown
+from semel.bench.serving.report import ServeReport, format_figure
 from semel.bench.serving.run import SCENARIOS, Options
 from semel.bench.serving.scenarios.latency import stream
 from semel.bench.serving.scenarios.mixed_load import Kind, drive, plan
@@ -215,7 +215,7 @@ def test_the_tables_say_what_is_kept_and_what_is_unsure() -> None:
         "6,440,000",
     ):
         assert words in text
-    assert shown(None) == ""
+    assert format_figure(None) == ""
 
 
 def test_every_drawing_has_a_title_that_says_what_was_found(tmp_path: Path) -> None:

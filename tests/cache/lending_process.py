@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-from semel.cache import Borrowers, Lease, Lender, SharedCache
+from semel.cache import Borrower, Lease, Lender, SharedCache
 from tests.cache.examples import content, digest_of, feature_of
 
 NBYTES = 6_000
@@ -47,7 +47,7 @@ async def borrow(path: Path, *, keeps: bool) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     checks: list[asyncio.Task[bool]] = []
     kept: list[memoryview] = []
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         say("ready")
         while line := await lines.readline():
             lease, number = from_line(line)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from semel.cache import Borrowers, Lease, Lender, SharedCache, borrowed_feature, heads_of
+from semel.cache import Borrower, Lease, Lender, SharedCache, borrowed_feature, heads_of
 from semel.cache.shared.channel import encode_hello
 from semel.errors import ConfigError, ProtocolError
 from tests.cache.examples import assert_equal, digest_of, feature_of
@@ -46,7 +46,7 @@ def lend(lender: Lender, cache: SharedCache, number: int, *sizes: int) -> Lease:
 
 async def there_and_back(path: Path) -> None:
     cache = SharedCache.create(ITEM * 8)
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         leases = [lend(lender, cache, number, 500, 30) for number in range(5)]
         heads, layout = heads_of(feature_of(0, 500, 30)), feature_of(0, 500, 30).layout
@@ -70,7 +70,7 @@ def test_what_is_lent_is_read_where_it_lies_and_comes_back_D4(run: Callable[...,
 
 async def test_views_may_be_let_go_of_in_any_thread_D4(path: Path) -> None:
     cache = SharedCache.create(64 * 1_000)
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         views = [borrowers.borrow(lend(lender, cache, number, 64)) for number in range(1_000)]
         threads = [threading.Thread(target=lambda: [views.pop() for _ in range(250)]) for _ in range(4)]
@@ -84,7 +84,7 @@ async def test_views_may_be_let_go_of_in_any_thread_D4(path: Path) -> None:
 
 async def test_returns_that_find_the_socket_full_are_sent_later_D4(cache: SharedCache, path: Path) -> None:
     cache.put(digest_of(1), feature_of(1, 64))
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         leases = [lender.lend(digest_of(1)) for _ in range(60_000)]
         loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ async def test_returns_that_find_the_socket_full_are_sent_later_D4(cache: Shared
 async def test_closing_the_lenders_end_leaves_leases_out_until_the_views_are_gone_D4(
     cache: SharedCache, path: Path
 ) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         view: memoryview | None = borrowers.borrow(lend(lender, cache, 1, ITEM))
         lender.close()
@@ -128,7 +128,7 @@ async def test_closing_the_lenders_end_leaves_leases_out_until_the_views_are_gon
 
 async def test_the_borrowers_end_stays_open_for_views_that_outlive_it_D4(cache: SharedCache, path: Path) -> None:
     lost: list[bool] = []
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache, on_lost=lambda: lost.append(True))
         idle = await Lender.connect(path, other := SharedCache.create(64))
         view: memoryview | None = borrowers.borrow(lend(lender, cache, 1, ITEM))
@@ -144,7 +144,7 @@ async def test_the_borrowers_end_stays_open_for_views_that_outlive_it_D4(cache: 
 
 def test_views_that_outlive_the_event_loop_do_no_harm_D4(cache: SharedCache, path: Path) -> None:
     async def borrow() -> tuple[memoryview, memoryview]:
-        borrowers = Borrowers(path)
+        borrowers = Borrower(path)
         async with borrowers:
             lender = await Lender.connect(path, cache)
             return borrowers.borrow(lend(lender, cache, 1, 10)), borrowers.borrow(lend(lender, cache, 2, 10))
@@ -160,7 +160,7 @@ def test_views_that_outlive_the_event_loop_do_no_harm_D4(cache: SharedCache, pat
 async def test_a_lease_whose_message_got_lost_is_back_after_the_connection_is_closed_D3(
     cache: SharedCache, path: Path
 ) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         lost = lend(lender, cache, 1, ITEM)
         lender.close()
@@ -172,7 +172,7 @@ async def test_a_lease_whose_message_got_lost_is_back_after_the_connection_is_cl
 
 
 async def test_ids_that_a_frontend_tells_return_nothing_and_forbid_nothing_D4(cache: SharedCache, path: Path) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         lease = lend(lender, cache, 1, ITEM)
         lender._channel.send([lease.id, 12_345])
@@ -185,7 +185,7 @@ async def test_ids_that_a_frontend_tells_return_nothing_and_forbid_nothing_D4(ca
 
 
 async def test_a_lease_that_is_not_good_is_refused_D4(cache: SharedCache, path: Path) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         lease = lend(lender, cache, 1, ITEM)
         view = borrowers.borrow(lease)
@@ -215,7 +215,7 @@ async def test_nobody_there_is_an_os_error_and_a_silent_one_a_timeout_D4(cache: 
 
 
 async def test_a_segment_is_lent_over_one_connection_at_a_time_D4(cache: SharedCache, path: Path) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         first = await Lender.connect(path, cache)
         with pytest.raises((ProtocolError, ConnectionError)):
             await Lender.connect(path, cache)
@@ -235,7 +235,7 @@ async def test_who_introduces_no_segment_is_refused_and_leaves_nothing_open_D4(
     fds = {"no descriptor": [], "two descriptors": [cache.fileno()] * 2, "pipe": [read_end]}.get(
         wrong, [cache.fileno()]
     )
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         before = len(open_files())
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.setblocking(False)
@@ -250,7 +250,7 @@ async def test_who_introduces_no_segment_is_refused_and_leaves_nothing_open_D4(
 
 
 async def test_packets_that_are_no_leases_return_nothing_D4(cache: SharedCache, path: Path) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         lease = lend(lender, cache, 1, ITEM)
         (connection,) = borrowers._lenders.values()
@@ -262,12 +262,12 @@ async def test_packets_that_are_no_leases_return_nothing_D4(cache: SharedCache, 
 
 
 async def listen(path: Path) -> int:
-    async with Borrowers(path):
+    async with Borrower(path):
         return stat.S_IMODE(os.stat(path).st_mode)  # noqa: PTH116
 
 
 async def test_a_live_socket_is_not_taken_over_D4(path: Path) -> None:
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         with pytest.raises(ConfigError):
             await listen(path)
         lender = await Lender.connect(path, SharedCache.create(64))

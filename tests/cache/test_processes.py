@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from semel.cache import Borrowers, Lender, SharedCache
+from semel.cache import Borrower, Lender, SharedCache
 from tests.cache.examples import content, digest_of, feature_of
 from tests.cache.lending_process import NBYTES, from_line, to_line
 from tests.waiting import until
@@ -59,7 +59,7 @@ async def test_a_borrower_that_is_killed_returns_its_leases_D3(tmp_path: Path) -
 
 async def test_views_outlive_a_lender_that_is_killed_D3(tmp_path: Path) -> None:
     path = tmp_path / "memory"
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         async with process("lend", path) as child:
             lease, number = from_line(await line_of(child))
             view = borrowers.borrow(lease)

@@ -24,7 +24,7 @@ async def test_what_is_printed_is_shown_only_while_it_serves(capfd: pytest.Captu
     output = Output()
     try:
         await printed(output, "loading\n")
-        with output.shown():
+        with output.visible():
             await printed(output, "a request\n")
         await printed(output, "ending\n")
         assert capfd.readouterr().err == "a request\n"

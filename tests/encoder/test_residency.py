@@ -19,7 +19,7 @@ def test_b1_an_entry_is_shared_by_all_requests_that_show_its_item() -> None:
     encoded(residency, "a", "cat")
     residency.hold("b", 0, "cat")
     assert residency.free == 6
-    assert residency.held("a") == residency.held("b") == {0}
+    assert residency.inputs_of("a") == residency.inputs_of("b") == {0}
 
 
 def test_b2_an_entry_without_referrers_stays_and_is_found_again() -> None:
@@ -64,7 +64,7 @@ def test_b4_releasing_what_is_not_held_changes_nothing() -> None:
     residency.reset()
     residency.release("a", 0)
     residency.release("nobody", 3)
-    assert residency.held("a") == set()
+    assert residency.inputs_of("a") == set()
     assert residency.free == 10
 
 
@@ -143,7 +143,7 @@ def test_b7_a_request_that_was_not_scheduled_takes_nothing_over() -> None:
     residency.hold("c", 0, "cat")
     residency.release_all("a")
     assert residency.settle(scheduled={"c"}).taken_over == (("c", 0),)
-    assert residency.held("b") == set()
+    assert residency.inputs_of("b") == set()
 
 
 def test_b7_after_the_pass_an_encode_cannot_be_cancelled() -> None:

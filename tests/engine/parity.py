@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from semel.compose import assemble_pipeline
+from semel.compose import compose_pipeline
 from semel.core import Key, Output, Submission
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
@@ -43,7 +43,7 @@ class Rig:
     def through(self, processor: ProcessorKind) -> Rig:
         """The same engine, and features of a processor that is named."""
         target = self.engine.contract.target
-        return replace(self, pipeline=assemble_pipeline(self.folder, target, Key(bytes(32)), processor=processor))
+        return replace(self, pipeline=compose_pipeline(self.folder, target, Key(bytes(32)), processor=processor))
 
     @property
     def llm(self) -> Any:
@@ -92,7 +92,7 @@ async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
     arguments = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True, **engine_args}
     engine = VllmEngine.start(AsyncEngineArgs(model=str(folder), **arguments))
     try:
-        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32))), folder)
+        yield Rig(engine, compose_pipeline(folder, engine.contract.target, Key(bytes(32))), folder)
     finally:
         await engine.close()
 

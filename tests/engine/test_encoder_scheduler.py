@@ -18,7 +18,7 @@ from semel.bench.stepping import Kind, Step, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-Make = Callable[..., "Worked"]
+MakeFeature = Callable[..., "Worked"]
 
 
 class Worked:
@@ -60,7 +60,7 @@ class Worked:
 
 
 @pytest.fixture
-def make(tiny: Callable[[str], Path]) -> Make:
+def make(tiny: Callable[[str], Path]) -> MakeFeature:
     def made(kind: Kind, *, is_async: bool = False, **arguments: Any) -> Worked:
         stepper = Stepper.create(kind, tiny("qwen2-vl"), is_async=is_async, **arguments)
         return Worked(stepper, steps_ahead=int(is_async))
@@ -93,7 +93,7 @@ def arguments(kv_blocks: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "expected"), [("stock", ["item"]), ("cache", []), ("planning", [])])
 def test_b7_a_later_request_is_not_told_that_a_cancelled_encode_is_resident(
-    make: Make, kind: Kind, expected: list[str]
+    make: MakeFeature, kind: Kind, expected: list[str]
 ) -> None:
     worked = make(kind, **arguments(kv_blocks=14))
     assert until_the_planner_is_preempted(worked, with_sharer=False) == []
@@ -104,7 +104,7 @@ def test_b7_a_later_request_is_not_told_that_a_cancelled_encode_is_resident(
 
 @pytest.mark.parametrize(("kind", "expected"), [("stock", ["item"]), ("cache", []), ("planning", [])])
 def test_b7_a_request_of_the_same_step_finds_the_item_of_a_cancelled_encode(
-    make: Make, kind: Kind, expected: list[str]
+    make: MakeFeature, kind: Kind, expected: list[str]
 ) -> None:
     worked = make(kind, **arguments(kv_blocks=19))
     assert until_the_planner_is_preempted(worked, with_sharer=True) == expected
@@ -122,7 +122,7 @@ def test_b7_a_request_of_the_same_step_finds_the_item_of_a_cancelled_encode(
 @pytest.mark.parametrize("disable_chunked_mm_input", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_b_and_c_whatever_comes_every_step_finds_its_embeddings_and_every_request_ends(
-    make: Make, kind: Kind, policy: str, disable_chunked_mm_input: bool, is_async: bool
+    make: MakeFeature, kind: Kind, policy: str, disable_chunked_mm_input: bool, is_async: bool
 ) -> None:
     from vllm.v1.request import RequestStatus
 
@@ -176,7 +176,7 @@ def random_items(rng: random.Random, sizes: list[int]) -> tuple[list[tuple[str, 
     return items, end
 
 
-def test_an_identifier_of_two_sizes_ends_its_request_with_an_error(make: Make) -> None:
+def test_an_identifier_of_two_sizes_ends_its_request_with_an_error(make: MakeFeature) -> None:
     worked = make("planning")
     worked.stepper.add("first", [("item", 0, 10)], tokens=12)
     worked.stepper.add("second", [("item", 0, 11)], tokens=12)
@@ -185,7 +185,7 @@ def test_an_identifier_of_two_sizes_ends_its_request_with_an_error(make: Make) -
     assert "second" not in worked.stepper.scheduler.requests
 
 
-def test_overlapping_items_are_planned_by_vllm_itself(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_overlapping_items_are_planned_by_vllm_itself(make: MakeFeature, caplog: pytest.LogCaptureFixture) -> None:
     worked = make("planning")
     worked.stepper.add("video with sound", [("video", 0, 10), ("sound", 4, 3)], tokens=12)
     with caplog.at_level(logging.WARNING, "semel"):
@@ -194,7 +194,7 @@ def test_overlapping_items_are_planned_by_vllm_itself(make: Make, caplog: pytest
     assert "planned by vLLM, not by semel: placeholders 0 and 1 overlap" in caplog.text
 
 
-def test_a_session_that_grows_is_planned_without_reading_its_past_again(make: Make) -> None:
+def test_a_session_that_grows_is_planned_without_reading_its_past_again(make: MakeFeature) -> None:
     worked = make("planning")
     request = worked.stepper.add("session", [("a", 0, 4)], tokens=6, max_new_tokens=8)
     assert worked.step() == []
@@ -213,7 +213,7 @@ def _later(feature: Any, identifier: str, offset: int) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["cache", "planning"])
 def test_an_unknown_vllm_gets_its_own_parts_and_a_warning(
-    make: Make, kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: MakeFeature, kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("semel.engine.vllm.compat.TESTED", ("0.1",))
     with caplog.at_level(logging.WARNING, "semel"):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.core import Digest, Feature, Holding, Submission
+from semel.core import Digest, Feature, FeatureInfo, Submission
 from semel.engine.vllm.compat import encoder_arguments
 from semel.engine.vllm.encoder_metrics import EncoderPage
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
@@ -148,7 +148,7 @@ async def test_a_repeat_by_digest_alone_is_answered_as_with_its_data_and_hardly_
     with asker.weighing() as first:
         expected = await asker.ask(large, large.features)
     assert asker.engine.holds(digest)
-    assert asker.engine.holding(digest) == Holding.of(large.features[digest])
+    assert asker.engine.holding(digest) == FeatureInfo.of(large.features[digest])
     with asker.weighing() as repeats:
         assert await asker.by_reference(large) == expected
         assert await asker.ask(large, large.features) == expected
@@ -257,7 +257,7 @@ async def test_an_injected_item_is_referred_to_as_if_it_had_been_sent_D6(asker: 
     with asker.weighing() as sent:
         assert await asker.engine.inject(digest, feature)
     assert sum(sent) > feature.nbytes
-    assert asker.engine.holding(digest) == Holding.of(feature)
+    assert asker.engine.holding(digest) == FeatureInfo.of(feature)
     assert asker.llm.get_num_unfinished_requests() == 0
     with asker.weighing() as sent:
         assert not await asker.engine.inject(digest, feature)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from semel.core import Digest, Feature, Holding, Item, Layout, Modality, Tensor
+from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Modality, Tensor
 from semel.engine.vllm.item_cache import Admission, ItemCache
 from semel.errors import FeatureMissing
 
@@ -43,9 +43,9 @@ class Replay:
     """What a watcher makes of what it is told."""
 
     def __init__(self) -> None:
-        self.held: dict[Digest, Holding] = {}
+        self.held: dict[Digest, FeatureInfo] = {}
 
-    def hold(self, digest: Digest, holding: Holding) -> None:
+    def hold(self, digest: Digest, holding: FeatureInfo) -> None:
         assert digest not in self.held
         self.held[digest] = holding
 
@@ -90,7 +90,7 @@ class Halves:
         assert len(self.items) == len(order)
         for digest, holding in self.replay.held.items():
             number = int.from_bytes(digest, "big")
-            assert self.items.holding(digest) == holding == Holding.of(feature_of(number))
+            assert self.items.holding(digest) == holding == FeatureInfo.of(feature_of(number))
 
 
 def model_config() -> Any:
@@ -185,7 +185,7 @@ def test_a_watcher_that_comes_late_is_told_what_is_held_D2() -> None:
     halves.items.watch(late)
     assert late.held == halves.replay.held
     halves.ask(Ask((9,)))
-    assert late.held == halves.replay.held == {digest_of(9): Holding.of(feature_of(9))}
+    assert late.held == halves.replay.held == {digest_of(9): FeatureInfo.of(feature_of(9))}
 
 
 @pytest.mark.parametrize("kind", ["off", "not mirrored"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from semel.core import Dialogue, Output
+from semel.core import AnswerParsing, Output
 from semel.engine.vllm.arguments import take_parser_flags
-from semel.engine.vllm.parsing import Conversing, ParserFlags, Parsers
+from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.sampling import Defaults, refusals, sampling_params
 from semel.errors import ConfigError, InvalidRequest
 from tests.serve.speaking import speaking
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 TOOL = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 HERMES = ParserFlags(tool_call_parser="hermes", enable_auto_tool_choice=True)
-AUTO = Dialogue(tools=[TOOL], tool_choice="auto")
+AUTO = AnswerParsing(tools=[TOOL], tool_choice="auto")
 
 Parse = Callable[..., Parsers]
 
@@ -48,7 +48,7 @@ def parse(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     return parsers
 
 
-def read(conversing: Conversing, *pieces: str, index: int = 0, finish: str = "stop") -> list[Output]:
+def read(conversing: AnswerReader, *pieces: str, index: int = 0, finish: str = "stop") -> list[Output]:
     """What becomes of a sequence that is generated in these pieces."""
     outputs = []
     encode = conversing.parsers.tokenizer.encode
@@ -75,7 +75,7 @@ def test_a_call_is_read_from_a_whole_answer(parse: Parse) -> None:
 
 
 def test_a_call_is_read_from_a_stream_piece_by_piece(parse: Parse) -> None:
-    conversing = parse().begin(Dialogue(tools=[TOOL], tool_choice="auto", stream=True), {}, [1])
+    conversing = parse().begin(AnswerParsing(tools=[TOOL], tool_choice="auto", stream=True), {}, [1])
     outputs = read(conversing, *CALL)
     calls = [call for output in outputs for call in (output.message or {}).get("tool_calls", ())]
     assert calls[0]["function"]["name"] == "f"
@@ -85,7 +85,7 @@ def test_a_call_is_read_from_a_stream_piece_by_piece(parse: Parse) -> None:
 
 
 def test_each_sequence_has_a_parser_of_its_own(parse: Parse) -> None:
-    conversing = parse().begin(Dialogue(tools=[TOOL], tool_choice="auto", stream=True), {"n": 2}, [1])
+    conversing = parse().begin(AnswerParsing(tools=[TOOL], tool_choice="auto", stream=True), {"n": 2}, [1])
     middle = len(CALL) // 2
     streams: list[list[Output]] = [[], []]
     for number, piece in enumerate((CALL[:middle], CALL[middle:])):
@@ -114,7 +114,7 @@ class Counted(list[int]):
 def test_a_prompt_is_told_to_each_parser_once_however_often_the_engine_tells_it_S16(parse: Parse, stream: bool) -> None:
     """Control: a list of it for every output would be one for each of the 20."""
     prompt = Counted([1] * 100)
-    conversing = parse().begin(Dialogue(tools=[TOOL], tool_choice="auto", stream=stream), {"n": 2}, [1])
+    conversing = parse().begin(AnswerParsing(tools=[TOOL], tool_choice="auto", stream=stream), {"n": 2}, [1])
     for number in range(10):
         for index in (0, 1):
             conversing.read(Output(index, "a", (5,), finish_reason="stop" if number == 9 else None), prompt)
@@ -123,8 +123,8 @@ def test_a_prompt_is_told_to_each_parser_once_however_often_the_engine_tells_it_
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_of_several_calls_only_the_first_is_told_if_no_more_are_wanted(parse: Parse, stream: bool) -> None:
-    dialogue = Dialogue(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False, stream=stream)
-    outputs = read(parse().begin(dialogue, {}, [1]), CALL, CALL)
+    parsing = AnswerParsing(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False, stream=stream)
+    outputs = read(parse().begin(parsing, {}, [1]), CALL, CALL)
     names = [
         call["function"]["name"]
         for output in outputs
@@ -136,7 +136,7 @@ def test_of_several_calls_only_the_first_is_told_if_no_more_are_wanted(parse: Pa
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_a_call_that_is_forced_becomes_a_grammar(parse: Parse, choice: Any) -> None:
-    conversing = parse().begin(Dialogue(tools=[TOOL], tool_choice=choice), {"temperature": 0.5}, [1])
+    conversing = parse().begin(AnswerParsing(tools=[TOOL], tool_choice=choice), {"temperature": 0.5}, [1])
     params = sampling_params(conversing.sampling)
     assert "tool_call" in params.structured_outputs.structural_tag
     assert params.temperature == 0.5
@@ -148,8 +148,8 @@ def test_reasoning_is_told_apart_counted_and_hidden_on_request(parse: Parse) -> 
     parsers = parse(reasoning="qwen3")
     for include in (True, False):
         for stream in (True, False):
-            dialogue = Dialogue(include_reasoning=include, stream=stream)
-            conversing = parsers.begin(dialogue, {}, [1])
+            parsing = AnswerParsing(include_reasoning=include, stream=stream)
+            conversing = parsers.begin(parsing, {}, [1])
             outputs = read(conversing, "<think>", "so it", " is", "</think>", "Yes")
             assert said(outputs, "reasoning") == ("so it is" if include else "")
             assert said(outputs, "content") == "Yes"
@@ -160,7 +160,7 @@ def test_reasoning_is_told_apart_counted_and_hidden_on_request(parse: Parse) -> 
 def test_the_engine_is_told_whether_the_prompt_ends_the_reasoning(parse: Parse) -> None:
     parsers = parse(reasoning="qwen3")
     prompt = parsers.tokenizer.encode("<think>\n\n</think>\n\n")
-    conversing = parsers.begin(Dialogue(template_kwargs={"enable_thinking": False}), {}, prompt)
+    conversing = parsers.begin(AnswerParsing(template_kwargs={"enable_thinking": False}), {}, prompt)
     assert conversing.engine["reasoning_ended"] is True
     assert conversing.engine["reasoning_parser_kwargs"]["chat_template_kwargs"]["enable_thinking"] is False
     assert said(read(conversing, "Yes"), "content") == "Yes"
@@ -168,12 +168,12 @@ def test_the_engine_is_told_whether_the_prompt_ends_the_reasoning(parse: Parse) 
 
 def test_without_parsers_nothing_is_read_and_calls_are_refused(parse: Parse) -> None:
     parsers = parse(ParserFlags())
-    conversing = parsers.begin(Dialogue(), {"temperature": 0}, [1])
+    conversing = parsers.begin(AnswerParsing(), {"temperature": 0}, [1])
     assert [output.message for output in read(conversing, "a", "b")] == [None, None]
     for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
         with pytest.raises(InvalidRequest, match="--tool-call-parser"):
-            parsers.begin(Dialogue(tools=[TOOL], tool_choice=choice), {}, [1])
-    assert parsers.begin(Dialogue(tools=[TOOL], tool_choice="none"), {}, [1])
+            parsers.begin(AnswerParsing(tools=[TOOL], tool_choice=choice), {}, [1])
+    assert parsers.begin(AnswerParsing(tools=[TOOL], tool_choice="none"), {}, [1])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -181,7 +181,7 @@ def test_a_parser_that_fails_does_not_lose_the_text(
     parse: Parse, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: vLLM's own server answers 500, and the text is gone."""
-    conversing = parse().begin(Dialogue(tools=[TOOL], tool_choice="auto", stream=stream), {}, [1])
+    conversing = parse().begin(AnswerParsing(tools=[TOOL], tool_choice="auto", stream=stream), {}, [1])
 
     def fail(*_: object, **__: object) -> None:
         raise RecursionError("too deep")
@@ -199,7 +199,7 @@ def test_a_parser_that_fails_does_not_lose_the_text(
 def test_a_parser_that_fails_does_not_show_reasoning_that_is_hidden(
     parse: Parse, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversing = parse(reasoning="qwen3").begin(Dialogue(include_reasoning=False, stream=stream), {}, [1])
+    conversing = parse(reasoning="qwen3").begin(AnswerParsing(include_reasoning=False, stream=stream), {}, [1])
     for name in ("parse", "parse_delta"):
         monkeypatch.setattr(conversing.parsers.kind, name, lambda *_, **__: 1 / 0)
     assert not any(output.message for output in read(conversing, "one ", "two ", "three"))
@@ -208,21 +208,21 @@ def test_a_parser_that_fails_does_not_show_reasoning_that_is_hidden(
 @pytest.mark.parametrize(
     "dialogue",
     [
-        Dialogue(tools=[{"type": "nonsense"}], tool_choice="auto"),
-        Dialogue(tools=[TOOL], tool_choice="perhaps"),
-        Dialogue(reasoning_effort="enormous"),
-        Dialogue(response_format={"type": "json_schema"}),
-        Dialogue(response_format={"type": "structural_tag", "format": 5}),
+        AnswerParsing(tools=[{"type": "nonsense"}], tool_choice="auto"),
+        AnswerParsing(tools=[TOOL], tool_choice="perhaps"),
+        AnswerParsing(reasoning_effort="enormous"),
+        AnswerParsing(response_format={"type": "json_schema"}),
+        AnswerParsing(response_format={"type": "structural_tag", "format": 5}),
     ],
 )
-def test_what_vllm_refuses_is_the_requests_fault_S15(parse: Parse, dialogue: Dialogue) -> None:
+def test_what_vllm_refuses_is_the_requests_fault_S15(parse: Parse, parsing: AnswerParsing) -> None:
     with pytest.raises(InvalidRequest), refusals():
-        parse().begin(dialogue, {}, [1])
+        parse().begin(parsing, {}, [1])
 
 
 def test_a_response_format_becomes_a_constraint(parse: Parse) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
-    conversing = parse().begin(Dialogue(response_format=form), {}, [1])
+    conversing = parse().begin(AnswerParsing(response_format=form), {}, [1])
     assert sampling_params(conversing.sampling).structured_outputs.json == {"type": "object"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from semel.core import Feature, Layout, Mask, Media, Modality, Placeholder, Prompt, Tensor, Timeline
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 from semel.processing import from_torch, to_torch
-from semel.render import ChatRequest, Process, Rendered
+from semel.render import ChatRequest, ProcessItem, Rendered
 from tests.engine.parity import Rig, compare, distinct, image_part, picture, random_chat, running, submission, words
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -53,7 +53,7 @@ async def test_the_comparison_fails_when_two_pixel_planes_are_swapped(rig: Rig) 
         await compare(swapped, [chat])
 
 
-def swapping_planes(process: Process) -> Process:
+def swapping_planes(process: ProcessItem) -> ProcessItem:
     async def swapped(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         feature = await process(media, options)
         planes = to_torch(feature.tensors["pixel_values"]).reshape(-1, 3, 2 * 14 * 14)

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 Asked = tuple[list[tuple[int, int]], int, int]
 """The items of a request, each with the tokens in front of it; tokens to generate; priority."""
 
-Make = Callable[..., "Stepped"]
+MakeFeature = Callable[..., "Stepped"]
 
 LARGE, SMALL = 70_000, 100
 NUM_ITEMS = 6
@@ -209,7 +209,7 @@ def requests(seed: int, count: int = 60) -> list[Asked]:
 
 
 @pytest.fixture(scope="module")
-def make(tiny: Callable[[str], Path]) -> Make:
+def make(tiny: Callable[[str], Path]) -> MakeFeature:
     def made(kind: Kind = "cache", *, is_async: bool = False, is_second: bool = False, **arguments: Any) -> Stepped:
         return Stepped(kind, tiny("qwen2-vl"), is_async=is_async, is_second=is_second, **arguments)
 
@@ -217,7 +217,7 @@ def make(tiny: Callable[[str], Path]) -> Make:
 
 
 @pytest.fixture(scope="module")
-def one_per_runner(make: Make) -> Callable[[bool], Stepped]:
+def one_per_runner(make: MakeFeature) -> Callable[[bool], Stepped]:
     """A scheduler takes longer to build than to run an example: it is used again, with what it has cached."""
     return functools.cache(lambda is_second: make(is_second=is_second, **SHIPPING))
 
@@ -226,7 +226,7 @@ def one_per_runner(make: Make) -> Callable[[bool], Stepped]:
 @pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
 @pytest.mark.parametrize(("policy", "is_async"), [("fcfs", False), ("fcfs", True), ("priority", False)])
 def test_whatever_is_preempted_or_evicted_a_step_has_all_of_what_it_encodes(
-    make: Make, kind: Kind, is_second: bool, is_async: bool, policy: str
+    make: MakeFeature, kind: Kind, is_second: bool, is_async: bool, policy: str
 ) -> None:
     arguments = SHIPPING if kind == "cache" else {"worker_cls": RECEIVING_WORKER}
     ours = make(kind, is_async=is_async, is_second=is_second, scheduling_policy=policy, **arguments)
@@ -240,7 +240,7 @@ def test_whatever_is_preempted_or_evicted_a_step_has_all_of_what_it_encodes(
 
 @pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_aborts_and_resets_tear_no_item(make: Make, is_second: bool, is_async: bool) -> None:
+def test_aborts_and_resets_tear_no_item(make: MakeFeature, is_second: bool, is_async: bool) -> None:
     ours = make(is_async=is_async, is_second=is_second, **SHIPPING)
     interference = Interference(with_resets=not is_async)
     assert ours.run(requests(3), interfere=interference) == []
@@ -259,20 +259,20 @@ def test_no_requests_are_found_that_tear_an_item(
     assert ours.run(asked, per_step=5) == []
 
 
-def test_who_leaves_out_what_is_resident_and_never_sends_it_again_is_found(make: Make) -> None:
+def test_who_leaves_out_what_is_resident_and_never_sends_it_again_is_found(make: MakeFeature) -> None:
     """The control: no encoder output is missing when its request starts, and yet it has to be encoded again."""
     naive = make(**SHIPPING)
     naive.scheduler._shipping._late = lambda *_: {}
     assert naive.run(requests(0)) != []
 
 
-def test_vllm_leaves_out_what_its_prefix_cache_covers_for_good_and_we_bring_it_back(make: Make) -> None:
+def test_vllm_leaves_out_what_its_prefix_cache_covers_for_good_and_we_bring_it_back(make: MakeFeature) -> None:
     """A fault of vLLM 0.32 with its first model runner, which ends the engine; its own way of shipping shows it."""
     assert make().run(requests(2)) != []
     assert make(**SHIPPING).run(requests(2)) == []
 
 
-def test_a_repeat_is_sent_without_its_large_tensors_and_with_its_small_ones(make: Make) -> None:
+def test_a_repeat_is_sent_without_its_large_tensors_and_with_its_small_ones(make: MakeFeature) -> None:
     sent = {}
     for name, arguments in (("vLLM", {}), ("semel", SHIPPING)):
         stepped = make(**arguments)
@@ -287,7 +287,7 @@ def test_a_repeat_is_sent_without_its_large_tensors_and_with_its_small_ones(make
 
 
 @pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
-def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: Make, is_second: bool) -> None:
+def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: MakeFeature, is_second: bool) -> None:
     ours = make(is_second=is_second, **SHIPPING)
     assert ours.run([([(0, 0), (2, 60)], 1, 0)]) == []
     totals = ours.scheduler.encoder_cache_manager.totals
@@ -303,7 +303,7 @@ def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: Make, is_second:
     ],
 )
 def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_log_says_why(
-    make: Make, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
+    make: MakeFeature, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from semel.engine.vllm.shipping import Shipping
 
@@ -316,7 +316,7 @@ def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_lo
 
 
 def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("semel.engine.vllm.compat.TESTED", ("0.1",))
     with caplog.at_level(logging.WARNING, "semel"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.compose import assemble_pipeline
+from semel.compose import compose_pipeline
 from semel.core import Feature, Key, Media, Target
 from semel.engine.vllm import compat
 from semel.engine.vllm.engine import VllmEngine
@@ -248,7 +248,7 @@ async def rig(tiny: Folder) -> AsyncIterator[Rig]:
     )
     engine = VllmEngine.start(arguments, processor="vllm")
     try:
-        yield Rig(engine, assemble_pipeline(folder, engine.contract.target, Key(bytes(32)), processor="vllm"), folder)
+        yield Rig(engine, compose_pipeline(folder, engine.contract.target, Key(bytes(32)), processor="vllm"), folder)
     finally:
         await engine.close()
 

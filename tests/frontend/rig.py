@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from semel.cache import Borrowers, SharedCache
+from semel.cache import Borrower, SharedCache
 from semel.core import Contract, Key, Keyring, Modality, Target
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
-from semel.frontend.service import Service, Serving
+from semel.frontend.service import FrontendState, ServedModel
 from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.request_context import traced
@@ -51,7 +51,7 @@ class Rig:
     worker: RemoteWorker
     pipeline: Pipeline
     meter: Meter
-    service: Service
+    service: FrontendState
 
     async def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         return await self.client.post(path, json=body, headers=headers)
@@ -90,7 +90,7 @@ async def rig(
     """
     address = f"ipc://{folder}/w.sock"
     engine = EchoEngine(replace(CONTRACT, cache_bytes=engine_bytes))
-    meter, lookups, service = Meter(), CacheLookups(), Service()
+    meter, lookups, service = Meter(), CacheLookups(), FrontendState()
     meter.watch(lookups.samples)
 
     def count(modality: Modality, count: int, hit: bool) -> None:
@@ -101,7 +101,7 @@ async def rig(
         listener = await stack.enter_async_context(WorkerListener(address, key=KEY, contract=engine.contract))
         path = memory_path(address)
         assert path is not None
-        borrowers = await stack.enter_async_context(Borrowers(path))
+        borrowers = await stack.enter_async_context(Borrower(path))
         link = FrontendLink(address, key=KEY, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
         remote = RemoteWorker(await stack.enter_async_context(link), memory=memory, lookups=lookups, meter=meter)
         tasks = [
@@ -110,7 +110,7 @@ async def rig(
         ]
         try:
             await until(lambda: remote.is_connected)
-            service.begin(Serving(Fleet([remote]), engine.contract, pipeline))
+            service.begin(ServedModel(Fleet([remote]), engine.contract, pipeline))
             app = create_app(service, meter, keys, tracing=tracing)
             transport = httpx.ASGITransport(app)
             client = httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60)

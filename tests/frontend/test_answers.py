@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from semel.core import Digest, Item, Output, Placeholder, Prompt, Timeline
-from semel.frontend.api.chat_response import Answer, Head
-from semel.frontend.api.response_options import ALL, Showing
+from semel.frontend.api.chat_response import ChatResponse, Head
+from semel.frontend.api.response_options import ALL, ResponseOptions
 
 HEAD = Head("chatcmpl-r", "tiny", "semel-0", created=0)
 TEXT = Prompt([1, 2, 3], Timeline.decoder([]), ())
@@ -20,11 +20,11 @@ SHOWN = Prompt(
 )
 
 
-def answering(prompt: Prompt = TEXT, *, count: int = 1, showing: Showing | None = None) -> Answer:
+def answering(prompt: Prompt = TEXT, *, count: int = 1, showing: ResponseOptions | None = None) -> ChatResponse:
     def decode(token_ids: Sequence[int]) -> str:
         return "".join(f"<{token}>" for token in token_ids)
 
-    return Answer(HEAD, prompt, decode, count=count, showing=showing or Showing())
+    return ChatResponse(HEAD, prompt, decode, count=count, showing=showing or ResponseOptions())
 
 
 def whole(*outputs: Output, **options: Any) -> Mapping[str, Any]:
@@ -80,13 +80,13 @@ def test_a_stream_begins_with_who_speaks_once_there_is_something_to_say() -> Non
 def test_a_chunk_that_says_nothing_is_left_out_unless_its_tokens_are_shown() -> None:
     waiting, call = Output(0, "<", (1,), message={}), Output(0, "x", (2,), message={"content": "x"})
     assert len(chunks(waiting, call)) == 2
-    shown = chunks(waiting, call, showing=Showing(token_ids=True))
+    shown = chunks(waiting, call, showing=ResponseOptions(token_ids=True))
     assert [chunk["choices"][0].get("token_ids") for chunk in shown] == [None, (1,), (2,)]
 
 
 def test_usage_closes_a_stream_or_runs_along() -> None:
     outputs = (Output(0, "a", (1,), cached_tokens=0), Output(0, "b", (2, 3), finish_reason="stop"))
-    *_, last = chunks(*outputs, showing=Showing(usage=True))
+    *_, last = chunks(*outputs, showing=ResponseOptions(usage=True))
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": 3,
@@ -94,14 +94,14 @@ def test_usage_closes_a_stream_or_runs_along() -> None:
         "completion_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-    running = chunks(*outputs, showing=Showing(usage=True, running_usage=True))
+    running = chunks(*outputs, showing=ResponseOptions(usage=True, running_usage=True))
     assert [chunk["usage"]["completion_tokens"] for chunk in running] == [0, 1, 3, 3]
 
 
 @pytest.mark.parametrize("read", [{"content": "x"}, {}])
 def test_hidden_reasoning_cannot_be_read_from_tokens_or_log_probabilities(read: dict[str, str]) -> None:
     """Without a parser there is no reasoning, and nothing to hide."""
-    showing = Showing(logprobs=True, token_ids=True, reasoning=False)
+    showing = ResponseOptions(logprobs=True, token_ids=True, reasoning=False)
     secret = Output(0, "x", (1,), ({1: -0.5},), "stop", message=read)
     choice = whole(secret, showing=showing)["choices"][0]
     assert (choice["logprobs"], choice["token_ids"]) == (None, None)
@@ -114,13 +114,13 @@ def test_hidden_reasoning_cannot_be_read_from_tokens_or_log_probabilities(read: 
 def test_log_probabilities_are_shown_in_the_order_and_number_asked_for() -> None:
     step = Output(0, "x", (7,), ({7: -2.0, 5: -0.5, 6: float("-inf")},), "stop", texts=({7: "é", 5: "b"},))
 
-    def top(showing: Showing) -> list[tuple[str, float]]:
+    def top(showing: ResponseOptions) -> list[tuple[str, float]]:
         (entry,) = whole(step, showing=showing)["choices"][0]["logprobs"]["content"]
         return [(one["token"], one["logprob"]) for one in entry["top_logprobs"]]
 
-    assert top(Showing(logprobs=True)) == []
-    assert top(Showing(logprobs=True, top_logprobs=2)) == [("é", -2.0), ("b", -0.5)]
-    assert top(Showing(logprobs=True, top_logprobs=ALL))[-1] == ("<6>", -9999.0)
-    assert top(Showing(logprobs=True, top_logprobs=1, tokens_as_ids=True)) == [("token_id:7", -2.0)]
-    (entry,) = whole(step, showing=Showing(logprobs=True))["choices"][0]["logprobs"]["content"]
+    assert top(ResponseOptions(logprobs=True)) == []
+    assert top(ResponseOptions(logprobs=True, top_logprobs=2)) == [("é", -2.0), ("b", -0.5)]
+    assert top(ResponseOptions(logprobs=True, top_logprobs=ALL))[-1] == ("<6>", -9999.0)
+    assert top(ResponseOptions(logprobs=True, top_logprobs=1, tokens_as_ids=True)) == [("token_id:7", -2.0)]
+    (entry,) = whole(step, showing=ResponseOptions(logprobs=True))["choices"][0]["logprobs"]["content"]
     assert (entry["token"], entry["logprob"], entry["bytes"]) == ("é", -2.0, [0xC3, 0xA9])

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from semel.core import Digest
 from semel.fleet.balance import Candidate, choose
-from tests.frontend.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
+from tests.frontend.trace import RefusalThrottle, Request, Trace, View, balanced, draw, round_robin, simulate
 
 TRACES = 1_000
 
 fleets = st.lists(
     st.builds(
-        Candidate, name=st.text("abcdef", min_size=1, max_size=3), load=st.integers(0, 40), held=st.integers(0, 3)
+        Candidate,
+        name=st.text("abcdef", min_size=1, max_size=3),
+        load=st.integers(0, 40),
+        known_items=st.integers(0, 3),
     ),
     min_size=1,
     max_size=6,
@@ -41,7 +44,7 @@ def fit(fleet: list[Candidate]) -> list[Candidate]:
     loads = [candidate.load for candidate in fleet]
     mean = sum(loads) / len(loads)
     bound = min(loads) + 3 + 0.1 * mean
-    return [one for one in fleet if one.load <= bound + (min(0.4 * mean, 2) if one.held else 0)]
+    return [one for one in fleet if one.load <= bound + (min(0.4 * mean, 2) if one.known_items else 0)]
 
 
 @given(fleets, digests, prefixes)
@@ -56,12 +59,12 @@ def test_of_those_who_are_not_too_busy_one_that_holds_most_is_chosen(
     fleet: list[Candidate], items: list[Digest], prefix: bytes
 ) -> None:
     chosen = fleet[choose(fleet, items, prefix)]
-    assert chosen.held == max(candidate.held for candidate in fit(fleet))
+    assert chosen.known_items == max(candidate.known_items for candidate in fit(fleet))
 
 
 @given(fleets)
 def test_without_items_and_without_an_opening_it_is_one_of_the_least_busy(fleet: list[Candidate]) -> None:
-    fleet = [replace(candidate, held=0) for candidate in fleet]
+    fleet = [replace(candidate, known_items=0) for candidate in fleet]
     assert fleet[choose(fleet, [])].load == min(candidate.load for candidate in fleet)
 
 
@@ -120,7 +123,7 @@ def test_among_equal_holders_the_conversation_decides_and_not_the_item() -> None
 
 def test_a_trace_can_be_followed_by_hand() -> None:
     item, other = digest_of(1), digest_of(2)
-    paces = (Pace(1.0, until=3.0, then=0.5), Pace(1.0))
+    paces = (RefusalThrottle(1.0, until=3.0, then=0.5), RefusalThrottle(1.0))
     requests = (
         Request(0.0, 0, (item,), b"t", 1.0),  # worker 0: encode 2, prefill 0.5, answer 1: 3 s, then 0.5 at half speed
         Request(0.0, 0, (item,), b"t", 1.0),  # worker 1: the same, 3.5 s
@@ -140,7 +143,7 @@ def test_a_frontend_knows_its_own_requests_at_once_and_those_of_others_after_the
 
     asked = [(0.0, 0), (0.0, 0), (0.01, 1), (0.5, 1), (9.0, 1)]
     requests = tuple(Request(at, frontend, (item,), b"t", 1.0) for at, frontend in asked)
-    simulate(Trace((Pace(), Pace()), 2, encode_s=0.0, prefill_s=0.0, requests=requests), watch)
+    simulate(Trace((RefusalThrottle(), RefusalThrottle()), 2, encode_s=0.0, prefill_s=0.0, requests=requests), watch)
     assert seen == [([0, 0], [0, 0]), ([1, 0], [1, 0]), ([0, 0], [0, 0]), ([3, 0], [1, 0]), ([0, 0], [1, 0])]
 
 

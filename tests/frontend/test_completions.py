@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from semel.core import Output, Prompt, Timeline
 from semel.frontend.api.chat_response import Head
-from semel.frontend.api.completion_response import Continuation, Echo
-from semel.frontend.api.response_options import Showing
+from semel.frontend.api.completion_response import CompletionResponse, Echo
+from semel.frontend.api.response_options import ResponseOptions
 from semel.testing.engine import echo
 from tests.frontend.rig import Rig
 
 COMPLETIONS = "/v1/completions"
-LOGPROBS = Showing(logprobs=True, top_logprobs=1)
+LOGPROBS = ResponseOptions(logprobs=True, top_logprobs=1)
 
 
 def totals(answer: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -86,9 +86,11 @@ def output(index: int, token: int, finish: str | None = None) -> Output:
     return Output(index, WORDS[token], (token,), ({token: -0.5, 2: float("-inf")},), finish)
 
 
-def continuing(*prompts: list[int], showing: Showing = LOGPROBS, echo: Echo | None = None) -> Continuation:
+def continuing(
+    *prompts: list[int], showing: ResponseOptions = LOGPROBS, echo: Echo | None = None
+) -> CompletionResponse:
     given = [Prompt(prompt, Timeline.decoder([]), ()) for prompt in prompts]
-    return Continuation(HEAD, given, decode, count=2, showing=showing, echo=echo)
+    return CompletionResponse(HEAD, given, decode, count=2, showing=showing, echo=echo)
 
 
 def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
@@ -107,7 +109,7 @@ def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
     assert third["logprobs"]["token_logprobs"] == [-0.5] * 3
     assert third["logprobs"]["top_logprobs"][0] == {"ab": -0.5, "c": -9999.0}
     assert totals(answer) == (3, 4, 7)
-    assert continuing([7], showing=Showing()).whole()["choices"][1]["logprobs"] is None
+    assert continuing([7], showing=ResponseOptions()).whole()["choices"][1]["logprobs"] is None
 
 
 def test_an_echo_begins_with_the_prompt_and_what_is_known_of_its_tokens() -> None:

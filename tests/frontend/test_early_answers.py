@@ -16,7 +16,7 @@ import pytest
 
 from semel.core import Keyring
 from semel.frontend.http.body import BodyLimits
-from semel.frontend.middleware.concurrency import GateLimits
+from semel.frontend.middleware.concurrency import ConcurrencyLimits
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
 from tests.web.test_server import served
@@ -54,7 +54,7 @@ def by_urllib(port: int, path: str) -> Sent:
 
 
 def fill(app: Rig) -> None:
-    app.service.gate.limits = GateLimits(max_requests=1)
+    app.service.gate.limits = ConcurrencyLimits(max_requests=1)
     app.service.gate.enter("")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from semel.core import Contract, Digest, Feature, Submission
 from semel.errors import NotReady, WorkerLost
-from semel.fleet.fleet import Fleet, FleetStream, WholeStream
+from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
 from tests.waiting import until
@@ -41,7 +41,7 @@ class Two:
     def queries(self) -> float:
         return sum(side.metric("semel_mm_cache_queries_total") for side in self.sides)
 
-    async def submit(self, request_id: str, number: int, kind: type[FleetStream] = FleetStream) -> FleetStream:
+    async def submit(self, request_id: str, number: int, kind: type[StreamedAnswer] = StreamedAnswer) -> StreamedAnswer:
         async def make(_: Digest) -> Feature:
             return feature(number)
 
@@ -59,7 +59,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
         yield Two(rigs, Fleet([one.frontends[0].worker for one in rigs]))
 
 
-async def tokens(stream: FleetStream) -> tuple[int, ...]:
+async def tokens(stream: StreamedAnswer) -> tuple[int, ...]:
     async with asyncio.timeout(10):
         return tuple([token async for output in stream for token in output.token_ids])
 
@@ -116,7 +116,7 @@ async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two
     """Issue 8.4: nothing has reached the client. Control: the same loss ends a stream, in the test above."""
     for one in two.rigs:
         one.engine.pause_s = 0.05
-    stream = await two.submit("r", 1, WholeStream)
+    stream = await two.submit("r", 1, BufferedAnswer)
     answering = asyncio.create_task(tokens(stream))
     lost = two.busy
     (side,) = [one.frontends[0] for one in two.rigs if one is lost]
@@ -131,7 +131,7 @@ async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two
 async def test_a_whole_answer_whose_second_worker_is_lost_too_ends_with_the_truth(two: Two) -> None:
     for one in two.rigs:
         one.engine.pause_s = 0.1
-    stream = await two.submit("r", 1, WholeStream)
+    stream = await two.submit("r", 1, BufferedAnswer)
     answering = asyncio.create_task(tokens(stream))
     first = two.busy
     await lose(first)

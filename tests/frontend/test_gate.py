@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import Keyring, Output
 from semel.errors import ConfigError, DeadlineExceeded
 from semel.frontend.http.sse import EventStream, event
-from semel.frontend.middleware.concurrency import Door, Gate, GateLimits
-from semel.frontend.middleware.request_context import Edge
+from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, RequestLimiter
+from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.telemetry import Meter
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.telemetry.tracing import NO_TRACING
@@ -74,9 +74,9 @@ async def half(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.Event().wait()
 
 
-def door(app: ASGIApp, limits: GateLimits) -> tuple[Door, Gate, Meter]:
-    gate, meter = Gate(limits), Meter()
-    return Door(app, gate, meter, lambda _: 0.0), gate, meter
+def door(app: ASGIApp, limits: ConcurrencyLimits) -> tuple[ConcurrencyLimit, RequestLimiter, Meter]:
+    gate, meter = RequestLimiter(limits), Meter()
+    return ConcurrencyLimit(app, gate, meter, lambda _: 0.0), gate, meter
 
 
 def refusals(meter: Meter, code: str) -> float | None:
@@ -97,7 +97,7 @@ async def end(exchange: Exchange, task: asyncio.Task[None]) -> None:
 
 
 async def test_streams_that_stay_open_are_bounded_S18() -> None:
-    app, gate, meter = door(Streaming(), GateLimits(max_requests=3))
+    app, gate, meter = door(Streaming(), ConcurrencyLimits(max_requests=3))
     held = [await begin(app) for _ in range(3)]
     refused, task = await begin(app)
     await task
@@ -127,7 +127,7 @@ async def test_a_naive_frontend_bounds_only_requests_whose_answers_have_not_begu
 async def test_a_tenant_s_streams_leave_room_for_another_tenant_S18(tmp_path: Path, drawing: Drawing) -> None:
     keys = Keyring([("acme", "acme-0123456789abcdef"), ("umbra", "umbra-0123456789abcdef")])
     async with rig(tmp_path, drawing.pipeline, keys=keys) as made:
-        made.service.gate.limits = GateLimits(max_tenant_requests=1)
+        made.service.gate.limits = ConcurrencyLimits(max_tenant_requests=1)
         made.service.gate.enter("acme")
         body = json.loads(BODY)
         refused = await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")
@@ -140,7 +140,7 @@ async def test_a_tenant_s_streams_leave_room_for_another_tenant_S18(tmp_path: Pa
 
 
 async def test_probes_and_metrics_pass_when_nobody_else_does(app: Rig) -> None:
-    app.service.gate.limits = GateLimits(max_requests=1)
+    app.service.gate.limits = ConcurrencyLimits(max_requests=1)
     app.service.gate.enter("")
     assert (await app.post(CHAT, json.loads(BODY))).status_code == 429
     for path in ("/health", "/ready", "/metrics"):
@@ -166,7 +166,7 @@ async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_t
 
 
 async def test_waiting_for_an_empty_gate_has_an_end() -> None:
-    gate = Gate()
+    gate = RequestLimiter()
     gate.enter("")
     assert not await gate.until_empty(0.01)
     gate.leave("")
@@ -174,7 +174,7 @@ async def test_waiting_for_an_empty_gate_has_an_end() -> None:
 
 
 async def test_a_request_that_takes_too_long_is_answered_with_504() -> None:
-    app, gate, meter = door(silent, GateLimits(max_request_s=0.02))
+    app, gate, meter = door(silent, ConcurrencyLimits(max_request_s=0.02))
     late, task = await begin(app)
     await task
     assert (late.status, late.code) == (504, "deadline_exceeded")
@@ -185,7 +185,7 @@ async def test_a_request_that_takes_too_long_is_answered_with_504() -> None:
 
 async def test_a_stream_that_takes_too_long_ends_with_the_error_and_is_aborted() -> None:
     streaming = Streaming()
-    app, gate, meter = door(streaming, GateLimits(max_request_s=0.05))
+    app, gate, meter = door(streaming, ConcurrencyLimits(max_request_s=0.05))
     late, task = await begin(app)
     await task
     assert late.status == 200
@@ -198,7 +198,7 @@ async def test_a_stream_that_takes_too_long_ends_with_the_error_and_is_aborted()
 
 
 async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_were_whole() -> None:
-    app, gate, _ = door(half, GateLimits(max_request_s=0.02))
+    app, gate, _ = door(half, ConcurrencyLimits(max_request_s=0.02))
     late = Exchange()
     with pytest.raises(DeadlineExceeded, match="--request-timeout-s"):
         await late.run(app, CHAT, stream_of([BODY]))
@@ -208,8 +208,11 @@ async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_w
 
 async def test_who_reads_it_sees_that_it_is_cut_and_nobody_is_surprised(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    app, _, meter = door(half, GateLimits(max_request_s=0.05))
-    async with served(Edge(app, NO_TRACING, log_requests=False)) as made, httpx.AsyncClient(timeout=30) as client:
+    app, _, meter = door(half, ConcurrencyLimits(max_request_s=0.05))
+    async with (
+        served(RequestContextMiddleware(app, NO_TRACING, log_requests=False)) as made,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             await client.post(f"http://127.0.0.1:{made.port}{CHAT}", content=BODY)
     assert refusals(meter, "deadline_exceeded") == 1
@@ -225,8 +228,11 @@ async def test_a_deadline_that_passes_after_the_last_byte_of_an_answer_is_nobody
         await Response("ok")(scope, receive, send)
         await asyncio.Event().wait()
 
-    app, gate, meter = door(closing, GateLimits(max_request_s=0.05))
-    async with served(Edge(app, NO_TRACING, log_requests=False)) as made, httpx.AsyncClient(timeout=30) as client:
+    app, gate, meter = door(closing, ConcurrencyLimits(max_request_s=0.05))
+    async with (
+        served(RequestContextMiddleware(app, NO_TRACING, log_requests=False)) as made,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
         for _ in range(2):
             response = await client.post(f"http://127.0.0.1:{made.port}{CHAT}", content=BODY)
             assert response.text == "ok"
@@ -242,7 +248,7 @@ async def test_an_end_that_was_not_sent_in_time_is_none() -> None:
         if message["type"] == "http.response.body":
             await stuck.wait()
 
-    app, _, _ = door(Response("ok"), GateLimits(max_request_s=0.02))
+    app, _, _ = door(Response("ok"), ConcurrencyLimits(max_request_s=0.02))
     with pytest.raises(DeadlineExceeded):
         await app({"type": "http", "path": CHAT, "method": "POST", "headers": []}, asyncio.Event().wait, send)  # type: ignore[arg-type]
 
@@ -251,7 +257,7 @@ async def test_a_timeout_of_the_application_itself_is_no_deadline_of_ours() -> N
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         raise TimeoutError("of its own")
 
-    app, gate, meter = door(failing, GateLimits(max_request_s=60))
+    app, gate, meter = door(failing, ConcurrencyLimits(max_request_s=60))
     with pytest.raises(TimeoutError, match="of its own"):
         await Exchange().run(app, CHAT, stream_of([BODY]))
     assert (gate.requests, refusals(meter, "deadline_exceeded")) == (0, None)
@@ -259,7 +265,7 @@ async def test_a_timeout_of_the_application_itself_is_no_deadline_of_ours() -> N
 
 async def test_a_client_that_leaves_a_stream_aborts_it_and_makes_room() -> None:
     streaming = Streaming()
-    app, gate, _ = door(streaming, GateLimits(max_requests=1))
+    app, gate, _ = door(streaming, ConcurrencyLimits(max_requests=1))
     held = await begin(app)
     await end(*held)
     assert [stream.closed for stream in streaming.streams] == [1]
@@ -279,4 +285,4 @@ async def test_a_task_that_is_cancelled_while_it_streams_is_cancelled() -> None:
 
 def test_no_request_at_all_is_no_limit_but_a_mistake() -> None:
     with pytest.raises(ConfigError, match="--max-requests"):
-        GateLimits(max_requests=0)
+        ConcurrencyLimits(max_requests=0)

@@ -12,7 +12,7 @@ import pytest
 from semel.cache import LruCache
 from semel.core import Digest, Key, Keyring, Tenant
 from semel.frontend.items import client_features as given
-from semel.frontend.items.ownership import is_of, tag_of
+from semel.frontend.items.ownership import has_tag, tag_of
 from semel.render import ChatRenderer
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
@@ -231,8 +231,8 @@ def test_a_tag_is_of_one_digest_one_tenant_and_one_key_S12() -> None:
     keys = [Key(bytes([number]) * 32) for number in range(2)]
     tags = {(d, t, k.id): tag_of(d, t, k) for d in digests for t in tenants for k in keys}
     assert len(set(tags.values())) == len(tags)
-    assert is_of(digests[0], tag_of(digests[0], tenants[0], keys[0]), tenants[0], keys[0])
-    assert not is_of(digests[0], "é", tenants[0], keys[0])
+    assert has_tag(digests[0], tag_of(digests[0], tenants[0], keys[0]), tenants[0], keys[0])
+    assert not has_tag(digests[0], "é", tenants[0], keys[0])
 
 
 @pytest.mark.parametrize(
@@ -311,10 +311,10 @@ async def test_more_items_than_a_prompt_may_have_are_refused(app: Rig) -> None:
 async def test_log_probabilities_have_vllm_s_shape(app: Rig) -> None:
     from semel.core import Output
     from semel.frontend.api.generate_response import _logprobs
-    from semel.frontend.api.response_options import Showing
+    from semel.frontend.api.response_options import ResponseOptions
 
     output = Output(0, "", (5, 6), ({5: -1.0, 7: -0.5}, {6: float("-inf"), 8: -0.1}))
-    first, second = _logprobs(output, Showing(logprobs=True, top_logprobs=1))
+    first, second = _logprobs(output, ResponseOptions(logprobs=True, top_logprobs=1))
     own = {"token_id": 5, "logprob": -1.0, "rank": None}
     assert first == {**own, "top_logprobs": [own]}
     assert second["logprob"] == -9999.0

@@ -18,15 +18,15 @@ from msgspec.msgpack import Ext
 from semel.cache import LruCache
 from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Submission, Tenant, Tensor
 from semel.errors import FeatureRejected
-from semel.frontend.api.generate_request import Place, Shown
+from semel.frontend.api.generate_request import Place, RequestItem
 from semel.frontend.budget import Budget, BudgetLimits
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.items import client_features as given
-from semel.frontend.items.client_features import Owner, place
+from semel.frontend.items.client_features import Owner, identify_items
 from semel.frontend.items.ownership import feature_digest
 from semel.frontend.routes.render import SAFETENSORS
-from semel.frontend.service import Serving
-from semel.interchange.safetensors import Given, read_file, write
+from semel.frontend.service import ServedModel
+from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.interchange.vllm_items import read_item
 from semel.render import ChatRenderer
 from semel.telemetry.stages import Stage
@@ -56,7 +56,7 @@ async def app(tmp_path: Path, drawing: Drawing, stages: list[Stage]) -> AsyncIte
     async with rig(tmp_path, pipeline, engine_bytes=64 * FEATURE_BYTES) as made:
         before = made.service.serving()
         contract = replace(before.contract, fields={"image": FIELDS})
-        made.service.begin(Serving(before.fleet, contract, before.pipeline))
+        made.service.begin(ServedModel(before.fleet, contract, before.pipeline))
         yield made
 
 
@@ -75,7 +75,7 @@ def rewritten(content: bytes, change: Change, *, pixel: int | None = None) -> by
     file = read_file(memoryview(content))
     prompt = json.loads(file.texts["generate"])
     change(prompt)
-    features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, Given)}
+    features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, FeatureEntry)}
     if pixel is not None:
         features = {digest: repainted(feature, pixel) for digest, feature in features.items()}
     return b"".join(write(features, {"generate": json.dumps(prompt)}))
@@ -250,8 +250,8 @@ def test_an_item_of_vllm_s_is_read_as_vllm_reads_it() -> None:
 
 def test_an_item_that_was_cut_from_a_batch_becomes_a_batch_of_one() -> None:
     contract = replace(CONTRACT, fields={"image": {"pixel_values": Field("uint8", (1, None))}})
-    shown = Shown("image", "any", Place(offset=0, length=2), packed=(packed(b"abc"),))
-    (one,) = place([shown], [5, 5], contract, Owner(Tenant(), Key(bytes(32))))
+    shown = RequestItem("image", "any", Place(offset=0, length=2), packed=(packed(b"abc"),))
+    (one,) = identify_items([shown], [5, 5], contract, Owner(Tenant(), Key(bytes(32))))
     assert one.feature is not None
     assert one.feature.tensors["pixel_values"].shape == (1, 3)
 
@@ -329,7 +329,7 @@ async def test_a_file_whose_prompt_does_not_fit_its_tensors_is_refused_S9(app: R
 async def test_a_file_that_is_none_is_refused_S10(app: Rig) -> None:
     content = await file_of(app, 1)
     file = read_file(memoryview(content))
-    features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, Given)}
+    features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, FeatureEntry)}
     ((digest, feature),) = features.items()
     small = replace(feature, tensors={"pixel_values": Tensor("uint8", (3,), memoryview(b"abc"))})
     wrong: dict[bytes, str] = {

@@ -16,7 +16,7 @@ from semel.errors import FeatureRejected
 from semel.frontend.budget import Budget, BudgetLimits
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.routes.render import SAFETENSORS
-from semel.interchange.safetensors import Given, read_file, write
+from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer
 from tests.frontend.rig import MAX_TOKENS, Rig, rig
 from tests.frontend.test_generation import CHAT, GENERATE, RENDER, body, digests_of
@@ -130,7 +130,7 @@ async def askew(app: Rig) -> bytes:
     """A file whose tensor of floats does not begin where a float may, for a model that takes floats."""
     take(app, Field("float32", (LARGE_BYTES // 4,)))
     file = read_file(memoryview(await file_of(app, 1)))
-    (given,) = [entry for entry in file.entries if isinstance(entry, Given)]
+    (given,) = [entry for entry in file.entries if isinstance(entry, FeatureEntry)]
     tensor = Tensor("float32", (LARGE_BYTES // 4,), memoryview(bytes(LARGE_BYTES)))
     feature = replace(given.feature, tensors={"pixel_values": tensor})
     content = b"".join(write({given.digest: feature}, file.texts))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.frontend.routes.render import SAFETENSORS
-from semel.interchange.safetensors import Given, read
+from semel.interchange.safetensors import FeatureEntry, read
 from tests.frontend.rig import MAX_IMAGES, MAX_TOKENS, Rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 
@@ -91,7 +91,7 @@ async def test_who_accepts_safetensors_gets_the_tensors_in_the_form_that_injecti
     assert int(response.headers["content-length"]) == len(response.content)
     entries = read(memoryview(response.content))
     expected = (await app.pipeline.chat(chat(1, 2))).features
-    assert {entry.digest: entry.feature for entry in entries if isinstance(entry, Given)} == expected
+    assert {entry.digest: entry.feature for entry in entries if isinstance(entry, FeatureEntry)} == expected
     assert len(entries) == 2
     assert drawing.lookups == {}
 

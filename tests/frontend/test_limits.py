@@ -22,7 +22,7 @@ from semel.engine import Stream
 from semel.frontend.api.requests import ChatCompletionRequest
 from semel.frontend.budget import Budget, BudgetLimits
 from semel.frontend.http.body import BodyLimits
-from semel.frontend.middleware.refusal_rate import PaceLimits
+from semel.frontend.middleware.refusal_rate import RefusalLimits
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import Drawing, chat, drawn
@@ -157,7 +157,7 @@ def test_the_flags_have_the_defaults_of_the_limits() -> None:
     assert [getattr(budget, field.name) for field in fields(budget)] == [
         defaults[name] for name in ("max_request_media_bytes", "max_media_bytes_in_flight", "max_waiting_requests")
     ]
-    assert PaceLimits().per_s == defaults["max_refusals_per_s"]
+    assert RefusalLimits().per_s == defaults["max_refusals_per_s"]
 
 
 def test_the_page_on_limits_has_every_limit_that_is_a_flag_with_its_default() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from semel.core import Digest, Feature, Submission
 from semel.errors import ConfigError, WorkerLost
-from semel.fleet.fleet import Fleet, FleetStream, WholeStream
-from semel.fleet.membership import Members
+from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.fleet.membership import Membership
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
 from tests.waiting import until
@@ -37,7 +37,7 @@ class Frontend:
 
     def __init__(self) -> None:
         self.fleet = Fleet()
-        self.members = Members(self.fleet, connect)
+        self.members = Membership(self.fleet, connect)
         self._lists: asyncio.Queue[Iterable[str]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -58,7 +58,7 @@ class Frontend:
     def linked(self) -> set[str]:
         return {worker.name for worker in self.fleet.workers}
 
-    async def submit(self, number: int, kind: type[FleetStream] = FleetStream) -> FleetStream:
+    async def submit(self, number: int, kind: type[StreamedAnswer] = StreamedAnswer) -> StreamedAnswer:
         async def make(_: Digest) -> Feature:
             return feature(number)
 
@@ -86,7 +86,7 @@ async def rigs(tmp_path: Path) -> AsyncIterator[list[Rig]]:
         yield made
 
 
-async def tokens(stream: FleetStream) -> tuple[int, ...]:
+async def tokens(stream: StreamedAnswer) -> tuple[int, ...]:
     async with asyncio.timeout(20):
         try:
             return tuple([token async for output in stream for token in output.token_ids])
@@ -197,7 +197,7 @@ class _Asked:
         self.begun = False
         self.error: Exception | None = None
 
-    async def ask(self, frontend: Frontend, kind: type[FleetStream]) -> None:
+    async def ask(self, frontend: Frontend, kind: type[StreamedAnswer]) -> None:
         async with asyncio.timeout(60):
             try:
                 stream = await frontend.submit(self.number, kind)
@@ -220,7 +220,7 @@ async def _drive(frontend: Frontend, processes: dict[str, Process]) -> list[_Ask
 
     async def ask(one: _Asked) -> None:
         async with turns:
-            await one.ask(frontend, FleetStream if one.number % 2 else WholeStream)
+            await one.ask(frontend, StreamedAnswer if one.number % 2 else BufferedAnswer)
 
     def victim() -> RemoteWorker | None:
         """A worker that has begun a whole answer, and a stream of which the client has just got the first token."""

@@ -31,9 +31,9 @@ from semel.frontend.api.requests import ChatCompletionRequest, DetokenizeRequest
 from semel.frontend.api.shapes import Detokenized
 from semel.frontend.app import create_app
 from semel.frontend.http.body import as_error
-from semel.frontend.middleware.refusal_rate import PaceLimits
+from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.routes.openapi import DocumentedApp, takes
-from semel.frontend.service import Service
+from semel.frontend.service import FrontendState
 from semel.render import ChatRenderer, Pipeline
 from semel.telemetry import Meter
 from semel.testing.engine import EchoEngine
@@ -53,7 +53,7 @@ FEW, MANY = 5, 25
 
 @cache
 def document(*, secured: bool = False) -> dict[str, Any]:
-    return create_app(Service(), Meter(), Keyring([("acme", KEY)]) if secured else None).openapi()
+    return create_app(FrontendState(), Meter(), Keyring([("acme", KEY)]) if secured else None).openapi()
 
 
 OPERATIONS = sorted(f"{method.upper()} {path}" for path, told in document()["paths"].items() for method in told)
@@ -81,11 +81,11 @@ async def talk(submission: Submission) -> Spoken:
 
 
 def _message(submission: Submission) -> Mapping[str, Any] | None:
-    dialogue = submission.dialogue
-    if dialogue is None or not dialogue.tools:
+    parsing = submission.parsing
+    if parsing is None or not parsing.tools:
         return None
     call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    return {"reasoning": "hm", "content": None, "tool_calls": [{"index": 0, **call} if dialogue.stream else call]}
+    return {"reasoning": "hm", "content": None, "tool_calls": [{"index": 0, **call} if parsing.stream else call]}
 
 
 @contextmanager
@@ -106,7 +106,7 @@ async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = 
         return await drawing.process(media, options)
 
     async with rig(folder, replace(drawing.pipeline, process=process), keys=keys) as made:
-        made.service.pace = PaceLimits(per_s=0)
+        made.service.pace = RefusalLimits(per_s=0)
         with patched(made.engine, talk):
             yield made.app
 
@@ -124,7 +124,7 @@ async def hearing(folder: Path) -> AsyncIterator[FastAPI]:
             patch.setattr(rigs, "CONTRACT", replace(rigs.CONTRACT, max_items={"audio": 1}))
             pipeline = Pipeline(TOKENIZER, None, process, "heard", Key(bytes(32)))
             made = await stack.enter_async_context(rig(folder, pipeline))
-        made.service.pace = PaceLimits(per_s=0)
+        made.service.pace = RefusalLimits(per_s=0)
         stack.enter_context(patched(made.engine, Hearing().submit))
         yield made.app
 
@@ -236,7 +236,7 @@ def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, la
 
 def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
     told = document()
-    client = TestClient(create_app(Service(pace=PaceLimits(per_s=0)), Meter()))
+    client = TestClient(create_app(FrontendState(pace=RefusalLimits(per_s=0)), Meter()))
     for path, operations in told["paths"].items():
         for method, operation in operations.items():
             reply = client.request(method, path, json={})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest, Item
-from semel.fleet.affinity import Opening
+from semel.fleet.affinity import ConversationPrefix
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -26,7 +26,7 @@ def items(*numbers: int) -> tuple[Item, ...]:
 
 
 def key(messages: list[dict[str, Any]], shown: tuple[Item, ...] = (), salt: str | None = None) -> bytes:
-    return Opening.of_chat(messages).key(shown, salt)
+    return ConversationPrefix.of_chat(messages).key(shown, salt)
 
 
 def test_later_turns_have_the_key_of_the_first_also_if_they_bring_more_items() -> None:
@@ -58,8 +58,16 @@ def test_a_text_is_the_same_as_a_string_and_as_a_part() -> None:
 
 def test_prompts_with_one_beginning_share_a_key_as_texts_and_as_tokens() -> None:
     text, tokens = "x" * 1_024, list(range(256))
-    assert Opening.of_prompt(text + "a") == Opening.of_prompt(text + "b") != Opening.of_prompt("y" + text)
-    assert Opening.of_prompt([*tokens, 1]) == Opening.of_prompt([*tokens, 2]) != Opening.of_prompt([1, *tokens])
+    assert (
+        ConversationPrefix.of_prompt(text + "a")
+        == ConversationPrefix.of_prompt(text + "b")
+        != ConversationPrefix.of_prompt("y" + text)
+    )
+    assert (
+        ConversationPrefix.of_prompt([*tokens, 1])
+        == ConversationPrefix.of_prompt([*tokens, 2])
+        != ConversationPrefix.of_prompt([1, *tokens])
+    )
 
 
 json = st.recursive(

@@ -9,11 +9,11 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.frontend.middleware.refusal_rate import Pace, PaceLimits
+from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig
 
-LIMITS = PaceLimits(per_s=8.0, burst=16, max_wait_s=2.0)
+LIMITS = RefusalLimits(per_s=8.0, burst=16, max_wait_s=2.0)
 MIB = 1024**2
 
 
@@ -26,21 +26,21 @@ class Clock:
 
 
 def test_a_burst_is_answered_at_once_and_what_follows_waits_for_its_turn() -> None:
-    pace = Pace(LIMITS, Clock())
+    pace = RefusalThrottle(LIMITS, Clock())
     assert [pace.wait_s() for _ in range(16)] == [0.0] * 16
     assert [pace.wait_s() for _ in range(3)] == [0.125, 0.25, 0.375]
 
 
 def test_nobody_waits_longer_than_the_limit_and_after_a_pause_nobody_waits() -> None:
     clock = Clock()
-    pace = Pace(LIMITS, clock)
+    pace = RefusalThrottle(LIMITS, clock)
     assert max(pace.wait_s() for _ in range(1_000)) <= LIMITS.max_wait_s
     clock.now += LIMITS.max_wait_s + LIMITS.burst / LIMITS.per_s
     assert [pace.wait_s() for _ in range(16)] == [0.0] * 16
 
 
 def test_without_a_pace_nobody_waits() -> None:
-    pace = Pace(PaceLimits(per_s=0), Clock())
+    pace = RefusalThrottle(RefusalLimits(per_s=0), Clock())
     assert not any(pace.wait_s() for _ in range(1_000))
 
 
@@ -48,7 +48,7 @@ def test_without_a_pace_nobody_waits() -> None:
 def test_clients_that_wait_for_their_answers_are_refused_no_faster_than_the_pace(clients: int, seconds: int) -> None:
     """Each sends its next request the moment it is answered; without a pace that is as fast as the processor goes."""
     clock = Clock()
-    pace = Pace(LIMITS, clock)
+    pace = RefusalThrottle(LIMITS, clock)
     due = [clock.now] * clients
     refused, end = 0, clock.now + seconds / 10
     while (at := min(due)) < end and refused < 5_000:
@@ -60,7 +60,7 @@ def test_clients_that_wait_for_their_answers_are_refused_no_faster_than_the_pace
 
 
 async def test_a_refusal_that_waits_holds_nothing_of_its_request(app: Rig) -> None:
-    app.service.pace = PaceLimits(per_s=1.0, burst=0, max_wait_s=0.5)
+    app.service.pace = RefusalLimits(per_s=1.0, burst=0, max_wait_s=0.5)
     gc.collect()
     tracemalloc.start()
     exchange = Exchange()

@@ -11,7 +11,7 @@ import pytest
 
 from semel.fleet.balance import Candidate, choose
 from semel.fleet.fleet import Fleet
-from semel.fleet.pending import Preparing
+from semel.fleet.pending import PendingRequests
 from tests.wire.examples import digest_of
 from tests.worker.pairing import rig
 
@@ -46,7 +46,7 @@ async def test_a_burst_of_different_items_is_spread_before_any_is_sent(fleet: Fl
 
 
 def test_what_was_sent_or_given_up_counts_no_more() -> None:
-    preparing = Preparing()
+    preparing = PendingRequests()
     with preparing.request([digest_of(1)]):
         with pytest.raises(ValueError, match="given up"), preparing.request([digest_of(1), digest_of(2)]):
             assert preparing.requests == 2

@@ -61,7 +61,7 @@ def test_a_number_that_only_equals_a_neutral_value_is_not_taken_for_it() -> None
 def test_what_cannot_change_the_answer_is_accepted(name: str) -> None:
     asked = chat(**{name: {"any": "thing"}})
     assert asked.sampling() == chat().sampling()
-    assert asked.dialogue() == chat().dialogue()
+    assert asked.parsing() == chat().parsing()
 
 
 @pytest.mark.parametrize(
@@ -178,21 +178,21 @@ def test_a_response_format_is_the_engines_constraint() -> None:
     assert "structured_outputs" not in completion(response_format={"type": "text"}).sampling()
     tag = {"type": "structural_tag", "structures": [], "triggers": []}
     assert "structural_tag" in str(completion(response_format=tag).sampling()["structured_outputs"])
-    assert chat(response_format=schema).dialogue().response_format == schema
+    assert chat(response_format=schema).parsing().response_format == schema
 
 
 def test_tools_are_shown_alike_whatever_a_client_adds_or_leaves_out() -> None:
     asked = chat(tools=[TOOL])
-    assert asked.chat().tools == asked.dialogue().tools == [SHOWN]
-    assert asked.dialogue().tool_choice == "auto"
-    assert chat().dialogue().tool_choice == "none"
+    assert asked.chat().tools == asked.parsing().tools == [SHOWN]
+    assert asked.parsing().tool_choice == "auto"
+    assert chat().parsing().tool_choice == "none"
     named = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})
-    assert named.dialogue().tool_choice == {"type": "function", "function": {"name": "f"}}
+    assert named.parsing().tool_choice == {"type": "function", "function": {"name": "f"}}
 
 
 def test_calls_in_the_history_are_counted() -> None:
     called = {"role": "assistant", "tool_calls": [{"id": "1"}, {"id": "2"}]}
-    assert chat(messages=[*HELLO, called, called]).dialogue().past_tool_calls == 4
+    assert chat(messages=[*HELLO, called, called]).parsing().past_tool_calls == 4
 
 
 def test_reasoning_effort_reaches_the_template_as_it_does_in_vllm() -> None:
@@ -218,13 +218,13 @@ async def test_what_was_asked_reaches_the_engine(app: Rig) -> None:
     await app.ok(CHAT, body)
     submission = app.engine.last
     assert submission is not None
-    assert submission.dialogue is not None
-    assert (submission.dialogue.tool_choice, submission.dialogue.tools) == ("required", [SHOWN])
+    assert submission.parsing is not None
+    assert (submission.parsing.tool_choice, submission.parsing.tools) == ("required", [SHOWN])
     assert submission.priority == -2
     assert submission.sampling["bad_words"] == ["x"]
     await app.ok("/v1/completions", {"prompt": "hello"})
     assert app.engine.last is not None
-    assert app.engine.last.dialogue is None
+    assert app.engine.last.parsing is None
 
 
 async def test_an_answers_id_may_be_wished_for_and_need_not_be_unique(app: Rig) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigError
-from semel.fleet.discovery import DnsSource, FileSource, Roster, addresses_in, check_address, sources_of
+from semel.fleet.discovery import DnsSource, FileSource, WorkerDirectory, addresses_in, check_address, sources_of
 
 A, B, C = (f"tcp://10.0.0.{number}:9000" for number in (1, 2, 3))
 
@@ -43,7 +43,7 @@ class Ticks:
 class Followed:
     """A roster, and the lists that it gave."""
 
-    def __init__(self, roster: Roster, ticks: Ticks) -> None:
+    def __init__(self, roster: WorkerDirectory, ticks: Ticks) -> None:
         self.lists: list[tuple[str, ...]] = []
         self.ticks = ticks
         self._roster = roster
@@ -63,14 +63,14 @@ async def following() -> AsyncIterator[list[asyncio.Task[None]]]:
 
 
 async def test_a_fixed_list_is_all_there_is_and_never_changes() -> None:
-    roster = Roster([A, B])
+    roster = WorkerDirectory([A, B])
     assert await roster.open() == (A, B)
     assert [one async for one in roster.lists()] == []
 
 
 async def test_without_any_worker_the_flags_are_named() -> None:
     with pytest.raises(ConfigError, match="--worker, --workers-file or --workers-dns"):
-        await Roster([]).open()
+        await WorkerDirectory([]).open()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_a_file_is_followed_and_a_broken_one_takes_nobody_away(
     path = tmp_path / "workers"
     path.write_text(f"{A}\n{B}\n")
     ticks = Ticks()
-    roster = Roster([C], sources_of(path, (), 10), sleep=ticks.sleep)
+    roster = WorkerDirectory([C], sources_of(path, (), 10), sleep=ticks.sleep)
     assert await roster.open() == (C, A, B)
     followed = Followed(roster, ticks)
     following.append(asyncio.create_task(followed.follow()))
@@ -127,7 +127,7 @@ async def test_a_file_is_followed_and_a_broken_one_takes_nobody_away(
 
 async def test_a_file_that_is_not_there_at_the_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--workers-file .*workers cannot be used: No such file"):
-        await Roster([], [FileSource(tmp_path / "workers")]).open()
+        await WorkerDirectory([], [FileSource(tmp_path / "workers")]).open()
 
 
 async def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_name_is_resolved_every_so_often_and_a_resolver_that_fails_takes
         return answer
 
     ticks = Ticks()
-    roster = Roster([], [DnsSource("workers.svc", 9000, every_s=5, resolve=resolve)], sleep=ticks.sleep)
+    roster = WorkerDirectory([], [DnsSource("workers.svc", 9000, every_s=5, resolve=resolve)], sleep=ticks.sleep)
     assert await roster.open() == (), "names may appear later"
     followed = Followed(roster, ticks)
     following.append(asyncio.create_task(followed.follow()))

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from semel.bench.ports import free_port
-from semel.cache import Borrowers
-from semel.compose import assemble_pipeline
+from semel.cache import Borrower
+from semel.compose import compose_pipeline
 from semel.core import Key, Target
 from semel.settings import create_key
 from semel.testing.engine import EchoEngine
@@ -53,12 +53,12 @@ class Started:
 async def started(folder: Path, home: Path, target: Target, *flags: str) -> AsyncIterator[Started]:
     """`semel frontend` at a worker whose contract has this target and takes images, but no audio."""
     key = create_key(home / "key")
-    fingerprint = assemble_pipeline(folder, target, Key(bytes(32))).fingerprint
+    fingerprint = compose_pipeline(folder, target, Key(bytes(32))).fingerprint
     contract = replace(CONTRACT, fingerprint=fingerprint, target=target, max_items={"image": 2, "audio": 0})
     address = f"ipc://{home}/s/w.sock"
     path = memory_path(address)
     assert path is not None
-    async with WorkerListener(address, key=key, contract=contract) as listener, Borrowers(path) as borrowers:
+    async with WorkerListener(address, key=key, contract=contract) as listener, Borrower(path) as borrowers:
         serving = asyncio.create_task(Worker(EchoEngine(contract), listener, borrowers).run())
         try:
             async with _process(folder, home, address, *flags) as made:

@@ -15,9 +15,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from semel.core import Feature, Media
-from semel.processing.pool.job import Job, Making
+from semel.processing.pool.job import FeatureJob, Job
 from semel.telemetry.logs import JsonLines
-from semel.telemetry.request_context import InHand, taking
+from semel.telemetry.request_context import RequestContext, entered
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing, image_part
 from tests.telemetry.spans import Traced, parent_id, span_id, trace_id
@@ -212,12 +212,12 @@ async def test_an_item_is_in_the_trace_of_who_asked_for_it_whoever_hands_it_to_a
     mine, theirs = (spans.tracing.begin(name, "server", {}) for name in ("mine", "theirs"))
 
     async def work(job: Job[Feature]) -> None:
-        job.trace(job.asked + 0.5)
+        job.trace(job.queued_at + 0.5)
 
-    with taking(InHand("mine", span=mine)):
+    with entered(RequestContext("mine", span=mine)):
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
-        job = Making(0, made, Media("image", b"123"), {}, b"", made)
-    with taking(InHand("theirs", span=theirs)):
+        job = FeatureJob(0, made, Media("image", b"123"), {}, b"", made)
+    with entered(RequestContext("theirs", span=theirs)):
         await asyncio.create_task(work(job), context=job.context)
         await asyncio.create_task(work(job))
     mine.end()

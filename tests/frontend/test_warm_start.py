@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from semel.cache import SharedCache
-from semel.compose import assemble_pipeline
+from semel.compose import compose_pipeline
 from semel.core import Key, Target
 from semel.media.decode.warmup_media import sample_image
 from semel.processing import Pool
@@ -57,7 +57,7 @@ async def costs_after_start(folder: Path, home: Path, *, limits: dict[Any, int])
     memory = SharedCache.create(64 << 20)
     pool = await Pool.start(folder, TARGET, processes=1, memory=memory)
     try:
-        library = assemble_pipeline(folder, TARGET, Key(bytes(32)))
+        library = compose_pipeline(folder, TARGET, Key(bytes(32)))
         pipeline = replace(library, process=pool.process, cache=memory)
         await warm_up(pipeline, limits, processes=len(pool.pids))
         assert len(memory) == memory.nbytes == memory.evictions == len(pipeline.layouts) == 0

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from semel.core import Digest, Item, Layout, Modality, Prompt
 from semel.errors import RequestError
-from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer, assemble
+from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer, expand
 from semel.render.sandbox import Template
 from semel.testing.models.qwen2_vl import _CHAT_TEMPLATE, _SPECIAL_TOKENS
 from semel.testing.models.tokenizer import train
@@ -82,7 +82,7 @@ def _prompt(conversation: Conversation, options: dict[str, Any], renderer: ChatR
     """The prompt, in which an item's layout is its placeholder token."""
     ids = {modality: token for token, modality in renderer.placeholder_ids().items()}
     attached = _modalities(conversation)
-    return assemble(
+    return expand(
         _token_ids(conversation, options, renderer),
         placeholder_ids=renderer.placeholder_ids(),
         items=[Item(modality, Digest(index.to_bytes(32, "big"))) for index, modality in enumerate(attached)],

@@ -11,7 +11,7 @@ import safetensors
 
 from semel.core import Digest, Feature
 from semel.errors import InvalidRequest
-from semel.interchange.safetensors import Empty, Entry, Given, read, write
+from semel.interchange.safetensors import Empty, Entry, FeatureEntry, read, write
 from tests.fuzz.mutation import edited, edited_text
 from tests.fuzz.oracle import bounded, check_message, expect
 from tests.wire.examples import digest_of, feature_of_rows, same
@@ -35,7 +35,7 @@ def run(data: bytes) -> None:
     except InvalidRequest as error:
         check_message(error)
         return
-    given = {entry.digest: entry.feature for entry in entries if isinstance(entry, Given)}
+    given = {entry.digest: entry.feature for entry in entries if isinstance(entry, FeatureEntry)}
     _check_library(data, given)
     _check_round_trip(given)
     _check_names(entries)
@@ -60,13 +60,13 @@ def _check_round_trip(given: Mapping[Digest, Feature]) -> None:
     again = read(memoryview(b"".join(write(given))))
     expect(len(again) == len(given), f"{len(given)} items were written, {len(again)} read")
     for entry in again:
-        expect(isinstance(entry, Given | Empty), f"{entry!r} was written")
-        if isinstance(entry, Given):
+        expect(isinstance(entry, FeatureEntry | Empty), f"{entry!r} was written")
+        if isinstance(entry, FeatureEntry):
             expect(same(entry.feature, given[entry.digest]), f"{entry.digest!r} comes out changed")
 
 
 def _check_names(entries: list[Entry]) -> None:
-    digests = [entry.digest for entry in entries if isinstance(entry, Given | Empty)]
+    digests = [entry.digest for entry in entries if isinstance(entry, FeatureEntry | Empty)]
     expect(len(digests) == len(set(digests)), "an item stands twice in a file")
 
 

@@ -137,9 +137,12 @@ def test_a_url_that_parsers_read_differently_is_a_finding_S2() -> None:
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """A corpus that is refused at the first check would pass every test above."""
-    from semel.interchange.safetensors import Given, read
+    from semel.interchange.safetensors import FeatureEntry, read
 
-    assert [type(entry) for entry in read(memoryview(safetensors_file.seeds()["features-2"]))] == [Given, Given]
+    assert [type(entry) for entry in read(memoryview(safetensors_file.seeds()["features-2"]))] == [
+        FeatureEntry,
+        FeatureEntry,
+    ]
     conversation = Conversation.parse(json.loads(chat.seeds()["image"])["messages"])
     renderer, _ = chat.renderers()
     assert renderer.tokenize(conversation).count(renderer.tokenizer.token_id("<|image_pad|>") or 0) == 1

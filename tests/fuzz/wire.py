@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from semel.core import Holding
+from semel.core import FeatureInfo
 from semel.errors import PromptTooLong, ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Frames, decode, encode, pack
 from semel.wire.events import Admitted, Event, Opened, Reset
@@ -179,4 +179,4 @@ def _talk(frontend: Session, worker: Session) -> None:
     frontend.send_feature(digest_of(2), feature_of_rows(20))
     worker.send(Accepted("r1"))
     worker.send(Delta("r1", 0, "text", (1, 2)))
-    worker.send(have_of(0, {digest_of(1): Holding.of(feature_of_rows(3))}))
+    worker.send(have_of(0, {digest_of(1): FeatureInfo.of(feature_of_rows(3))}))

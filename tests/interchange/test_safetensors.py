@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Tensor
 from semel.errors import InvalidRequest
-from semel.interchange.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, Given, read, read_file, write
+from semel.interchange.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, FeatureEntry, read, read_file, write
 from semel.processing import from_torch, to_torch
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 from tests.wire.examples import digest_of, feature_of_rows, same
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_to_the_byte_D6(features: dict[Digest, Feature])
     entries = read(joined(features))
     assert len(entries) == len(features)
     for entry in entries:
-        assert isinstance(entry, Given)
+        assert isinstance(entry, FeatureEntry)
         assert same(entry.feature, features[entry.digest])
 
 
@@ -127,7 +127,7 @@ def test_tensors_are_read_only_views_of_the_file_and_begin_aligned() -> None:
     entries = read(memoryview(body))
     assert len(entries) == len(features)
     for entry in entries:
-        assert isinstance(entry, Given)
+        assert isinstance(entry, FeatureEntry)
         for tensor in entry.feature.tensors.values():
             assert tensor.data.readonly
             assert tensor.data.obj is body
@@ -144,7 +144,7 @@ def test_a_tensor_that_begins_askew_is_copied() -> None:
         text = json.dumps({"__metadata__": {"semel": json.dumps({NAME: REST})}, **header}).encode() + b" " * blanks
         body = file(text, b"\x01" + b"\x00\x00\x80\x3f")
         entry = only(body)
-        assert isinstance(entry, Given)
+        assert isinstance(entry, FeatureEntry)
         assert to_torch(entry.feature.tensors["b"]).tolist() == [1.0]
         assert (entry.feature.tensors["b"].data.obj is body.obj) == (not (8 + len(text) + 1) % 4)
 
@@ -197,14 +197,14 @@ def test_the_real_library_reads_what_is_written_and_writes_what_is_read(dtype: s
     assert torch.equal(loaded[f"{NAME}/grid"], grid)
     rests = json.dumps({NAME: {"modality": "image", "token_ids": [7, 8]}})
     entry = only(memoryview(safetensors.torch.save(loaded, {"semel": rests, "other": "ignored"})))
-    assert isinstance(entry, Given)
+    assert isinstance(entry, FeatureEntry)
     assert same(entry.feature, feature)
 
 
 def test_a_mask_that_leaves_nothing_out_is_none() -> None:
     rest = {"modality": "image", "token_ids": [7, 8], "mask": [True, True]}
     entry = only(file({f"{NAME}/x": HEAD}, b"abcd", {NAME: rest}))
-    assert isinstance(entry, Given)
+    assert isinstance(entry, FeatureEntry)
     assert entry.feature.layout == Layout((7, 8))
 
 
@@ -304,7 +304,7 @@ def test_a_fault_of_one_item_refuses_that_item_and_no_other_D7(
         header[name] = HEAD | {"data_offsets": [4 * position, 4 * position + 4]}
     found = read(file(header, b"abcd" * len(header), rests | {good: REST}))
     entries = {entry.name if isinstance(entry, Faulty) else entry.digest.hex(): entry for entry in found}
-    assert isinstance(entries[good], Given)
+    assert isinstance(entries[good], FeatureEntry)
     fault = entries[NAME]
     assert isinstance(fault, Faulty)
     assert text in fault.reason

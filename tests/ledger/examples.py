@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core import Digest, Feature, Holding, Layout, Tensor
+from semel.core import Digest, Feature, FeatureInfo, Layout, Tensor
 
 SIZES: Final = (1, 2, 2, 3, 4, 11)
 """Sizes of the features, in units of a digest. The last is larger than every store of the tests."""
@@ -22,7 +22,7 @@ def feature_of(digest: Digest, units: int = 1) -> Feature:
 
 DIGESTS: Final = tuple(digest_of(number) for number in range(len(SIZES)))
 FEATURES: Final = {digest: feature_of(digest, units) for digest, units in zip(DIGESTS, SIZES, strict=True)}
-HOLDINGS: Final = {digest: Holding.of(feature) for digest, feature in FEATURES.items()}
+HOLDINGS: Final = {digest: FeatureInfo.of(feature) for digest, feature in FEATURES.items()}
 
 
 def content_of(feature: Feature) -> Digest:

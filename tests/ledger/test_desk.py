@@ -8,7 +8,7 @@ import pytest
 
 from semel.core import Digest
 from semel.errors import EngineFailed, ProtocolError
-from semel.ledger import Desk, Opened
+from semel.ledger import Intake, Opened
 from tests.ledger.examples import DIGESTS, FEATURES, feature_of
 
 A, B, C = DIGESTS[:3]
@@ -19,7 +19,7 @@ class Rig:
     """A desk with one frontend, unless another is named, and an engine that holds `held`."""
 
     def __init__(self) -> None:
-        self.desk: Desk[str] = Desk()
+        self.desk: Intake[str] = Intake()
         self.held: set[Digest] = set()
 
     def open(self, request: str, digests: Iterable[Digest], payloads: Iterable[Digest] = (), peer: str = "x") -> Opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core import Digest, Holding, Layout
+from semel.core import Digest, FeatureInfo, Layout
 from semel.ledger import MAX_BATCH, Announcement, Gone, Have, Holdings
 from tests.ledger.examples import DIGESTS, HOLDINGS, digest_of
 
@@ -13,7 +13,7 @@ A, B = DIGESTS[:2]
 PEERS = "xyz"
 
 
-def replay(known: dict[Digest, Holding], announcement: Announcement) -> None:
+def replay(known: dict[Digest, FeatureInfo], announcement: Announcement) -> None:
     if isinstance(announcement, Have):
         known.update(announcement.holdings)
     else:
@@ -30,7 +30,7 @@ flushes = st.just(("flush", A, ""))
 def test_every_peer_that_replays_its_announcements_knows_what_is_held_D2(steps: list[tuple[str, Digest, str]]) -> None:
     holdings: Holdings[str] = Holdings()
     held: set[Digest] = set()
-    known: dict[str, dict[Digest, Holding]] = {}
+    known: dict[str, dict[Digest, FeatureInfo]] = {}
     numbers: dict[str, int] = {}
     for kind, digest, peer in [*steps, ("flush", A, "")]:
         if kind == "hold":
@@ -89,7 +89,7 @@ def test_a_holding_that_changed_is_told_again_D2() -> None:
     holdings.hold(A, HOLDINGS[A])
     holdings.join("x")
     holdings.announcements()
-    holdings.hold(A, other := Holding("image", 5, Layout((1,))))
+    holdings.hold(A, other := FeatureInfo("image", 5, Layout((1,))))
     assert (holdings.get(A), holdings.nbytes) == (other, 5)
     assert holdings.announcements() == [("x", Have(1, {A: other}))]
 

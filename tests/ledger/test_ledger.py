@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core import Digest, Holding, Layout, Mask
+from semel.core import Digest, FeatureInfo, Layout, Mask
 from semel.errors import ProtocolError
 from semel.ledger import Ledger
 from tests.ledger.examples import DIGESTS, HOLDINGS, digest_of
@@ -203,8 +203,8 @@ def test_nothing_is_left_when_all_are_settled_D3(steps: list[tuple[int, list[Dig
 
 
 def test_equal_layouts_share_one_object_D2(ledger: Ledger) -> None:
-    def holding(nbytes: int) -> Holding:
-        return Holding("image", nbytes, Layout(tuple([1000] * 50), Mask([True] * 50)))
+    def holding(nbytes: int) -> FeatureInfo:
+        return FeatureInfo("image", nbytes, Layout(tuple([1000] * 50), Mask([True] * 50)))
 
     ledger.have(0, {A: holding(1), B: holding(2), C: holding(2)})
     a, b, c = (ledger.holding(digest) for digest in (A, B, C))
@@ -229,9 +229,9 @@ def test_over_its_bound_a_ledger_forgets_what_was_announced_longest_ago_D2() -> 
 def test_distinct_layouts_are_bounded_too_D2() -> None:
     ledger = Ledger(max_layout_tokens=100)
     ledger.open()
-    ledger.have(0, {digest_of(n): Holding("video", 1, Layout((n,) * 30)) for n in range(10)})
+    ledger.have(0, {digest_of(n): FeatureInfo("video", 1, Layout((n,) * 30)) for n in range(10)})
     assert [n for n in range(10) if ledger.knows(digest_of(n))] == [7, 8, 9]
-    ledger.have(1, {A: Holding("video", 1, Layout((0,) * 101))})
+    ledger.have(1, {A: FeatureInfo("video", 1, Layout((0,) * 101))})
     assert len(ledger) == 0
 
 
@@ -245,7 +245,7 @@ def test_a_million_digests_take_less_than_200_MB_D2(ledger: Ledger) -> None:
             ledger.have(
                 number,
                 {
-                    digest_of(n): Holding("image", 1176 * 64 * (n % 16), layouts[n % 16])
+                    digest_of(n): FeatureInfo("image", 1176 * 64 * (n % 16), layouts[n % 16])
                     for n in range(start, start + per_message)
                 },
             )

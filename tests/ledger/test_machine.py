@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from semel.core import Digest
-from semel.ledger import Desk, Ledger, Opened
+from semel.ledger import Intake, Ledger, Opened
 from tests.ledger.examples import DIGESTS
 from tests.ledger.world import World
 
@@ -210,7 +210,7 @@ class Credulous(Ledger):
         return tuple(digest for digest in super().need(request_id, digests) if digest not in self._notes)
 
 
-class Hopeful(Desk[int]):
+class Hopeful(Intake[int]):
     """Takes what one request has asked for as promised to all."""
 
     def open(
@@ -226,7 +226,7 @@ class Hopeful(Desk[int]):
         return opened
 
 
-class Trusting(Desk[int]):
+class Trusting(Intake[int]):
     """Lets a request that its frontend has settled wait for what another one promised."""
 
     def reopen(self, peer: int, request_id: str, digests: Iterable[Digest], missing: Iterable[Digest]) -> Opened:
@@ -248,7 +248,7 @@ def test_the_world_notices_a_broken_rule(kinds: dict[str, Callable[[], Any]]) ->
 # What is too rare for chance.
 
 
-def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Desk[int]]) -> World:
+def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Intake[int]]) -> World:
     """The engine has since evicted the item, the frontend knows, and sends it again with r2, which is not there yet."""
     world = World(1, 1, 9, desk_kind=desk_kind)
     for _ in range(2):
@@ -264,7 +264,7 @@ def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Desk[int]])
     return world
 
 
-def abort_what_brings_the_item(desk_kind: type[Desk[int]]) -> None:
+def abort_what_brings_the_item(desk_kind: type[Intake[int]]) -> None:
     world = with_a_request_that_the_engine_took_by_reference(desk_kind)
     world.engine_misses(0)
     world.abort(2)
@@ -274,13 +274,13 @@ def abort_what_brings_the_item(desk_kind: type[Desk[int]]) -> None:
 
 
 def test_a_request_that_the_engine_took_and_missed_relies_on_no_transfer_of_another_D3() -> None:
-    abort_what_brings_the_item(Desk)
+    abort_what_brings_the_item(Intake)
     with pytest.raises(AssertionError, match="wait for ever"):
         abort_what_brings_the_item(Trusting)
 
 
 def test_a_promise_does_not_outlive_the_last_request_that_may_rely_on_it_D3() -> None:
-    world = with_a_request_that_the_engine_took_by_reference(Desk)
+    world = with_a_request_that_the_engine_took_by_reference(Intake)
     world.engine_misses(0)
     world.abort(2)
     world._to_worker(0, 0)  # r1 waits for the item, which it asked for; what r2 promised was withdrawn

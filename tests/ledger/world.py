@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from semel.core import Digest, Feature, Holding
+from semel.core import Digest, Feature, FeatureInfo
 from semel.errors import FeatureMissing
-from semel.ledger import Desk, Gone, Have, Holdings, Ledger
+from semel.ledger import Gone, Have, Holdings, Intake, Ledger
 from tests.ledger.examples import DIGESTS, FEATURES, HOLDINGS, content_of
 
 
@@ -104,7 +104,9 @@ class SlowLedger:
 class Store:
     """An engine's item cache: least recently used goes first, what is larger than all of it is not kept."""
 
-    def __init__(self, capacity: int, hold: Callable[[Digest, Holding], None], drop: Callable[[Digest], None]) -> None:
+    def __init__(
+        self, capacity: int, hold: Callable[[Digest, FeatureInfo], None], drop: Callable[[Digest], None]
+    ) -> None:
         self.capacity = capacity
         self.items: OrderedDict[Digest, Feature] = OrderedDict()
         self._hold = hold
@@ -138,7 +140,7 @@ class Store:
         while self.nbytes + feature.nbytes > self.capacity:
             self.evict(next(iter(self.items)))
         self.items[digest] = feature
-        self._hold(digest, Holding.of(feature))
+        self._hold(digest, FeatureInfo.of(feature))
 
     def evict(self, digest: Digest) -> None:
         if self.items.pop(digest, None) is not None:
@@ -313,7 +315,7 @@ class World:
         capacity: int,
         *,
         ledger_kind: Callable[[], Ledger] = Ledger,
-        desk_kind: Callable[[], Desk[int]] = Desk,
+        desk_kind: Callable[[], Intake[int]] = Intake,
         holdings_kind: Callable[[], Holdings[int]] = Holdings,
     ) -> None:
         self.num_workers = num_workers

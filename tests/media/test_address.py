@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.media.fetch.address import METADATA, NOT_PUBLIC, is_public, parse_address, plain
+from semel.media.fetch.address import METADATA, NOT_PUBLIC, is_public, parse_address, unmapped
 
 PUBLIC = [
     *("1.1.1.1", "8.8.8.8", "9.255.255.255", "11.0.0.0", "93.184.216.34", "100.63.255.255", "100.128.0.0"),
@@ -56,7 +56,7 @@ def test_ipv6_clothes_make_no_address_public_S1(number: int) -> None:
     address = IPv4Address(number)
     mapped, behind_nat64 = IPv6Address((0xFFFF << 32) | number), IPv6NAT64 + number
     assert is_public(mapped) == is_public(behind_nat64) == is_public(address)
-    assert plain(mapped) == plain(behind_nat64) == address
+    assert unmapped(mapped) == unmapped(behind_nat64) == address
     assert not is_public(IPv6Address(number))
     assert not is_public(IPv6Address((0x2002 << 112) | (number << 80)))
     assert not is_public(IPv6Address((0x20010000 << 96) | (number ^ 0xFFFF_FFFF)))
@@ -67,7 +67,7 @@ IPv6NAT64 = IPv6Address("64:ff9b::")
 
 @given(st.integers(0, 2**128 - 1).map(IPv6Address))
 def test_nothing_outside_the_range_of_public_ipv6_is_public_S1(address: IPv6Address) -> None:
-    if is_public(address) and plain(address) == address:
+    if is_public(address) and unmapped(address) == address:
         assert address in IPv6Network("2000::/3")
 
 

@@ -61,14 +61,14 @@ class Accounts(RuleBasedStateMachine):
     def close(self, account: Account) -> None:
         account.close()
         self.held.pop(account, None)
-        assert account.held == 0
+        assert account.charged == 0
 
     @invariant()
     def the_budget_holds_what_the_open_accounts_hold(self) -> None:
         if hasattr(self, "budget"):
             assert self.budget.in_flight == sum(self.held.values()) <= LIMITS.max_bytes
             assert self.budget.requests == len(self.held) <= LIMITS.max_requests
-            assert all(account.held == held for account, held in self.held.items())
+            assert all(account.charged == held for account, held in self.held.items())
 
 
 Accounts.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
@@ -83,7 +83,7 @@ def test_a_closed_account_takes_nothing_and_closing_twice_gives_back_once() -> N
         account.take(50)
     account.close()
     account.take(20)
-    assert (budget.in_flight, budget.requests, account.held) == (10, 1, 0)
+    assert (budget.in_flight, budget.requests, account.charged) == (10, 1, 0)
 
 
 def test_what_a_request_has_let_go_still_counts_as_brought() -> None:

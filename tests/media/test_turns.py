@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from semel.media.fetch.keyed_limit import Turns, outlasting
+from semel.media.fetch.keyed_limit import KeyedLimit, outlasting
 
 
 async def test_a_key_has_so_many_turns_and_others_have_their_own_S18() -> None:
-    turns: Turns[str] = Turns(2)
+    turns: KeyedLimit[str] = KeyedLimit(2)
     order: list[str] = []
 
     async def wait(name: str) -> None:
@@ -29,7 +29,7 @@ async def test_a_key_has_so_many_turns_and_others_have_their_own_S18() -> None:
 
 
 async def test_a_turn_lasts_until_what_was_begun_in_it_has_ended() -> None:
-    turns: Turns[str] = Turns(1)
+    turns: KeyedLimit[str] = KeyedLimit(1)
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def last() -> None:
@@ -53,7 +53,7 @@ async def test_a_turn_lasts_until_what_was_begun_in_it_has_ended() -> None:
 
 
 async def test_what_begins_after_its_turn_does_not_end_it_twice() -> None:
-    turns: Turns[str] = Turns(1)
+    turns: KeyedLimit[str] = KeyedLimit(1)
 
     async def late() -> None:
         with outlasting():

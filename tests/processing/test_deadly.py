@@ -6,7 +6,7 @@ import pytest
 
 from semel.core import Media
 from semel.errors import MediaTooLarge, MediaUndecodable
-from semel.processing.pool.quarantine import DeadlyMedia
+from semel.processing.pool.quarantine import Quarantine
 
 REFUSAL = MediaUndecodable("no")
 A, B = Media("image", b"aaaa"), Media("image", b"bbbb")
@@ -25,11 +25,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def deadly(clock: Clock) -> DeadlyMedia:
-    return DeadlyMedia(max_items=3, keep_s=10.0, clock=clock)
+def deadly(clock: Clock) -> Quarantine:
+    return Quarantine(max_items=3, keep_s=10.0, clock=clock)
 
 
-def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: DeadlyMedia) -> None:
+def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: Quarantine) -> None:
     deadly.condemn(A, {}, REFUSAL)
     told = deadly.refusal(A, {})
     assert isinstance(told, MediaUndecodable)
@@ -38,14 +38,14 @@ def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: DeadlyMed
         assert deadly.refusal(media, options) is None
 
 
-def test_a_suspect_has_a_second_try_S6(deadly: DeadlyMedia) -> None:
+def test_a_suspect_has_a_second_try_S6(deadly: Quarantine) -> None:
     deadly.suspect(A, {}, REFUSAL)
     assert deadly.refusal(A, {}) is None
     deadly.suspect(A, {}, MediaTooLarge("too slow"))
     assert isinstance(deadly.refusal(A, {}), MediaTooLarge)
 
 
-def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: DeadlyMedia) -> None:
+def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: Quarantine) -> None:
     deadly.suspect(A, {}, REFUSAL)
     deadly.clear(B, {})
     deadly.clear(A, {})
@@ -53,7 +53,7 @@ def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: DeadlyMedia
     assert deadly.refusal(A, {}) is None
 
 
-def test_it_is_tried_again_after_a_while(deadly: DeadlyMedia, clock: Clock) -> None:
+def test_it_is_tried_again_after_a_while(deadly: Quarantine, clock: Clock) -> None:
     deadly.condemn(A, {}, REFUSAL)
     deadly.suspect(B, {}, REFUSAL)
     clock.now = 9.9
@@ -64,7 +64,7 @@ def test_it_is_tried_again_after_a_while(deadly: DeadlyMedia, clock: Clock) -> N
     assert deadly.refusal(B, {}) is None, "what happened long ago is not held against it"
 
 
-def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: DeadlyMedia) -> None:
+def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: Quarantine) -> None:
     many = [Media("image", bytes([number])) for number in range(5)]
     for media in many:
         deadly.condemn(media, {}, REFUSAL)
@@ -73,7 +73,7 @@ def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: DeadlyMedi
 
 
 def test_nothing_is_hashed_while_nothing_of_that_size_is_remembered(
-    deadly: DeadlyMedia, monkeypatch: pytest.MonkeyPatch
+    deadly: Quarantine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly.condemn(A, {}, REFUSAL)
     monkeypatch.setattr("semel.processing.pool.quarantine._name", lambda *_: pytest.fail("it was hashed"))

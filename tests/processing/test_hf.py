@@ -192,7 +192,7 @@ def test_a_description_writes_items_into_prompts_as_its_processor_does(tiny: Fol
 
 def test_a_grid_that_contradicts_its_patches_is_a_fault_S9(qwen: HfProcessor) -> None:
     feature = qwen.process(picture(140, 84))
-    assert qwen.family.fault(qwen.config, feature) is None
+    assert qwen.family.check(qwen.config, feature) is None
     pixels = from_torch(to_torch(feature.tensors["pixel_values"])[1:])
     fewer = replace(feature, tensors={**feature.tensors, "pixel_values": pixels})
-    assert "patches" in str(qwen.family.fault(qwen.config, fewer))
+    assert "patches" in str(qwen.family.check(qwen.config, fewer))

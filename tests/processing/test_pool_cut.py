@@ -57,7 +57,7 @@ async def test_pieces_that_nobody_may_hold_stay_where_they_are_and_the_process_l
     for _ in range(3):
         with pytest.raises(MediaTooLarge, match="--max-request-media-bytes"):
             await pool.cut(media, account.take)
-    assert account.held == len(media.data)
+    assert account.charged == len(media.data)
     naive = await pool.cut(media, free)
     assert sum(map(len, naive.files)) > 6_000_000
     assert pool.pids == (pid,)

@@ -153,7 +153,7 @@ def test_a_family_that_semel_does_not_know_gets_no_shortcuts(tiny: Folder, monke
     unknown = HfProcessor.load(tiny("llava"), FLOATS)
     assert not isinstance(unknown.processor.tokenizer, RunTokenizer)
     assert unknown.process(image(60, 40, "RGB", "PNG")).layout.num_embeds
-    assert {name for name, family in FAMILIES.items() if not family.quick} == {
+    assert {name for name, family in FAMILIES.items() if not family.separates_text} == {
         "whisper"
     }  # it has no text to keep apart
 

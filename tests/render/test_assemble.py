@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semel.core import Digest, Item, Layout, Mask, Modality, Prompt
 from semel.errors import InvalidRequest
-from semel.render import assemble, assemble_encoder
+from semel.render import expand, expand_encoder
 
 IMAGE, AUDIO = 7, 8
 IDS: dict[int, Modality] = {IMAGE: "image", AUDIO: "audio"}
@@ -52,7 +52,7 @@ def test_s16_assembly_does_what_the_obvious_way_does(
         Layout((IMAGE, *[number] * length), Mask([0] + [1] * length) if length % 2 else None)
         for number, length in zip(range(len(items)), lengths, strict=False)
     ]
-    prompt = assemble(token_ids, placeholder_ids=IDS, items=items, layouts=layouts)
+    prompt = expand(token_ids, placeholder_ids=IDS, items=items, layouts=layouts)
     expected, places = obvious(token_ids, items, layouts)
     assert prompt.token_ids == expected
     assert prompt.items == tuple(items[index] for index, _ in places)
@@ -65,23 +65,23 @@ def test_s16_assembly_does_what_the_obvious_way_does(
 @pytest.mark.parametrize("token_ids", [[1, 2], [IMAGE, 1, IMAGE], [IMAGE, AUDIO], [AUDIO]])
 def test_s14_a_count_that_does_not_fit_is_refused(token_ids: list[int]) -> None:
     with pytest.raises(InvalidRequest, match=r"placeholder tokens for \d+ (image|audio) items"):
-        assemble(token_ids, placeholder_ids=IDS, items=[item("image", 1)], layouts=[Layout((1, 2))])
+        expand(token_ids, placeholder_ids=IDS, items=[item("image", 1)], layouts=[Layout((1, 2))])
 
 
 def test_s14_an_item_of_a_modality_without_a_placeholder_token_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="0 placeholder tokens for 1 video items"):
-        assemble([1], placeholder_ids=IDS, items=[item("video", 1)], layouts=[Layout((1,))])
+        expand([1], placeholder_ids=IDS, items=[item("video", 1)], layouts=[Layout((1,))])
 
 
 def test_s14_a_placeholder_token_inside_a_layout_is_not_a_place_for_another_item() -> None:
     layout = Layout((IMAGE, IMAGE, IMAGE))
-    prompt = assemble([IMAGE, 1], placeholder_ids=IDS, items=[item("image", 1)], layouts=[layout])
+    prompt = expand([IMAGE, 1], placeholder_ids=IDS, items=[item("image", 1)], layouts=[layout])
     assert prompt.token_ids == [IMAGE, IMAGE, IMAGE, 1]
 
 
 def test_a6_an_encoder_decoder_prompt_keeps_the_decoders_tokens_and_shows_the_item_to_the_encoder() -> None:
     layout = Layout((0,) * 1500)
-    prompt = assemble_encoder([50258, 50259], item=item("audio", 1), layout=layout)
+    prompt = expand_encoder([50258, 50259], item=item("audio", 1), layout=layout)
     assert prompt.token_ids == [50258, 50259]
     assert prompt.encoder_token_ids == (0,) * 1500
     assert [(place.offset, place.length) for place in prompt.timeline] == [(0, 1500)]
@@ -94,7 +94,7 @@ def test_s16_twice_the_items_cost_at_most_twice_the_time() -> None:
         pairs = [distinct[number % 1024] for number in range(count)]
         token_ids = [1, IMAGE, 2] * count
         started = time.process_time()
-        prompt = assemble(
+        prompt = expand(
             token_ids,
             placeholder_ids=IDS,
             items=[held for held, _ in pairs],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semel.core import Digest, Item, Layout
 from semel.errors import InvalidRequest
-from semel.render import ChatRenderer, Conversation, assemble
+from semel.render import ChatRenderer, Conversation, expand
 from semel.render.placeholder_escape import LETTERS, are_spelled, break_spellings, strings_in, unused_letters
 
 FRAGMENTS = [
@@ -60,7 +60,7 @@ def test_s14_what_two_texts_spell_together_is_refused_and_all_else_is_text(
 ) -> None:
     token_ids = parts_renderer.tokenize(user(*texts))
     try:
-        prompt = assemble(token_ids, placeholder_ids=parts_renderer.placeholder_ids(), items=(), layouts=())
+        prompt = expand(token_ids, placeholder_ids=parts_renderer.placeholder_ids(), items=(), layouts=())
     except InvalidRequest as error:
         assert "neighbouring texts spell a placeholder token together" in str(error)
         return
@@ -72,7 +72,7 @@ def test_s14_two_parts_that_spell_a_placeholder_together_stay_text(
 ) -> None:
     token_ids = parts_renderer.tokenize(user("<|image", "_pad|>", pixel))
     held = Item("image", Digest(bytes(32)))
-    assemble(token_ids, placeholder_ids=parts_renderer.placeholder_ids(), items=[held], layouts=[Layout((1,))])
+    expand(token_ids, placeholder_ids=parts_renderer.placeholder_ids(), items=[held], layouts=[Layout((1,))])
 
 
 def test_s14_two_parts_do_not_take_the_place_of_an_item_that_is_left_out(parts_renderer: ChatRenderer) -> None:

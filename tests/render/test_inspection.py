@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
-from semel.core import Feature, Holding, Media
+from semel.core import Feature, FeatureInfo, Media
 from semel.errors import MediaTooLarge, MediaUndecodable
 from semel.render import ChatRenderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
@@ -121,7 +121,7 @@ async def test_what_one_path_has_processed_the_other_path_only_looks_up_E1(parts
 async def test_what_a_worker_has_announced_is_not_processed_for_an_inspection(parts_renderer: ChatRenderer) -> None:
     drawing = Drawing(parts_renderer, NoCache())
     draft = await drawing.pipeline.read_chat(chat(1, 2))
-    held = {digest: Holding.of(drawn(media)) for digest, media in draft.media.items()}
+    held = {digest: FeatureInfo.of(drawn(media)) for digest, media in draft.media.items()}
     rendered = await drawing.pipeline.render(draft, held.get, "inspect")
     assert rendered.prompt == (await drawing.pipeline.chat(chat(1, 2))).prompt
     assert drawing.processed == [1, 2]  # by the chat

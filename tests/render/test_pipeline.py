@@ -20,9 +20,9 @@ import pytest
 from PIL import Image
 
 from semel.cache import Cache, Flight, LruCache, NoCache, SharedCache
-from semel.compose import assemble_pipeline
+from semel.compose import compose_pipeline
 from semel.compose.frontend import GC_THRESHOLDS
-from semel.core import Digest, Feature, Holding, Key, Media, Target, Tenant
+from semel.core import Digest, Feature, FeatureInfo, Key, Media, Target, Tenant
 from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Pipeline
 from tests.waiting import until
@@ -33,7 +33,7 @@ TARGET = Target("float32", "engine")
 
 @pytest.fixture(scope="module")
 def pipeline(tiny: Folder) -> Pipeline:
-    return assemble_pipeline(tiny("qwen2-vl"), TARGET, Key(bytes(32)))
+    return compose_pipeline(tiny("qwen2-vl"), TARGET, Key(bytes(32)))
 
 
 def image_part(number: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ async def test_a_clip_fills_the_encoder_of_an_encoder_decoder_A6(tiny: Folder) -
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, 16_000, 8_000, "NONE", ""))
         file.writeframes(bytes(16_000))
-    whisper = assemble_pipeline(tiny("whisper"), Target("float32"), Key(bytes(32)))
+    whisper = compose_pipeline(tiny("whisper"), Target("float32"), Key(bytes(32)))
     rendered = await whisper.transcription(Media("audio", buffer.getvalue()), "<|startoftranscript|>")
     assert rendered.prompt.encoder_token_ids == (0,) * 1_500
     assert rendered.prompt.timeline.window(3, 4) == (0, 1)
@@ -149,7 +149,7 @@ async def test_an_item_that_is_cached_is_not_processed_again_and_every_item_coun
 async def test_what_is_held_where_the_request_goes_is_only_named_D1_D8(pipeline: Pipeline, cache: Cache) -> None:
     counted = Counted(pipeline, cache)
     whole = await pipeline.chat(chat(1, 2))
-    held = {digest: Holding.of(feature) for digest, feature in whole.features.items()}
+    held = {digest: FeatureInfo.of(feature) for digest, feature in whole.features.items()}
     rendered = await counted.pipeline.render(await counted.pipeline.read_chat(chat(1, 2)), held.get)
     assert rendered.prompt == whole.prompt
     assert rendered.features == {}

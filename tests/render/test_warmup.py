@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semel.cache import Cache, LruCache, NoCache, SharedCache
-from semel.compose import assemble_pipeline
+from semel.compose import compose_pipeline
 from semel.core import Feature, Key, Layout, Media, Modality, Target, Tensor
 from semel.media import DecodeLimits, decode_audio, decode_image
 from semel.media.decode.warmup_media import sample_clip, sample_image
@@ -130,7 +130,7 @@ async def test_a_warm_up_that_hangs_is_given_up_E3(warmed: Warmed) -> None:
 @pytest.mark.parametrize("family", ["qwen2-vl", "qwen2-audio", "whisper"])
 async def test_real_processors_take_the_samples_E3(tiny: Folder, caplog: pytest.LogCaptureFixture, family: str) -> None:
     modality: Modality = "image" if family == "qwen2-vl" else "audio"
-    pipeline = assemble_pipeline(tiny(family), Target("float32"), Key(bytes(32)))
+    pipeline = compose_pipeline(tiny(family), Target("float32"), Key(bytes(32)))
     with caplog.at_level(logging.INFO, "semel.render"):
         await warm_up(pipeline, {modality: 1})
     ours = [record for record in caplog.records if record.name.startswith("semel.render")]

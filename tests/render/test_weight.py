@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.render.inline import is_light
+from semel.render.inline import is_cheap
 
 
 def chat(text: str = "what is this ?", *urls: str) -> object:
@@ -26,4 +26,4 @@ def chat(text: str = "what is this ?", *urls: str) -> object:
     ],
 )
 def test_a_chat_with_an_ordinary_image_is_light_and_a_large_one_is_not(messages: object, light: bool) -> None:
-    assert is_light(messages) is light
+    assert is_cheap(messages) is light

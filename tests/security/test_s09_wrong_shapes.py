@@ -15,7 +15,7 @@ import pytest
 from semel.core import Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.engine.vllm.inputs import engine_input
 from semel.errors import FeatureRejected, InvalidRequest
-from semel.interchange.safetensors import Given
+from semel.interchange.safetensors import FeatureEntry
 from semel.worker.injection import inject
 from tests.core.test_feature import CONTRACT, feature, tensor
 from tests.worker.stored import Store
@@ -68,7 +68,7 @@ def test_a_naive_engine_is_ended_by_one_request() -> None:
 @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
 async def test_a_wrong_feature_is_never_injected(given: Feature) -> None:
     store = Store(replace(CONTRACT, cache_bytes=1 << 20))
-    (outcome,) = await inject(store, [Given(DIGEST, given)], lambda *_: None, peer="test")
+    (outcome,) = await inject(store, [FeatureEntry(DIGEST, given)], lambda *_: None, peer="test")
     assert outcome.status == "refused"
     assert not store.held
 

@@ -10,7 +10,7 @@ import pytest
 
 from semel.cache import LruCache
 from semel.core import Tenant
-from semel.render import ChatRenderer, ChatRequest, Draft, Pipeline
+from semel.render import ChatRenderer, ChatRequest, ParsedRequest, Pipeline
 from tests.media.origin import Origin, origin, reaching, reply
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
@@ -39,7 +39,7 @@ def url_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def digests(draft: Draft) -> list[bytes]:
+def digests(draft: ParsedRequest) -> list[bytes]:
     return [item.digest for item in draft.items]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from semel.compose import assemble_pipeline
+from semel.compose import compose_pipeline
 from semel.core import Digest, Item, Key, Layout, Target
 from semel.errors import InvalidRequest
-from semel.render import ChatRequest, Conversation, Pipeline, assemble
+from semel.render import ChatRequest, Conversation, Pipeline, expand
 from semel.testing.models import FAMILIES
 from tests.conftest import Folder
 
@@ -22,7 +22,7 @@ CHATTING = sorted(set(FAMILIES) - {"whisper"})  # it has no chat template
 
 @pytest.fixture(scope="module", params=CHATTING)
 def pipeline(request: pytest.FixtureRequest, tiny: Folder) -> Pipeline:
-    return assemble_pipeline(tiny(request.param), Target("float32"), Key(bytes(32)))
+    return compose_pipeline(tiny(request.param), Target("float32"), Key(bytes(32)))
 
 
 def part_of(modality: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_a_placeholder_that_is_counted_and_not_there_is_refused(pipeline: Pipeli
     (token, modality), *_ = renderer.placeholder_ids().items()
     item = Item(modality, Digest(bytes(32)))
     with pytest.raises(InvalidRequest, match="2 placeholder tokens for 1"):
-        assemble([token, 1, token], placeholder_ids={token: modality}, items=[item], layouts=[Layout((2,))])
+        expand([token, 1, token], placeholder_ids={token: modality}, items=[item], layouts=[Layout((2,))])
 
 
 async def test_a_prompt_of_text_or_of_tokens_has_no_placeholders(pipeline: Pipeline) -> None:

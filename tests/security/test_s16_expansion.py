@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from semel.core import Digest, Item, Layout
-from semel.render import assemble
+from semel.render import expand
 
 IMAGE = 7
 LAYOUT = Layout((5, 6, 6, 5))
@@ -30,7 +30,7 @@ def naive(token_ids: Sequence[int]) -> list[int]:
 
 def ours(token_ids: Sequence[int]) -> list[int]:
     count = token_ids.count(IMAGE)
-    prompt = assemble(token_ids, placeholder_ids={IMAGE: "image"}, items=[ITEM] * count, layouts=[LAYOUT] * count)
+    prompt = expand(token_ids, placeholder_ids={IMAGE: "image"}, items=[ITEM] * count, layouts=[LAYOUT] * count)
     return list(prompt.token_ids)
 
 

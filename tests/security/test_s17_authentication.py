@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.cache import LruCache
 from semel.core import Keyring
-from semel.frontend.middleware.authentication import Guard
+from semel.frontend.middleware.authentication import Authentication
 from semel.render import ChatRenderer
 from tests.frontend.rig import Rig, rig
 from tests.frontend.test_intents import INTENTS, TAKES_ITEMS, body_of
@@ -107,7 +107,7 @@ async def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> N
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
-    await Guard(unreachable, Keyring([("acme", ACME)]))(scope, unread, send)
+    await Authentication(unreachable, Keyring([("acme", ACME)]))(scope, unread, send)
     assert sent[0]["status"] == 401
 
 

@@ -25,7 +25,7 @@ from semel.core import Feature, Media
 from semel.errors import InvalidRequest, MediaError, MediaUndecodable, SemelError
 from semel.frontend.budget import Budget, BudgetLimits
 from semel.frontend.http.body import BodyLimits, read
-from semel.frontend.middleware.refusal_rate import PaceLimits
+from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer, Tokenizer, source_from
 from semel.render.source import media_from_base64
 from tests.frontend.asgi import Exchange, stream_of
@@ -109,7 +109,7 @@ def requests_of(app: Rig) -> list[Callable[[int], Awaitable[str]]]:
 
 async def test_after_a_thousand_requests_that_went_all_ways_nothing_is_held(app: Rig) -> None:
     app.service.body = BodyLimits(max_bytes=65_536)
-    app.service.pace = PaceLimits(per_s=0)
+    app.service.pace = RefusalLimits(per_s=0)
     budget = app.service.budget
     ways = requests_of(app)
     seed = random.Random(18)
@@ -221,7 +221,7 @@ def test_json_of_many_small_values_takes_many_times_its_bytes_and_ours_are_charg
         with Budget().open() as account:
             request = Request({"type": "http", "method": "POST", "headers": []}, receive)
             await read(request, BodyLimits(max_values=1 << 30), account)
-            return account.held
+            return account.charged
 
     assert asyncio.run(received()) >= held
 

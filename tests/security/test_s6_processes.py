@@ -22,7 +22,7 @@ from semel.processing import HfProcessor
 from semel.processing.pool import child
 from semel.processing.pool.pipe import HEADER_BYTES, Failed, Load, Work, decode_answer, encode, read_header
 from semel.processing.pool.pool import Pool
-from semel.processing.pool.quarantine import DeadlyMedia
+from semel.processing.pool.quarantine import Quarantine
 from tests.processing.test_pool import TARGET, bomb, picture, stopped
 from tests.security.confined import confined
 from tests.security.corpus import encode_image
@@ -43,7 +43,7 @@ async def pool(tiny: Folder) -> AsyncIterator[Pool]:
     await pool.close()
 
 
-class Forgetful(DeadlyMedia):
+class Forgetful(Quarantine):
     """The control: whatever ended a process is tried again."""
 
     def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:

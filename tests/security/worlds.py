@@ -25,8 +25,8 @@ from semel.fleet.worker import RemoteWorker
 from semel.frontend.items import client_features as given
 from semel.frontend.items.ownership import feature_digest
 from semel.frontend.routes.render import SAFETENSORS
-from semel.frontend.service import Serving
-from semel.interchange.safetensors import Given, read_file, write
+from semel.frontend.service import ServedModel
+from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer, Pipeline
 from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER
@@ -105,7 +105,7 @@ class Loot:
         file = read_file(memoryview(self.file))
         prompt = json.loads(file.texts["generate"])
         del prompt["features"]["mm_seals"]
-        features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, Given)}
+        features = {entry.digest: entry.feature for entry in file.entries if isinstance(entry, FeatureEntry)}
         return b"".join(write(features, {"generate": json.dumps(prompt)}))
 
 
@@ -116,7 +116,7 @@ async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]
     async with rig(folder, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=_keys()) as made:
         serving = made.service.serving()
         fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
-        made.service.begin(Serving(serving.fleet, replace(serving.contract, fields=fields), serving.pipeline))
+        made.service.begin(ServedModel(serving.fleet, replace(serving.contract, fields=fields), serving.pipeline))
         yield World(made, drawing.processed)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.telemetry.logs import JSON_LOGGING, JsonLines, TextLines
-from semel.telemetry.request_context import InHand, taking
+from semel.telemetry.request_context import RequestContext, entered
 from tests.telemetry.spans import Traced
 
 BEGINNING = re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [\w.]+: ")
@@ -54,25 +54,25 @@ def lines_begun(text: str) -> int:
 
 
 def test_a_line_says_which_request_it_is_about_and_only_then() -> None:
-    with taking(InHand("3f2a", "mine")):
+    with entered(RequestContext("3f2a", "mine")):
         assert logged(TextLines(), "hello").endswith("semel.tests: [request 3f2a of 'mine'] hello\n")
-    with taking(InHand("3f2a")):
+    with entered(RequestContext("3f2a")):
         assert logged(TextLines(), "hello").endswith("semel.tests: [request 3f2a] hello\n")
     assert logged(TextLines(), "hello").endswith("semel.tests: hello\n")
 
 
 def test_a_line_can_be_about_another_request_than_the_one_in_hand() -> None:
-    with taking(InHand("3f2a")):
-        assert "[request other]" in logged(TextLines(), "hello", extra={"about": InHand("other")})
+    with entered(RequestContext("3f2a")):
+        assert "[request other]" in logged(TextLines(), "hello", extra={"about": RequestContext("other")})
 
 
 @pytest.mark.parametrize("place", ["message", "client_id", "request_id", "exception"])
 def test_a_client_cannot_forge_a_line(place: str) -> None:
     """Log injection. The control is a plain formatter with the same fields, which it does beat."""
-    request = InHand(FORGED if place == "request_id" else "r", FORGED if place == "client_id" else None)
+    request = RequestContext(FORGED if place == "request_id" else "r", FORGED if place == "client_id" else None)
     message = FORGED if place == "message" else "hello"
     error = failure(FORGED if place == "exception" else "no")
-    with taking(request):
+    with entered(request):
         ours = logged(TextLines(), message, exc_info=error)
         as_json = logged(JsonLines(), message, exc_info=error)
     naive = f"%(levelname)s %(asctime)s %(name)s: [request {request.request_id} {request.client_id}] %(message)s"
@@ -84,7 +84,7 @@ def test_a_client_cannot_forge_a_line(place: str) -> None:
 
 @given(text=st.text(), client=st.none() | st.text())
 def test_whatever_is_in_it_a_line_is_one_line_and_steers_no_terminal(text: str, client: str | None) -> None:
-    with taking(InHand("r", client)):
+    with entered(RequestContext("r", client)):
         for formatter in (TextLines(), JsonLines()):
             (line,) = logged(formatter, "%s", text).splitlines()
             assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", line)
@@ -93,7 +93,7 @@ def test_whatever_is_in_it_a_line_is_one_line_and_steers_no_terminal(text: str, 
 async def test_json_has_one_object_a_line_with_the_request_the_trace_and_the_exception() -> None:
     spans = Traced()
     span = spans.tracing.begin("POST", "server", {})
-    with taking(InHand("3f2a", 'm"ine', span)):
+    with entered(RequestContext("3f2a", 'm"ine', span)):
         error, fields = failure("no\nway"), {"status": 200}
         line = logged(JsonLines(), "it is %s", "so\n", exc_info=error, extra={"fields": fields})
     told = json.loads(line)

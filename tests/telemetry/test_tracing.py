@@ -15,7 +15,7 @@ from semel.core import Trace
 from semel.errors import ConfigError, InvalidRequest, ServiceError
 from semel.telemetry import Meter
 from semel.telemetry.otlp import OtlpTracing
-from semel.telemetry.request_context import InHand, own_id, span_in_hand, taking, tell_fault, traced
+from semel.telemetry.request_context import RequestContext, current_span, entered, own_id, tell_fault, traced
 from semel.telemetry.tracing import NO_SPAN, NO_TRACING, Collector, check_installed, start_tracing
 from tests.telemetry.spans import DEADLINE_S, Kept, Stuck, Traced, parent_id, span_id, trace_id
 from tests.waiting import until
@@ -114,7 +114,7 @@ async def test_the_first_failure_counts_and_a_clients_fault_is_none() -> None:
     spans = Traced()
     for error in (InvalidRequest("no"), ServiceError("no")):
         span = spans.tracing.begin(error.code, "server", {})
-        with taking(InHand("r", span=span)):
+        with entered(RequestContext("r", span=span)):
             tell_fault(error)
         span.fail("500") if error.status >= 500 else None
         span.end()
@@ -172,20 +172,20 @@ async def test_the_request_in_hand_is_that_of_the_task_and_of_what_it_starts() -
         return own_id()
 
     async def handle(name: str) -> tuple[str, str]:
-        with taking(InHand(name)):
+        with entered(RequestContext(name)):
             return own_id(), await asyncio.create_task(look())
 
     first, second = await asyncio.gather(handle("a"), handle("b"))
     assert (first, second) == (("a", "a"), ("b", "b"))
     assert own_id() not in ("a", "b")
-    assert span_in_hand() is NO_SPAN
+    assert current_span() is NO_SPAN
 
 
 async def test_stages_are_told_to_both_the_metrics_and_the_span() -> None:
     spans, told = Traced(), list[tuple[float, str]]()
     span = spans.tracing.begin("POST", "server", {})
     tell = traced(lambda seconds, stage: told.append((seconds, stage)))
-    with taking(InHand("a", span=span)):
+    with entered(RequestContext("a", span=span)):
         tell(0.5, "render")
     tell(0.5, "send")  # in nobody's name
     span.end()

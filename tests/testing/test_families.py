@@ -41,7 +41,7 @@ def test_a_feature_has_a_mask_where_marks_stand_among_its_embeddings_A1(
     feature = processor.process(picture(56, 112) if family == "qwen2.5-vl" else picture(90, 120))
     assert (len(feature.layout), feature.layout.num_embeds) == (tokens, embeds)
     assert (feature.layout.mask is None) == (tokens == embeds)
-    assert processor.family.fault(processor.config, feature) is None
+    assert processor.family.check(processor.config, feature) is None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -53,7 +53,7 @@ def test_no_image_of_one_colour_gives_idefics3_a_tile_that_it_leaves_out_S8(
     buffer = io.BytesIO()
     Image.new("RGB", (90, 120), (level,) * 3).save(buffer, "PNG")
     processor = HfProcessor.load(tiny("idefics3"), Target(dtype))
-    assert processor.family.fault(processor.config, processor.process(Media("image", buffer.getvalue()))) is None
+    assert processor.family.check(processor.config, processor.process(Media("image", buffer.getvalue()))) is None
 
 
 def test_a_layout_of_gemma3_reaches_from_mark_to_mark_A1(gemma: HfProcessor) -> None:
@@ -62,8 +62,8 @@ def test_a_layout_of_gemma3_reaches_from_mark_to_mark_A1(gemma: HfProcessor) -> 
     assert feature.layout.token_ids == (start, *[image] * 16, end)
     assert feature.layout.mask is not None
     assert list(feature.layout.mask.bits) == [0, *[1] * 16, 0]
-    assert gemma.family.fault(gemma.config, feature) is None
-    assert gemma.family.written("image", "<start_of_image>") == "\n\n<start_of_image>\n\n"
+    assert gemma.family.check(gemma.config, feature) is None
+    assert gemma.family.placeholder_text("image", "<start_of_image>") == "\n\n<start_of_image>\n\n"
 
 
 def test_gemma3_takes_no_crops(gemma: HfProcessor) -> None:
@@ -76,13 +76,13 @@ def test_gemma3_takes_no_crops(gemma: HfProcessor) -> None:
 def test_images_that_gemma3_does_not_count_right_are_a_fault_S9(gemma: HfProcessor) -> None:
     feature = gemma.process(picture(90, 120))
     twice = {**feature.tensors, "num_patches": from_torch(to_torch(feature.tensors["num_patches"]) * 2)}
-    assert "num_patches" in str(gemma.family.fault(gemma.config, replace(feature, tensors=twice)))
+    assert "num_patches" in str(gemma.family.check(gemma.config, replace(feature, tensors=twice)))
     fewer = replace(feature, layout=Layout(feature.layout.token_ids))
-    assert "16 embeddings" in str(gemma.family.fault(gemma.config, fewer))
+    assert "16 embeddings" in str(gemma.family.check(gemma.config, fewer))
 
 
 def test_pixels_of_llava_that_give_other_embeddings_than_the_layout_are_a_fault_S9(tiny: Folder) -> None:
     processor = HfProcessor.load(tiny("llava"), Target("float32"))
     feature = processor.process(picture(90, 120))
     more = replace(feature, layout=Layout((*feature.layout.token_ids, 5)))
-    assert "36 embeddings" in str(processor.family.fault(processor.config, more))
+    assert "36 embeddings" in str(processor.family.check(processor.config, more))

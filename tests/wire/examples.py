@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from semel.core import (
+    AnswerParsing,
     Contract,
-    Dialogue,
     Digest,
     Feature,
     Field,
@@ -42,7 +42,7 @@ CONTRACT: Final = Contract(
 LAYOUT: Final = Layout((7, 8, 8, 9), Mask([False, True, True, False]))
 """Of every item."""
 
-DIALOGUE: Final = Dialogue(
+PARSING: Final = AnswerParsing(
     tools=[{"type": "function", "function": {"name": "f"}}],
     tool_choice={"type": "function", "function": {"name": "f"}},
     template_kwargs={"enable_thinking": False},
@@ -86,7 +86,7 @@ def submit(request_id: str = "r1") -> Submit:
         {},
         {"max_tokens": 4, "temperature": 0.0},
         "s",
-        dialogue=DIALOGUE,
+        parsing=PARSING,
         priority=-3,
         trace=TRACE,
     )

@@ -9,11 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core import Holding, Item, Layout, Mask, Placeholder, Prompt, Submission, Timeline
+from semel.core import FeatureInfo, Item, Layout, Mask, Placeholder, Prompt, Submission, Timeline
 from semel.errors import PromptTooLong, ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, MAX_FRAMES, Frames, decode, encode, pack
 from semel.wire.limits import Limits
-from semel.wire.messages import Abort, Chunk, FrontendMessage, Have, Held, Payload, Refusal, Runs, Submit, TensorHead
+from semel.wire.messages import (
+    Abort,
+    Chunk,
+    FrontendMessage,
+    Have,
+    HaveItem,
+    Payload,
+    Refusal,
+    Runs,
+    Submit,
+    TensorHead,
+)
 from semel.wire.translation import feature_of, have_of, holdings_of, payload_of, prompt_of, submit_of
 from tests.wire.examples import LAYOUT, digest_of, feature_of_rows, prompt, same, submit
 
@@ -83,7 +94,7 @@ def test_any_prompt_comes_out_as_it_went_in(parts: list[tuple[list[int], int]]) 
 @given(st.lists(st.tuples(st.integers(-2, 5), st.booleans()), max_size=30), st.booleans())
 def test_what_is_held_comes_out_as_it_went_in(positions: list[tuple[int, bool]], masked: bool) -> None:
     layout = Layout(tuple(token for token, _ in positions), Mask(bit for _, bit in positions) if masked else None)
-    holdings = {digest_of(number): Holding("image", number, layout) for number in range(3)}
+    holdings = {digest_of(number): FeatureInfo("image", number, layout) for number in range(3)}
     message = decode(encode(1, 2, pack(have_of(7, holdings), LIMITS)), FROM_WORKER, LIMITS).message
     assert isinstance(message, Have)
     assert message.number == 7
@@ -104,9 +115,9 @@ def test_what_is_held_comes_out_as_it_went_in(positions: list[tuple[int, bool]],
 )
 def test_an_announcement_that_does_not_hold_together_is_refused_S10(runs: Runs) -> None:
     with pytest.raises(ProtocolError, match="announcement 0 cannot be read"):
-        holdings_of(Have(0, (Held(digest_of(1), "image", 1, 0),), (runs,)))
+        holdings_of(Have(0, (HaveItem(digest_of(1), "image", 1, 0),), (runs,)))
     with pytest.raises(ProtocolError, match="announcement 0 cannot be read"):
-        holdings_of(Have(0, (Held(digest_of(1), "image", 1, 1),), (Runs(b""),)))
+        holdings_of(Have(0, (HaveItem(digest_of(1), "image", 1, 1),), (Runs(b""),)))
 
 
 def test_a_repeat_costs_less_than_200_bytes_on_the_wire_however_large_the_item_D1() -> None:

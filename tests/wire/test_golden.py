@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from semel.cache import Lease
-from semel.core import Holding, Trace
+from semel.core import FeatureInfo, Trace
 from semel.errors import ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
@@ -89,7 +89,7 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
     (Load(3, 4), ()),
-    (have_of(3, {digest_of(5): Holding("image", 40, LAYOUT), digest_of(6): Holding("image", 41, LAYOUT)}), ()),
+    (have_of(3, {digest_of(5): FeatureInfo("image", 40, LAYOUT), digest_of(6): FeatureInfo("image", 41, LAYOUT)}), ()),
     (Gone(4, (digest_of(5),)), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
@@ -129,7 +129,7 @@ def test_golden_frames_are_read_as_the_message_that_they_were(
 def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_know() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "submit.hex").read_text().splitlines()]
     submitted = decode(old, FROM_FRONTEND, Limits()).message
-    assert submitted == structs.replace(submit(), dialogue=None, priority=0, trace=None)
+    assert submitted == structs.replace(submit(), parsing=None, priority=0, trace=None)
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "deltas.hex").read_text().splitlines()]
     told = decode(old, FROM_WORKER, Limits()).message
     assert isinstance(told, Deltas)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import fields
 
-from semel.core import Dialogue, Output, Prompt, Submission, Timeline
+from semel.core import AnswerParsing, Output, Prompt, Submission, Timeline
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Deltas, Submit
@@ -42,7 +42,7 @@ def test_an_output_arrives_as_it_was_sent() -> None:
 
 
 def test_a_submission_arrives_as_it_was_sent() -> None:
-    dialogue = Dialogue(
+    parsing = AnswerParsing(
         tools=[{"type": "function"}],
         tool_choice={"type": "function"},
         parallel_tool_calls=False,
@@ -55,7 +55,7 @@ def test_a_submission_arrives_as_it_was_sent() -> None:
     )
     sampling = {"logit_bias": {5: 1.0}, "structured_outputs": {"choice": ["a"]}}
     prompt = Prompt([1, 2], Timeline.decoder([]), ())
-    sent = Submission("r", prompt, {}, sampling, "salt", dialogue=dialogue, priority=-7)
+    sent = Submission("r", prompt, {}, sampling, "salt", parsing=parsing, priority=-7)
     frames = encode(1, 2, pack(submit_of(sent), Limits()), ())
     message = decode([bytes(frame) for frame in frames], FROM_FRONTEND, Limits()).message
     assert isinstance(message, Submit)

@@ -120,9 +120,9 @@ def test_another_version_of_the_protocol_is_refused_with_both_versions() -> None
 
 def test_the_epoch_differs_from_session_to_session() -> None:
     def epoch(nonce: bytes) -> int:
-        from semel.wire.proof import Transcript
+        from semel.wire.proof import HandshakeTranscript
 
-        return Transcript(PROTOCOL, "f1", nonce, b"w" * 32).epoch(KEY)
+        return HandshakeTranscript(PROTOCOL, "f1", nonce, b"w" * 32).epoch(KEY)
 
     assert len({epoch(bytes([number]) * 32) for number in range(100)}) == 100
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from semel.cache import Borrowers, SharedCache
+from semel.cache import Borrower, SharedCache
 from semel.core import Digest, Feature, Item, Placeholder, Prompt, Submission, Timeline
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
@@ -114,7 +114,7 @@ async def rig(
         listener = await stack.enter_async_context(listening)
         path = memory_path(address)
         assert path is not None
-        borrowers = await stack.enter_async_context(Borrowers(path))
+        borrowers = await stack.enter_async_context(Borrower(path))
         worker = Worker(engine, listener, borrowers)
         tasks = [asyncio.create_task(worker.run())]
         made = [await _frontend(stack, address, tasks, number, shared_items, limits) for number in range(frontends)]

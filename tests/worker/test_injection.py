@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from semel.core import Digest, Feature
 from semel.errors import EngineDead, EngineFailed, FeatureRejected
 from semel.interchange.injection import Outcome, Status
-from semel.interchange.safetensors import Empty, Entry, Faulty, Given
+from semel.interchange.safetensors import Empty, Entry, Faulty, FeatureEntry
 from semel.worker.injection import inject
 from tests.worker.stored import Store, clip, digest_of, image, wrong
 
@@ -42,7 +42,7 @@ def entry_of(kind: str, digest: Digest) -> Entry:
         case "faulty":
             return Faulty(digest.hex(), "it is broken")
         case _:
-            return Given(digest, features.get(kind, image(3)))
+            return FeatureEntry(digest, features.get(kind, image(3)))
 
 
 def obvious(kind: str, digest: Digest, held: set[Digest], cache_bytes: int) -> Status:
@@ -82,7 +82,7 @@ async def test_every_item_meets_the_fate_that_the_rules_give_it_and_counts_so_D6
 
 async def test_with_caching_off_nothing_happens_and_nothing_is_counted_D6() -> None:
     store = Store.of(0)
-    outcomes, counts = await injected(store, Given(digest_of(1), image(3)), Given(digest_of(2), wrong()))
+    outcomes, counts = await injected(store, FeatureEntry(digest_of(1), image(3)), FeatureEntry(digest_of(2), wrong()))
     assert statuses(outcomes) == ["skipped", "skipped"]
     assert all(outcome.reason == "the engine's item cache is off" for outcome in outcomes)
     assert not counts
@@ -91,7 +91,7 @@ async def test_with_caching_off_nothing_happens_and_nothing_is_counted_D6() -> N
 
 async def test_a_wrong_feature_is_refused_with_the_contract_s_words_even_if_its_digest_is_held_D7_S9() -> None:
     store = Store(held={digest_of(1): image(3)})
-    (outcome,), counts = await injected(store, Given(digest_of(1), wrong()))
+    (outcome,), counts = await injected(store, FeatureEntry(digest_of(1), wrong()))
     assert outcome.status == "refused"
     assert outcome.reason == "pixel_values is Tensor(int8, [2]), tiny takes uint8[*]"
     assert not counts
@@ -99,7 +99,7 @@ async def test_a_wrong_feature_is_refused_with_the_contract_s_words_even_if_its_
 
 async def test_a_feature_that_only_the_engine_knows_to_be_wrong_is_refused_in_its_words_D7() -> None:
     store = Store(failures={digest_of(1): FeatureRejected("pixel_values has values that are no numbers")})
-    (outcome,), _ = await injected(store, Given(digest_of(1), image(3)))
+    (outcome,), _ = await injected(store, FeatureEntry(digest_of(1), image(3)))
     assert outcome == Outcome(digest_of(1).hex(), "refused", "pixel_values has values that are no numbers")
 
 
@@ -107,7 +107,7 @@ async def test_an_engine_that_fails_on_one_item_is_a_warning_with_its_cause_and_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = Store(failures={digest_of(2): RuntimeError("out of pages"), digest_of(3): TimeoutError()})
-    outcomes, counts = await injected(store, *(Given(digest_of(n), image(3)) for n in range(1, 5)))
+    outcomes, counts = await injected(store, *(FeatureEntry(digest_of(n), image(3)) for n in range(1, 5)))
     assert statuses(outcomes) == ["stored", "refused", "refused", "stored"]
     assert outcomes[1].reason == "the engine failed on it; the worker's log says why"
     assert counts == {("image", False): 2}
@@ -120,7 +120,7 @@ async def test_an_engine_that_fails_on_one_item_is_a_warning_with_its_cause_and_
 async def test_a_dead_engine_ends_the_injection_D6(caplog: pytest.LogCaptureFixture) -> None:
     store = Store(failures={digest_of(1): EngineDead("the engine has died")})
     with pytest.raises(EngineDead):
-        await injected(store, *(Given(digest_of(n), image(3)) for n in range(1, 5)))
+        await injected(store, *(FeatureEntry(digest_of(n), image(3)) for n in range(1, 5)))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -130,7 +130,7 @@ async def test_an_item_that_a_request_brings_at_the_same_time_is_a_hit_D8() -> N
             self.held[digest] = feature
             return False
 
-    outcomes, counts = await injected(Racing(), Given(digest_of(1), image(3)))
+    outcomes, counts = await injected(Racing(), FeatureEntry(digest_of(1), image(3)))
     assert statuses(outcomes) == ["held"]
     assert counts == {("image", True): 1}
 
@@ -140,10 +140,10 @@ async def test_an_item_that_the_engine_does_not_keep_is_skipped_and_not_counted_
         async def inject(self, digest: Digest, feature: Feature) -> bool:  # noqa: ARG002
             return False
 
-    (outcome,), counts = await injected(Full(), Given(digest_of(1), image(3)))
+    (outcome,), counts = await injected(Full(), FeatureEntry(digest_of(1), image(3)))
     assert outcome.status == "skipped"
     assert not counts
-    (outcome,), counts = await injected(Store(), Given(digest_of(1), image(101)))
+    (outcome,), counts = await injected(Store(), FeatureEntry(digest_of(1), image(101)))
     assert outcome.reason == "it has 101 bytes, the engine's item cache holds 100"
     assert not counts
 
@@ -151,7 +151,11 @@ async def test_an_item_that_the_engine_does_not_keep_is_skipped_and_not_counted_
 async def test_each_call_leaves_one_line_in_the_log_that_says_who_and_what(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semel.worker.injection")
     store = Store(replace(Store().contract, cache_bytes=10_000))
-    entries = [Given(digest_of(1), image(1_000)), Given(digest_of(1), image(1_000)), Given(digest_of(2), wrong())]
+    entries = [
+        FeatureEntry(digest_of(1), image(1_000)),
+        FeatureEntry(digest_of(1), image(1_000)),
+        FeatureEntry(digest_of(2), wrong()),
+    ]
     await injected(store, *entries, Empty(digest_of(3)), Faulty("x", "y"))
     assert [record.getMessage() for record in caplog.records] == [
         "127.0.0.1:1 injected 5 items with 2,002 bytes: 1 stored, 1 held, 1 skipped, 2 refused"

@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 
 from semel.bench.report import Check, Report, describe_machine
 from semel.bench.timing import Compared, compare, time_s
-from semel.cache import Borrowers, Cache, Lease, Lender, LruCache, SharedCache, borrowed_feature, heads_of
+from semel.cache import Borrower, Cache, Lease, Lender, LruCache, SharedCache, borrowed_feature, heads_of
 from semel.core import Digest, Feature, Layout, Tensor
 
 __all__ = ["run"]
@@ -242,7 +242,7 @@ async def _borrow_all(path: Path) -> None:
         data = borrowed_feature(view, "image", heads, layout).tensors["pixel_values"].data
         os.write(outgoing, _ANSWER.pack(bytes((data[0], data[-1])), thread_time_ns() - started_ns))
 
-    async with Borrowers(path) as borrowers:
+    async with Borrower(path) as borrowers:
         loop.add_reader(incoming, take)
         os.write(outgoing, b"!")
         await ended.wait()

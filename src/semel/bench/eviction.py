@@ -66,14 +66,14 @@ def encode_cost(trace: Trace, eviction: Eviction) -> float:
 
 def bound(trace: Trace) -> float:
     """What no policy can go below, also if it knew the future."""
-    last_shown: dict[int, int] = {}
+    last_use: dict[int, int] = {}
     total, room, intervals = 0.0, 0.0, []
     for now, item in enumerate(trace.shows):
         total += trace.costs[item]
         room += trace.capacity - trace.sizes[item]
-        if item in last_shown:
-            intervals.append((trace.costs[item], trace.sizes[item] * (now - last_shown[item] - 1)))
-        last_shown[item] = now
+        if item in last_use:
+            intervals.append((trace.costs[item], trace.sizes[item] * (now - last_use[item] - 1)))
+        last_use[item] = now
     intervals.sort(key=lambda interval: interval[0] / max(interval[1], 1), reverse=True)
     for cost, space in intervals:
         if space > room:

@@ -38,7 +38,7 @@ from PIL import Image
 
 from semel.bench.report import Check, Report, describe_machine
 from semel.cache import SharedCache
-from semel.core import Digest, Holding, Key, Submission, Target
+from semel.core import Digest, FeatureInfo, Key, Submission, Target
 from semel.errors import ServiceError
 from semel.frontend.api.requests import ChatCompletionRequest
 from semel.processing import Pool
@@ -206,30 +206,30 @@ class _Ours:
 
     async def render_new(self, bodies: Sequence[bytes]) -> _Span:
         self.cache.clear()
-        return await self._spent(_at_once(partial(self.render, held={}), bodies))
+        return await self._spent(_at_once(partial(self.render, infos={}), bodies))
 
     async def render_known(self, body: bytes) -> _Span:
         """The worker holds the image: nothing is processed, looked up in our cache, or sent."""
-        asked = ChatCompletionRequest.model_validate_json(body)
-        rendered = await self.pipeline.chat(asked.chat(), asked.tenant())
-        held = {
-            digest: Holding(feature.modality, feature.nbytes, feature.layout)
+        request = ChatCompletionRequest.model_validate_json(body)
+        rendered = await self.pipeline.chat(request.chat(), request.tenant())
+        infos = {
+            digest: FeatureInfo(feature.modality, feature.nbytes, feature.layout)
             for digest, feature in rendered.features.items()
         }
         del rendered
 
         async def repeat() -> None:
             for _ in range(_REPEATS):
-                await self.render(body, held)
+                await self.render(body, infos)
 
         return await self._spent(repeat())
 
-    async def render(self, body: bytes, held: dict[Digest, Holding]) -> Frames:
-        asked = ChatCompletionRequest.model_validate_json(body)
-        draft = await self.pipeline.read_chat(asked.chat(), asked.tenant())
-        rendered = await self.pipeline.render(draft, held.get)
+    async def render(self, body: bytes, infos: dict[Digest, FeatureInfo]) -> Frames:
+        request = ChatCompletionRequest.model_validate_json(body)
+        draft = await self.pipeline.read_chat(request.chat(), request.tenant())
+        rendered = await self.pipeline.render(draft, infos.get)
         submit = submit_of(
-            Submission("request", rendered.prompt, rendered.features, asked.sampling()), rendered.features
+            Submission("request", rendered.prompt, rendered.features, request.sampling()), rendered.features
         )
         return encode(1, 1, pack(submit, _LIMITS))
 
@@ -321,10 +321,10 @@ def _bare_render(folder: Path) -> tuple[Render, Callable[[], None]]:
     inputs, encoder = InputProcessor(config, renderer), MsgpackEncoder()
 
     async def render(body: bytes) -> Sequence[Any]:
-        asked = BareRequest.model_validate(json.loads(body))
-        tokens, chat = asked.build_tok_params(config.model_config), asked.build_chat_params(None, "auto")
-        _, (prompt,) = await renderer.render_chat_async([asked.messages], chat, tokens)
-        sampling = asked.to_sampling_params(16, {})
+        request = BareRequest.model_validate(json.loads(body))
+        tokens, chat = request.build_tok_params(config.model_config), request.build_chat_params(None, "auto")
+        _, (prompt,) = await renderer.render_chat_async([request.messages], chat, tokens)
+        sampling = request.to_sampling_params(16, {})
         frames: Sequence[Any] = encoder.encode(inputs.process_inputs("request", prompt, sampling, ("generate",)))
         return frames
 

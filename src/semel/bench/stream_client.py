@@ -136,7 +136,7 @@ def main(url: str, model: str, streams: str, tokens: str, rate: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tally = uvloop.run(run(url, model, int(streams), int(tokens), float(rate)))
     delays = sorted(tally.delays_s) or [0.0]
-    told = {
+    summary = {
         "opened": tally.opened,
         "complete": tally.complete,
         "tokens": tally.tokens,
@@ -145,7 +145,7 @@ def main(url: str, model: str, streams: str, tokens: str, rate: str) -> None:
         "delay_p99_s": delays[int(len(delays) * 0.99)],
         "delay_max_s": delays[-1],
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(summary) + "\n")
 
 
 if __name__ == "__main__":

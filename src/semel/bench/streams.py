@@ -134,11 +134,13 @@ async def _stream(
             last = await _look(url, meter, pids)
             lag.close()
             tell(0.95, "the streams end")
-            told = json.loads(await client.stdout.readline())
-    return tuple(_checks(options, idle, first, last, told))
+            summary = json.loads(await client.stdout.readline())
+    return tuple(_checks(options, idle, first, last, summary))
 
 
-def _checks(options: StreamsOptions, idle: _Moment, first: _Moment, last: _Moment, told: dict[str, Any]) -> list[Check]:
+def _checks(
+    options: StreamsOptions, idle: _Moment, first: _Moment, last: _Moment, summary: dict[str, Any]
+) -> list[Check]:
     lags = {share: (quantile(share, first.lags, last.lags) or 0.0) * 1e3 for share in (0.5, 0.99)}
     base = {share: (quantile(share, first.idle_lags, last.idle_lags) or 0.0) * 1e3 for share in (0.5, 0.99)}
     memory = max(first.memory_bytes, last.memory_bytes) - idle.memory_bytes
@@ -147,12 +149,14 @@ def _checks(options: StreamsOptions, idle: _Moment, first: _Moment, last: _Momen
     checks = [
         Check.at_most("event loop lag, p99", lags[0.99], _MAX_LAG_S * 1e3, unit="ms", baseline=base[0.99]),
         Check("event loop lag, p50", lags[0.5], "ms", base[0.5]),
-        Check.at_least("streams with every token, in order", told["complete"], streams, unit="streams"),
-        Check.at_most("tokens out of order, streams refused", len(told["faults"]), 0, unit=""),
+        Check.at_least("streams with every token, in order", summary["complete"], streams, unit="streams"),
+        Check.at_most("tokens out of order, streams refused", len(summary["faults"]), 0, unit=""),
         Check("tokens a second", streams * options.rate, "tokens/s"),
-        Check("engine to client, p50", told["delay_p50_s"] * 1e3, "ms"),
-        Check("engine to client, p99", told["delay_p99_s"] * 1e3, "ms"),
-        Check.at_most("engine to client, the latest token", told["delay_max_s"] * 1e3, _MAX_DELAY_S * 1e3, unit="ms"),
+        Check("engine to client, p50", summary["delay_p50_s"] * 1e3, "ms"),
+        Check("engine to client, p99", summary["delay_p99_s"] * 1e3, "ms"),
+        Check.at_most(
+            "engine to client, the latest token", summary["delay_max_s"] * 1e3, _MAX_DELAY_S * 1e3, unit="ms"
+        ),
         Check("memory of the frontend for a stream", memory / streams / 1024, "KiB"),
         Check("work of the frontend for a token", 1e6 * work_s / (streams * options.rate * window_s), "µs"),
     ]

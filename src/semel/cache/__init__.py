@@ -6,7 +6,7 @@ from semel.cache.lru import LruCache
 from semel.cache.none import NoCache
 from semel.cache.protocol import SMALLEST_BYTES, Cache
 from semel.cache.shared import (
-    Borrowers,
+    Borrower,
     Head,
     Lease,
     Lender,
@@ -20,7 +20,7 @@ from semel.cache.shared import (
 
 __all__ = [
     "SMALLEST_BYTES",
-    "Borrowers",
+    "Borrower",
     "Cache",
     "Flight",
     "Head",

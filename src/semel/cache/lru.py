@@ -52,8 +52,8 @@ class LruCache:
 
     def put(self, digest: Digest, feature: Feature) -> Feature:
         """Hold a feature, unless it is larger than the cache; the first under a digest stays."""
-        if (held := self.get(digest)) is not None:
-            return held
+        if (cached := self.get(digest)) is not None:
+            return cached
         nbytes = _charge(feature)
         if nbytes > self._capacity:
             return feature

@@ -143,8 +143,8 @@ def frontend(
     from semel.fleet.discovery import sources_of
     from semel.frontend.budget import BudgetLimits
     from semel.frontend.http.body import BodyLimits
-    from semel.frontend.middleware.concurrency import GateLimits
-    from semel.frontend.middleware.refusal_rate import PaceLimits
+    from semel.frontend.middleware.concurrency import ConcurrencyLimits
+    from semel.frontend.middleware.refusal_rate import RefusalLimits
     from semel.media import DecodeLimits
     from semel.media.fetch.download import FetchLimits
     from semel.media.fetch.fetch import FetchOptions
@@ -165,8 +165,8 @@ def frontend(
         processes=processes or usable_cores(),
         body=BodyLimits(max_body_bytes, max_body_values, max_body_s),
         budget=BudgetLimits(max_request_media_bytes, max_media_bytes_in_flight, max_waiting_requests),
-        pace=PaceLimits(max_refusals_per_s),
-        gate=GateLimits(max_requests, max_tenant_requests, request_timeout_s),
+        pace=RefusalLimits(max_refusals_per_s),
+        gate=ConcurrencyLimits(max_requests, max_tenant_requests, request_timeout_s),
         connections=ConnectionLimits(keep_alive_s, headers_s=max_body_s, stall_s=max_body_s),
         drain_s=drain_s,
         cache_kind=feature_cache,
@@ -348,13 +348,13 @@ def rehearsal(
     import uvloop
 
     from semel.compose import WorkerOptions
-    from semel.compose.modelless_worker import run_rehearsal
+    from semel.compose.modelless_worker import run_modelless_worker
     from semel.settings import read_key
     from semel.telemetry.logs import log_to_stderr
 
     log_to_stderr("text")
     options = WorkerOptions(model, listen, read_key(key_file), (), False, None, None, drain_s, processor)
-    uvloop.run(run_rehearsal(options, rate=rate, phases=phases))
+    uvloop.run(run_modelless_worker(options, rate=rate, phases=phases))
 
 
 @testing.command("serve")

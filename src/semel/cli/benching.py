@@ -56,11 +56,11 @@ def _bar(console: Console) -> Iterator[Tell]:
 
 @contextmanager
 def _lines(console: Console) -> Iterator[Tell]:
-    told: list[str] = []
+    printed: list[str] = []
 
     def tell(what: str, done: int, total: int) -> None:  # noqa: ARG001
-        if told[-1:] != [what]:
-            told.append(what)
+        if printed[-1:] != [what]:
+            printed.append(what)
             console.print(f"semel bench serve: {what}", highlight=False)
 
     yield tell

@@ -22,17 +22,17 @@ class Output:
         self._reader, self.descriptor = os.pipe()
         os.set_blocking(self._reader, False)
         self._kept = b""
-        self._is_shown = False
+        self._is_visible = False
         asyncio.get_running_loop().add_reader(self._reader, self._read)
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
+    def visible(self) -> Iterator[None]:
         """Meanwhile all that is printed goes to standard error."""
-        self._is_shown = True
+        self._is_visible = True
         try:
             yield
         finally:
-            self._is_shown = False
+            self._is_visible = False
 
     def last_lines(self, count: int) -> str:
         """What was printed last."""
@@ -49,6 +49,6 @@ class Output:
         with contextlib.suppress(BlockingIOError):
             printed = os.read(self._reader, _PIPE_BYTES)
             self._kept = (self._kept + printed)[-_KEPT_BYTES:]
-            if self._is_shown:
+            if self._is_visible:
                 sys.stderr.buffer.write(printed)
                 sys.stderr.buffer.flush()

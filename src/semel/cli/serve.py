@@ -25,7 +25,7 @@ from semel.cli.supervisor import Child, end_at_once, end_in_order
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import create_key
-from semel.shutdown import Stopping
+from semel.shutdown import ShutdownSignal
 from semel.telemetry.logs import LogFormat, log_to_stderr
 
 __all__ = ["ServeOptions", "serve"]
@@ -85,23 +85,23 @@ def _check_port(host: str, port: int) -> None:
 
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
-    stopping = Stopping.listening()
+    stopping = ShutdownSignal.listening()
     output = Output() if console.is_terminal else None
     children = _children(options, folder, None if output is None else output.descriptor)
     keepers = [asyncio.create_task(child.keep()) for child in children]
     try:
         await _until_ready(options, children, stopping, output)
-        if not stopping.is_asked:
+        if not stopping.is_requested:
             _greet(options)
-            with contextlib.nullcontext() if output is None else output.shown():
-                await stopping.until_asked()
+            with contextlib.nullcontext() if output is None else output.visible():
+                await stopping.wait()
         return 0
     finally:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         with console.status("ending"):
-            await stopping.unless_hurried(end_in_order(reversed(children), options.drain_s + _END_S))
+            await stopping.unless_forced(end_in_order(reversed(children), options.drain_s + _END_S))
             await end_at_once(children, _END_S)
         if output is not None:
             output.close()
@@ -125,7 +125,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
 
 
 async def _until_ready(
-    options: ServeOptions, children: Sequence[Child], stopping: Stopping, output: Output | None
+    options: ServeOptions, children: Sequence[Child], stopping: ShutdownSignal, output: Output | None
 ) -> None:
     """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
     ended: list[str] = []
@@ -134,7 +134,7 @@ async def _until_ready(
             lambda name, code: ended.append(f"the {name} could not start (exit code {code})"), child.name
         )
     with console.status(f"starting {options.model}") as status:
-        while not stopping.is_asked:
+        while not stopping.is_requested:
             if ended:
                 raise ConfigError(f"{ended[0]}{_tail(output)}")
             ready, reason = await asyncio.to_thread(_ask_ready, options.url)
@@ -142,7 +142,7 @@ async def _until_ready(
                 break
             status.update(f"starting {options.model}: {reason}")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.until_asked(), _POLL_S)
+                await asyncio.wait_for(stopping.wait(), _POLL_S)
     for child in children:
         child.on_exit = None
 

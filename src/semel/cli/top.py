@@ -109,13 +109,13 @@ def _workers(frontends: Sequence[Scrape]) -> dict[str, float | None]:
     for scrape in frontends:
         running = scrape.values(WORKER_RUNNING, "worker")
         for name, connected in scrape.values(WORKER_CONNECTED, "worker").items():
-            told = running.get(name, 0.0) if connected else None
-            found[name] = max((one for one in (found.get(name), told) if one is not None), default=None)
+            load = running.get(name, 0.0) if connected else None
+            found[name] = max((one for one in (found.get(name), load) if one is not None), default=None)
     return dict(sorted(found.items()))
 
 
 def _stages(pairs: Sequence[tuple[Scrape, Scrape]]) -> list[tuple[str, tuple[float, float]]]:
-    shown = []
+    rows = []
     for stage in _STAGES:
         before: dict[float, float] = {}
         after: dict[float, float] = {}
@@ -125,8 +125,8 @@ def _stages(pairs: Sequence[tuple[Scrape, Scrape]]) -> list[tuple[str, tuple[flo
                     sums[bound] = sums.get(bound, 0.0) + count
         median, high = quantile(0.5, before, after), quantile(0.95, before, after)
         if median is not None and high is not None:
-            shown.append((stage, (median, high)))
-    return shown
+            rows.append((stage, (median, high)))
+    return rows
 
 
 def watch(urls: Sequence[str], *, every_s: float, console: Console) -> None:

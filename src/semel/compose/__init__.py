@@ -4,14 +4,14 @@ The only place that knows all the parts. What is decided here is who is given wh
 """
 
 from semel.compose.frontend import CacheKind, FrontendOptions, create_cache, run_frontend
-from semel.compose.pipeline import assemble_pipeline
+from semel.compose.pipeline import compose_pipeline
 from semel.compose.worker import WorkerOptions, run_worker
 
 __all__ = [
     "CacheKind",
     "FrontendOptions",
     "WorkerOptions",
-    "assemble_pipeline",
+    "compose_pipeline",
     "create_cache",
     "run_frontend",
     "run_worker",

@@ -26,7 +26,7 @@ from semel.processing.pool.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.processing.pool.process import PoolProcess
 from semel.processing.processor import ProcessorKind
 from semel.render import Pipeline, warm_up
-from semel.shutdown import Stopping
+from semel.shutdown import ShutdownSignal
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
@@ -50,13 +50,13 @@ from semel.telemetry.tracing import Collector, start_tracing
 from semel.wire.zmq import FrontendLink
 
 if TYPE_CHECKING:
-    from semel.fleet.discovery import Source
+    from semel.fleet.discovery import AddressSource
     from semel.fleet.fleet import Fleet
     from semel.fleet.worker import RemoteWorker
     from semel.frontend.http.body import BodyLimits
-    from semel.frontend.middleware.concurrency import GateLimits
-    from semel.frontend.middleware.refusal_rate import PaceLimits
-    from semel.frontend.service import Service
+    from semel.frontend.middleware.concurrency import ConcurrencyLimits
+    from semel.frontend.middleware.refusal_rate import RefusalLimits
+    from semel.frontend.service import FrontendState
     from semel.web.server import ConnectionLimits, HttpServer
 
 __all__ = ["GC_THRESHOLDS", "CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
@@ -93,7 +93,7 @@ class FrontendOptions:
     processes: int
     body: BodyLimits
     budget: BudgetLimits
-    pace: PaceLimits
+    pace: RefusalLimits
     cache_kind: CacheKind
     cache_bytes: int
     fetching: FetchOptions = field(default_factory=FetchOptions)
@@ -103,14 +103,14 @@ class FrontendOptions:
     limits: DecodeLimits = field(default_factory=DecodeLimits)
     max_processing_s: float = TIMEOUT_S
     max_processing_bytes: int = MAX_MEMORY_BYTES
-    sources: Sequence[Source] = ()
+    sources: Sequence[AddressSource] = ()
     """What names workers besides those, and may name others later."""
 
     collector: Collector | None = None
     """Where spans are sent; without one there are none."""
 
     log_requests: bool = True
-    gate: GateLimits | None = None
+    gate: ConcurrencyLimits | None = None
     connections: ConnectionLimits | None = None
     drain_s: float = 25.0
     """For requests in flight when it is stopped."""
@@ -121,13 +121,13 @@ async def run_frontend(options: FrontendOptions) -> None:
     from starlette.applications import Starlette
 
     from semel.frontend.app import create_app
-    from semel.frontend.middleware.concurrency import Gate
-    from semel.frontend.service import Service
+    from semel.frontend.middleware.concurrency import RequestLimiter
+    from semel.frontend.service import FrontendState
     from semel.web.server import HttpServer, operator_routes
 
     _raise_file_limit()
-    gate = Gate(options.gate)
-    service = Service(body=options.body, budget=Budget(options.budget), pace=options.pace, gate=gate)
+    gate = RequestLimiter(options.gate)
+    service = FrontendState(body=options.body, budget=Budget(options.budget), pace=options.pace, gate=gate)
     tracing = start_tracing(options.collector, "semel-frontend")
     parts = _Parts(options, create_cache(options.cache_kind, options.cache_bytes))
     app = create_app(service, parts.meter, options.api_keys, tracing=tracing, log_requests=options.log_requests)
@@ -148,8 +148,8 @@ async def run_frontend(options: FrontendOptions) -> None:
         linking = asyncio.create_task(keep_linked())
         following = asyncio.create_task(parts.follow(fleet, service))
         telling = asyncio.create_task(_tell_hits(parts.lookups))
-        stopping = Stopping.listening()
-        if await stopping.until_asked(serving, linking, following):
+        stopping = ShutdownSignal.listening()
+        if await stopping.wait(serving, linking, following):
             await _drain(service, server, stopping, options.drain_s)
         else:
             service.drain("the frontend has failed")
@@ -163,12 +163,12 @@ async def run_frontend(options: FrontendOptions) -> None:
                 raise result
 
 
-async def _drain(service: Service, server: HttpServer, stopping: Stopping, within_s: float) -> None:
+async def _drain(service: FrontendState, server: HttpServer, stopping: ShutdownSignal, within_s: float) -> None:
     """Answer what was taken, and refuse what comes; probes are answered all the while."""
     service.drain("the frontend is shutting down")
     server.release()
     logger.info("the frontend ends when its %d requests have, within %g s", service.gate.requests, within_s)
-    await stopping.unless_hurried(service.gate.until_empty(within_s))
+    await stopping.unless_forced(service.gate.until_empty(within_s))
     if service.gate.requests:
         logger.warning("%d requests are cut off: raise --drain-s to let them end", service.gate.requests)
 
@@ -198,12 +198,12 @@ class _Parts:
 
     async def link(self, stack: contextlib.AsyncExitStack) -> tuple[Fleet, Callable[[], Coroutine[None, None, None]]]:
         """Connect to every worker, until the stack is left; and a call that keeps to the roster from then on."""
-        from semel.fleet.discovery import Roster
+        from semel.fleet.discovery import WorkerDirectory
         from semel.fleet.fleet import Fleet
-        from semel.fleet.membership import Members
+        from semel.fleet.membership import Membership
 
-        fleet, roster = Fleet(), Roster(self.options.workers, self.options.sources)
-        members = Members(fleet, self._connect)
+        fleet, roster = Fleet(), WorkerDirectory(self.options.workers, self.options.sources)
+        members = Membership(fleet, self._connect)
         stack.push_async_callback(members.close)
         for address in await roster.open():
             await members.join(address)
@@ -219,9 +219,9 @@ class _Parts:
         ) as link:
             yield RemoteWorker(link, memory=self.memory, lookups=self.lookups, meter=self.meter, on_forget=self._forget)
 
-    async def follow(self, fleet: Fleet, service: Service) -> None:
+    async def follow(self, fleet: Fleet, service: FrontendState) -> None:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
-        from semel.frontend.service import Serving
+        from semel.frontend.service import ServedModel
 
         folder = find_folder(self.options.model)
         async with contextlib.AsyncExitStack() as stack:
@@ -239,7 +239,7 @@ class _Parts:
                 if (current := fleet.contract) is None:
                     service.suspend(fleet.reason)
                 else:
-                    service.begin(Serving(fleet, current, pipeline))
+                    service.begin(ServedModel(fleet, current, pipeline))
                     counts = len(fleet.serving), len(fleet.workers)
                     logger.info("serving %s with %d of %d workers", current.model, *counts)
 
@@ -306,7 +306,7 @@ class _Parts:
             self.lookups.count(contract.model, modality, "processor", count, hit)
 
 
-async def _first_contract(fleet: Fleet, service: Service) -> Contract:
+async def _first_contract(fleet: Fleet, service: FrontendState) -> Contract:
     """Wait for the first worker."""
     while True:
         await fleet.changed()

@@ -14,7 +14,7 @@ from semel.processing import find_folder
 from semel.processing.processor import load_processor
 from semel.testing.pacing import PacedEngine
 
-__all__ = ["run_rehearsal"]
+__all__ = ["run_modelless_worker"]
 
 _MAX_ITEMS: Final = 64
 _MAX_EMBEDS: Final = 16_384
@@ -22,7 +22,7 @@ _MAX_TOKENS: Final = 32_768
 _CACHE_BYTES: Final = 1 << 30
 
 
-async def run_rehearsal(options: WorkerOptions, *, rate: float, phases: int = 1) -> None:
+async def run_modelless_worker(options: WorkerOptions, *, rate: float, phases: int = 1) -> None:
     """Serve an engine that generates so many tokens a second for each request, until SIGTERM."""
     folder, target = find_folder(options.model), Target("float32")
     processor = await asyncio.to_thread(load_processor, options.processor, folder, target)

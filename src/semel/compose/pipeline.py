@@ -12,12 +12,12 @@ from semel.core import Feature, Key, Media, Target
 from semel.media import Pieces
 from semel.processing import Description
 from semel.processing.processor import ProcessorKind, load_processor
-from semel.render import ChatRenderer, ChatTemplate, Pipeline, Process, Tokenizer
+from semel.render import ChatRenderer, ChatTemplate, Pipeline, ProcessItem, Tokenizer
 
-__all__ = ["assemble_pipeline", "pipeline_of"]
+__all__ = ["compose_pipeline", "pipeline_of"]
 
 
-def assemble_pipeline(
+def compose_pipeline(
     folder: Path,
     target: Target,
     key: Key,
@@ -41,7 +41,7 @@ def assemble_pipeline(
 
 
 def pipeline_of(
-    folder: Path, process: Process, described: Description, key: Key, chat_template: str | Path | None
+    folder: Path, process: ProcessItem, described: Description, key: Key, chat_template: str | Path | None
 ) -> Pipeline:
     """A pipeline whose processor runs wherever `process` does."""
     tokenizer = Tokenizer.load(folder)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from semel.cache import Borrowers
+from semel.cache import Borrower
 from semel.core import Key, Modality
 from semel.processing.processor import ProcessorKind
 from semel.settings import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable
-from semel.shutdown import Stopping
+from semel.shutdown import ShutdownSignal
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import MM_CACHE_EVICTIONS
@@ -93,18 +93,18 @@ async def serve_engine(
         listener = WorkerListener(options.listen, key=options.key, contract=engine.contract)
         await stack.enter_async_context(listener)
         path = memory_path(options.listen)
-        borrowers = None if path is None else await stack.enter_async_context(Borrowers(path))
+        borrowers = None if path is None else await stack.enter_async_context(Borrower(path))
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
         tracing = start_tracing(options.collector, _SERVICE)
         stack.push_async_callback(tracing.close)
         worker = Worker(engine, listener, borrowers, tracing=tracing)
         if options.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker))
-        stopping = Stopping.listening()
+        stopping = ShutdownSignal.listening()
         serving = asyncio.create_task(worker.run())
-        if await stopping.until_asked(serving):
+        if await stopping.wait(serving):
             logger.info("the worker ends when its requests have, within %g s", options.drain_s)
-            await stopping.unless_hurried(worker.drain(options.drain_s))
+            await stopping.unless_forced(worker.drain(options.drain_s))
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:

@@ -1,9 +1,9 @@
 """Values without I/O: digests, media, features, prompts. Imports nothing of semel but itself."""
 
-from semel.core.answer_parsing import Dialogue
+from semel.core.answer_parsing import AnswerParsing
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
-from semel.core.feature import DTYPE_BYTES, Feature, Holding, Layout, Tensor
+from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
@@ -13,12 +13,12 @@ from semel.core.trace import Trace
 __all__ = [
     "DTYPE_BYTES",
     "MIN_KEY_CHARS",
+    "AnswerParsing",
     "Contract",
-    "Dialogue",
     "Digest",
     "Feature",
+    "FeatureInfo",
     "Field",
-    "Holding",
     "Identity",
     "Item",
     "Key",

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Dialogue"]
+__all__ = ["AnswerParsing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
+class AnswerParsing:
     """How the answer to a chat is to be read: which calls it may make, and whether its reasoning is told apart."""
 
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -15,7 +15,7 @@ from typing import Final, Self
 from semel.core.media import Modality
 from semel.core.prompt import Mask
 
-__all__ = ["DTYPE_BYTES", "Feature", "Holding", "Layout", "Tensor"]
+__all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Layout", "Tensor"]
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
@@ -101,7 +101,7 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Holding:
+class FeatureInfo:
     """A feature without its tensors: what one needs to know of it to refer to it by its digest."""
 
     modality: Modality

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.core.answer_parsing import Dialogue
+from semel.core.answer_parsing import AnswerParsing
 from semel.core.digest import Digest
 from semel.core.feature import Feature
 from semel.core.prompt import Prompt
@@ -35,7 +35,7 @@ class Submission:
     cache_salt: str | None = None
     """Keeps the engine's prefix cache apart from that of other salts."""
 
-    dialogue: Dialogue | None = None
+    parsing: AnswerParsing | None = None
     """How the answer is read; None for one that is text and nothing else."""
 
     priority: int = 0

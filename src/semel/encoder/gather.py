@@ -44,10 +44,10 @@ def gather(timeline: Timeline, start: int, end: int) -> Gathered:
         placeholder = timeline[index]
         offset = placeholder.offset
         first, last = max(0, start - offset), min(placeholder.length, end - offset)
-        taken = placeholder.embed_range(first, last)
-        if taken[0] == taken[1]:
+        embeds = placeholder.embed_range(first, last)
+        if embeds[0] == embeds[1]:
             continue
-        slices.append(Slice(index, *taken))
+        slices.append(Slice(index, *embeds))
         bits = b"\x01" * (last - first) if placeholder.mask is None else placeholder.mask.bits[first:last]
         mask[offset + first - start : offset + last - start] = bits
     return Gathered(tuple(slices), bytes(mask))

@@ -74,7 +74,7 @@ class Residency:
         entry = self._entries.get(key)
         return None if entry is None else entry.planner
 
-    def held(self, request: str) -> KeysView[int]:
+    def inputs_of(self, request: str) -> KeysView[int]:
         """The inputs of a request that hold an entry; a live view, in O(1) (B4)."""
         return self._inputs.get(request, _NOTHING).keys()
 
@@ -134,7 +134,7 @@ class Residency:
 
     def release_all(self, request: str) -> None:
         """Let go of everything a request holds: it ended, was preempted, or was not scheduled after all."""
-        for index in tuple(self.held(request)):
+        for index in tuple(self.inputs_of(request)):
             self.release(request, index)
 
     def settle(self, scheduled: Container[str] | None = None) -> Settlement:

@@ -34,11 +34,11 @@ class Observed:
             return None
         prompt = submission.prompt
         encoded = 0 if prompt.encoder_token_ids is None else len(prompt.encoder_token_ids)
-        span.note("gen_ai.operation.name", "text_completion" if submission.dialogue is None else "chat")
+        span.note("gen_ai.operation.name", "text_completion" if submission.parsing is None else "chat")
         span.note("gen_ai.request.model", model)
-        for name, told in _SAMPLING.items():
+        for name, attribute in _SAMPLING.items():
             if isinstance(value := submission.sampling.get(name), int | float):
-                span.note(told, value)
+                span.note(attribute, value)
         span.add("gen_ai.usage.input_tokens", len(prompt.token_ids) + encoded)
         span.add("semel.items", len(prompt.items))
         return cls(span)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from semel.core import Contract, Digest, Feature, Holding, Output, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, Output, Submission
 
-__all__ = ["Engine", "HoldingWatcher", "Stream"]
+__all__ = ["Engine", "ItemCacheWatcher", "Stream"]
 
 
 class Stream(Protocol):
@@ -31,10 +31,10 @@ class Stream(Protocol):
         ...
 
 
-class HoldingWatcher(Protocol):
+class ItemCacheWatcher(Protocol):
     """Is told what an engine's item cache holds: every insertion and every removal, in order, as it happens."""
 
-    def hold(self, digest: Digest, holding: Holding) -> None:
+    def hold(self, digest: Digest, holding: FeatureInfo) -> None:
         """The item is held from now on."""
         ...
 
@@ -59,11 +59,11 @@ class Engine(Protocol):
         """Whether the engine's item cache holds the item, as far as this process knows."""
         ...
 
-    def holding(self, digest: Digest) -> Holding | None:
+    def holding(self, digest: Digest) -> FeatureInfo | None:
         """What is known of an item that is held."""
         ...
 
-    def watch(self, watcher: HoldingWatcher) -> None:
+    def watch(self, watcher: ItemCacheWatcher) -> None:
         """Tell the watcher of everything that is held, and from now on of every change."""
         ...
 

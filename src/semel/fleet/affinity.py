@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from semel.core import Item, frame
 
-__all__ = ["Opening"]
+__all__ = ["ConversationPrefix"]
 
 _KEY_BYTES: Final = 16
 _PROMPT_CHARS: Final = 1_024
@@ -23,7 +23,7 @@ _PROMPT_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ConversationPrefix:
     """What a conversation begins with."""
 
     words: bytes

@@ -40,7 +40,7 @@ class Candidate:
     load: int
     """Requests that it is answering or about to."""
 
-    held: int
+    known_items: int
     """How many of the request's items it holds, or is about to get."""
 
 
@@ -51,9 +51,9 @@ def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: b
     """
     loads = [candidate.load for candidate in candidates]
     bound, holders = bound_over(loads), bound_over_holders(loads)
-    fit = [index for index, one in enumerate(candidates) if one.load <= (holders if one.held else bound)]
-    most = max(candidates[index].held for index in fit)
-    best = [index for index in fit if candidates[index].held == most]
+    fit = [index for index, one in enumerate(candidates) if one.load <= (holders if one.known_items else bound)]
+    most = max(candidates[index].known_items for index in fit)
+    best = [index for index in fit if candidates[index].known_items == most]
     key = (prefix if most or not digests else b"") or min(digests, default=b"")
     ranked = sorted(best, key=lambda index: _rank(candidates[index].name, key), reverse=True)
     return min(ranked[:2] if key else ranked, key=lambda index: candidates[index].load)

@@ -8,7 +8,7 @@ from typing import Final
 
 from semel.core import Contract
 
-__all__ = ["difference"]
+__all__ = ["first_difference"]
 
 _MAY_DIFFER: Final = frozenset({"cache_bytes"})
 """What changes no answer; every other field does, also one that is added to contracts later."""
@@ -24,16 +24,16 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
-def difference(fleet: Contract, worker: Contract) -> str | None:
+def first_difference(fleet: Contract, worker: Contract) -> str | None:
     """Why a worker may not serve beside the fleet's others; None if it answers as they do."""
     for name in (field.name for field in fields(Contract) if field.name not in _MAY_DIFFER):
         ours, its = getattr(fleet, name), getattr(worker, name)
         if ours != its:
             remedy = _REMEDIES.get(name, "start both with the same flags")
-            return f"its {name} is {_shown(its)}, the fleet's is {_shown(ours)}: {remedy}"
+            return f"its {name} is {_excerpt(its)}, the fleet's is {_excerpt(ours)}: {remedy}"
     return None
 
 
-def _shown(value: object) -> str:
-    told = repr(value)
-    return told if len(told) <= 80 else f"{told[:80]}…"
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

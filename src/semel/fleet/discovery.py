@@ -16,7 +16,7 @@ from typing import Final, Protocol, Self
 
 from semel.errors import ConfigError
 
-__all__ = ["DnsSource", "FileSource", "Roster", "Source", "addresses_in", "check_address", "sources_of"]
+__all__ = ["AddressSource", "DnsSource", "FileSource", "WorkerDirectory", "addresses_in", "check_address", "sources_of"]
 
 _TICK_S: Final = 1
 _RESOLVE_S: Final = 5.0
@@ -29,7 +29,7 @@ Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 """The IP addresses of a name; an `OSError` if there are none."""
 
 
-class Source(Protocol):
+class AddressSource(Protocol):
     """Something that names workers."""
 
     @property
@@ -125,19 +125,19 @@ class DnsSource:
         return sorted(f"tcp://[{one}]:{self.port}" if ":" in one else f"tcp://{one}:{self.port}" for one in found)
 
 
-def sources_of(file: Path | None, names: Iterable[str], every_s: int) -> tuple[Source, ...]:
+def sources_of(file: Path | None, names: Iterable[str], every_s: int) -> tuple[AddressSource, ...]:
     """What the flags name: a file, and names in DNS."""
     files = () if file is None else (FileSource(file),)
     return (*files, *(DnsSource.parse(name, every_s) for name in names))
 
 
-class Roster:
+class WorkerDirectory:
     """What all sources say together."""
 
     def __init__(
         self,
         fixed: Iterable[str],
-        sources: Sequence[Source] = (),
+        sources: Sequence[AddressSource] = (),
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -160,7 +160,7 @@ class Roster:
 
     async def lists(self) -> AsyncIterator[tuple[str, ...]]:
         """Every list that follows the first one and differs from the one before; without sources there is none."""
-        told = self._all()
+        current = self._all()
         ticks = 0
         while self._sources:
             await self._sleep(_TICK_S)
@@ -168,11 +168,11 @@ class Roster:
             for number, source in enumerate(self._sources):
                 if ticks % source.every_s == 0:
                     await self._ask(number, source)
-            if (now := self._all()) != told:
-                told = now
+            if (now := self._all()) != current:
+                current = now
                 yield now
 
-    async def _ask(self, number: int, source: Source) -> None:
+    async def _ask(self, number: int, source: AddressSource) -> None:
         try:
             self._last[number] = tuple(await source.read())
             self._faults.pop(number, None)

@@ -16,25 +16,25 @@ from dataclasses import replace
 from semel.core import Contract, Digest, Output, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
 from semel.fleet.balance import Candidate, choose
-from semel.fleet.compatibility import difference
-from semel.fleet.pending import Preparing
+from semel.fleet.compatibility import first_difference
+from semel.fleet.pending import PendingRequests
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
-from semel.render import Make
+from semel.render import MakeFeature
 
-__all__ = ["Fleet", "FleetStream", "WholeStream"]
+__all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer"]
 
-Fault = Callable[[Contract], str | None]
+ContractCheck = Callable[[Contract], str | None]
 """Says why a contract cannot be kept; None if it can."""
 
 logger = logging.getLogger(__name__)
 
 
-class FleetStream:
+class StreamedAnswer:
     """An answer that survives the loss of its worker, as long as nothing of it has been given out."""
 
     def __init__(
-        self, fleet: Fleet, worker: RemoteWorker, stream: RemoteStream, again: tuple[Submission, Make] | None
+        self, fleet: Fleet, worker: RemoteWorker, stream: RemoteStream, again: tuple[Submission, MakeFeature] | None
     ) -> None:
         self._fleet = fleet
         self._worker = worker
@@ -67,7 +67,7 @@ class FleetStream:
         self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error)
 
 
-class WholeStream(FleetStream):
+class BufferedAnswer(StreamedAnswer):
     """An answer that is given out when it is complete: until then another worker can begin it anew."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -91,8 +91,8 @@ class Fleet:
         self._leaving: set[RemoteWorker] = set()
         self._admitted: dict[RemoteWorker, Contract] = {}
         self._refused: dict[RemoteWorker, str] = {}
-        self._preparing: dict[RemoteWorker, Preparing] = {}
-        self._fault: Fault | None = None
+        self._preparing: dict[RemoteWorker, PendingRequests] = {}
+        self._check: ContractCheck | None = None
         self._model: str | None = None
         self._changed = asyncio.Event()
         for worker in workers:
@@ -122,7 +122,7 @@ class Fleet:
     def add(self, worker: RemoteWorker) -> None:
         """Let a worker serve whenever it is connected and answers as the others do."""
         self._workers.append(worker)
-        self._preparing[worker] = Preparing()
+        self._preparing[worker] = PendingRequests()
         worker.watch(self._review)
         self._review()
 
@@ -147,9 +147,9 @@ class Fleet:
         await self._changed.wait()
         self._changed.clear()
 
-    def admit(self, fault: Fault) -> None:
+    def admit(self, check: ContractCheck) -> None:
         """Leave out the workers whose contract we cannot keep, from now on. The model is settled with it."""
-        self._fault = fault
+        self._check = check
         self._review()
 
     @contextmanager
@@ -173,15 +173,19 @@ class Fleet:
         return workers[choose([self._candidate(worker, distinct) for worker in workers], distinct, prefix)]
 
     async def submit(
-        self, worker: RemoteWorker, submission: Submission, make: Make, kind: type[FleetStream] = FleetStream
-    ) -> FleetStream:
+        self,
+        worker: RemoteWorker,
+        submission: Submission,
+        make: MakeFeature,
+        kind: type[StreamedAnswer] = StreamedAnswer,
+    ) -> StreamedAnswer:
         """Submit to a worker; if that is lost before its first output, to another one.
 
-        Of a `WholeStream` at any time. As long as it may be submitted again its media are held.
+        Of a `BufferedAnswer` at any time. As long as it may be submitted again its media are held.
         """
 
         def goes_on(begun: bool) -> bool:
-            return self._has_other(worker) and (kind is WholeStream or not begun)
+            return self._has_other(worker) and (kind is BufferedAnswer or not begun)
 
         again = (replace(submission, features={}), make) if self._has_other(worker) else None
         try:
@@ -193,7 +197,7 @@ class Fleet:
         return kind(self, worker, stream, again)
 
     async def submit_again(
-        self, lost: RemoteWorker, submission: Submission, make: Make, error: SemelError
+        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, error: SemelError
     ) -> tuple[RemoteWorker, RemoteStream]:
         """Submit to another worker than the one that was lost, if there is one."""
         try:
@@ -205,8 +209,8 @@ class Fleet:
 
     def _candidate(self, worker: RemoteWorker, digests: Iterable[Digest]) -> Candidate:
         preparing = self._preparing[worker]
-        held = sum(worker.knows(digest) or digest in preparing for digest in digests)
-        return Candidate(worker.name, worker.load + preparing.requests, held)
+        known_items = sum(worker.knows(digest) or digest in preparing for digest in digests)
+        return Candidate(worker.name, worker.load + preparing.requests, known_items)
 
     def _check_serving(self, worker: RemoteWorker) -> None:
         """It may have been refused or retired since it was chosen: preprocessing takes its time."""
@@ -229,7 +233,7 @@ class Fleet:
                 self._refused[worker] = reason
                 if before.get(worker) != reason:
                     logger.error("the worker at %s is not used: %s", worker.name, reason)
-        if self._fault is not None and self._model is None and self._admitted:
+        if self._check is not None and self._model is None and self._admitted:
             self._model = next(iter(self._admitted.values())).model
         self._changed.set()
 
@@ -237,4 +241,4 @@ class Fleet:
         if self._model is not None and contract.model != self._model:
             return f"it serves {contract.model!r}, the fleet {self._model!r}: give both the same --served-model-name"
         ours = self.contract or contract
-        return difference(ours, contract) or (None if self._fault is None else self._fault(contract))
+        return first_difference(ours, contract) or (None if self._check is None else self._check(contract))

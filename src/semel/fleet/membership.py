@@ -16,7 +16,7 @@ from semel.errors import ConfigError
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 
-__all__ = ["Connect", "Members"]
+__all__ = ["Connect", "Membership"]
 
 Connect = Callable[[str], AbstractAsyncContextManager[RemoteWorker]]
 """Opens the link to the worker at an address, until it is left."""
@@ -33,7 +33,7 @@ class _Member:
     leaving: asyncio.Task[None] | None = None
 
 
-class Members:
+class Membership:
     """The workers of a fleet by their addresses."""
 
     def __init__(self, fleet: Fleet, connect: Connect) -> None:

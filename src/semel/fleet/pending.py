@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from semel.core import Digest
 
-__all__ = ["Preparing"]
+__all__ = ["PendingRequests"]
 
 
-class Preparing:
+class PendingRequests:
     """What one worker is about to get."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from semel.core import Contract, Digest, Feature, Output, Submission
 from semel.errors import EngineDead, NotReady, SemelError, ServiceError, WorkerLost, error_for
-from semel.render import Make
+from semel.render import MakeFeature
 from semel.wire.messages import Accepted, Delta, Failed
 from semel.wire.outputs import output_of
 
@@ -45,7 +45,9 @@ class Sender(Protocol):
 class RemoteStream:
     """The answer to one submission, as it comes from the worker."""
 
-    def __init__(self, submission: Submission, make: Make, worker: Sender, goes_on: Callable[[bool], bool]) -> None:
+    def __init__(
+        self, submission: Submission, make: MakeFeature, worker: Sender, goes_on: Callable[[bool], bool]
+    ) -> None:
         self.request_id = submission.request_id
         self.context = copy_context()
         """In which what its worker lacks is made again: that of its request."""
@@ -56,7 +58,7 @@ class RemoteStream:
 
         self.sent: set[Digest] = set()
         self._items = Counter(submission.prompt.items)
-        self._make: Make | None = make
+        self._make: MakeFeature | None = make
         self._goes_on = goes_on
         self._worker = worker
         self._outputs: deque[Output] = deque()

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.cache import Lender, SharedCache
-from semel.core import Contract, Digest, Feature, Holding, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.stream import RemoteStream, lost
 from semel.ledger import Ledger
-from semel.render import Make
+from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.metrics import FEATURE_BYTES_SAVED, FEATURE_BYTES_SENT, FEATURES_REPAIRED, FEATURES_SENT
 from semel.wire.events import Closed, Event, Opened, Reset
@@ -104,7 +104,7 @@ class RemoteWorker:
         """Whether the worker holds an item, or has just been sent it."""
         return self._ledger.knows(digest)
 
-    def holding(self, digest: Digest) -> Holding | None:
+    def holding(self, digest: Digest) -> FeatureInfo | None:
         """What the worker has announced of an item."""
         return self._ledger.holding(digest)
 
@@ -121,9 +121,9 @@ class RemoteWorker:
     async def run(self) -> None:
         """Take in what comes over the link, until it is closed."""
         try:
-            taken = 0
+            count = 0
             async for event in self._link:
-                if (taken := taken + 1) % _TURN == 0:
+                if (count := count + 1) % _TURN == 0:
                     await asyncio.sleep(0)
                 try:
                     await self._on_event(event)
@@ -136,7 +136,7 @@ class RemoteWorker:
             self._stop_lending()
 
     async def submit(
-        self, submission: Submission, make: Make, *, goes_on: Callable[[bool], bool] = lambda _: False
+        self, submission: Submission, make: MakeFeature, *, goes_on: Callable[[bool], bool] = lambda _: False
     ) -> RemoteStream:
         """Send a submission with what the worker lacks of it, and wait until the worker has taken it.
 

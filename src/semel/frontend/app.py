@@ -22,16 +22,16 @@ from semel.errors import Busy, NotReady, RequestError, SemelError
 from semel.frontend.api.chat_response import error_body, model_list
 from semel.frontend.api.shapes import ModelList, Readiness, Version
 from semel.frontend.http.body import as_error, as_json
-from semel.frontend.middleware.authentication import Guard, tenant_name
-from semel.frontend.middleware.concurrency import Door
-from semel.frontend.middleware.request_context import Edge
+from semel.frontend.middleware.authentication import Authentication, tenant_name
+from semel.frontend.middleware.concurrency import ConcurrencyLimit
+from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
 from semel.frontend.routes.generate import generation_routes
 from semel.frontend.routes.openapi import DocumentedApp, looks, probes
 from semel.frontend.routes.render import inspection_routes
 from semel.frontend.routes.transcriptions import transcription_routes
 from semel.frontend.routes.unsupported import unsupported_routes
-from semel.frontend.service import Service
+from semel.frontend.service import FrontendState
 from semel.telemetry import Meter
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS, REQUESTS_WAITING
@@ -44,7 +44,7 @@ _READINESS: Final = {200: "Requests are served.", 503: "Not yet, or not any more
 
 
 def create_app(
-    service: Service,
+    service: FrontendState,
     meter: Meter,
     keys: Keyring | None = None,
     *,
@@ -69,9 +69,9 @@ def create_app(
         body = error_body(str(error.detail), code="invalid_request", status=error.status_code)
         return as_json(body, error.status_code, error.headers)
 
-    app.add_middleware(Door, gate=service.gate, meter=meter, wait_s=service.refusal_wait_s)
-    app.add_middleware(Guard, keys=keys or Keyring())
-    app.add_middleware(Edge, tracing=tracing, log_requests=log_requests)
+    app.add_middleware(ConcurrencyLimit, gate=service.gate, meter=meter, wait_s=service.refusal_wait_s)
+    app.add_middleware(Authentication, keys=keys or Keyring())
+    app.add_middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests)
     app.add_middleware(_Counted, meter=meter)  # outermost: what is refused counts as well
 
     @app.get("/health", openapi_extra=probes({200: ("It is alive.", {})}))
@@ -96,8 +96,8 @@ def create_app(
     @app.get("/version", openapi_extra=probes({200: ("The version.", {JSON: shape(Version)})}))
     async def version() -> Response:
         """The version of semel."""
-        told: Version = {"version": installed_version("semel")}
-        return as_json(told)
+        body: Version = {"version": installed_version("semel")}
+        return as_json(body)
 
     @app.get("/v1/models", openapi_extra=looks({JSON: shape(ModelList)}))
     async def models() -> Response:
@@ -115,7 +115,7 @@ def create_app(
     return app
 
 
-def _budget_samples(service: Service) -> Iterator[Sample]:
+def _budget_samples(service: FrontendState) -> Iterator[Sample]:
     budget = service.budget
     yield MEDIA_IN_FLIGHT, budget.in_flight, ()
     yield MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()

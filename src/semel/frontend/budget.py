@@ -50,13 +50,13 @@ class Budget:
     def __init__(self, limits: BudgetLimits | None = None) -> None:
         self.limits = limits or BudgetLimits()
         self._lock = threading.Lock()
-        self._held = 0
+        self._charged = 0
         self._accounts = 0
 
     @property
     def in_flight(self) -> int:
         """The bytes that all open accounts hold."""
-        return self._held
+        return self._charged
 
     @property
     def requests(self) -> int:
@@ -75,24 +75,24 @@ class Budget:
         return Account(self)
 
     def __repr__(self) -> str:
-        return f"Budget({self._held:,} of {self.limits.max_bytes:,} bytes, {self._accounts:,} requests)"
+        return f"Budget({self._charged:,} of {self.limits.max_bytes:,} bytes, {self._accounts:,} requests)"
 
 
 class Account:
     """What one request holds. Made by `Budget.open`."""
 
-    __slots__ = ("_brought", "_budget", "_held", "_open")
+    __slots__ = ("_brought", "_budget", "_charged", "_open")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._brought = 0
-        self._held = 0
+        self._charged = 0
         self._open = True
 
     @property
-    def held(self) -> int:
+    def charged(self) -> int:
         """The bytes that it holds."""
-        return self._held
+        return self._charged
 
     def check(self, nbytes: int) -> None:
         """Refuse what could not be taken now, without taking it."""
@@ -102,7 +102,7 @@ class Account:
                 f"the request brings more than {limits.max_request_bytes:,} bytes, with its media decoded and fetched: "
                 "send less, or raise it with --max-request-media-bytes"
             )
-        if self._budget._held + nbytes > limits.max_bytes:
+        if self._budget._charged + nbytes > limits.max_bytes:
             raise TooManyBytes(
                 f"the requests in flight would hold more than {limits.max_bytes:,} bytes: try again in a moment, or "
                 "raise it with --max-media-bytes-in-flight"
@@ -114,12 +114,12 @@ class Account:
             if self._open:
                 self.check(nbytes)
                 self._brought += nbytes
-                self._hold(self._held + nbytes)
+                self._hold(self._charged + nbytes)
 
     def keep(self, nbytes: int) -> None:
         """Give back all but so many bytes: the rest has been let go."""
         with self._budget._lock:
-            self._hold(min(nbytes, self._held))
+            self._hold(min(nbytes, self._charged))
 
     def close(self) -> None:
         """Give back what is left. Closing twice does no harm."""
@@ -129,8 +129,8 @@ class Account:
             self._open = False
 
     def _hold(self, nbytes: int) -> None:
-        self._budget._held += nbytes - self._held
-        self._held = nbytes
+        self._budget._charged += nbytes - self._charged
+        self._charged = nbytes
 
     def __enter__(self) -> Self:
         return self
@@ -139,4 +139,4 @@ class Account:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Account({self._held:,} bytes{'' if self._open else ', closed'})"
+        return f"Account({self._charged:,} bytes{'' if self._open else ', closed'})"

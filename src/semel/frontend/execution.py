@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from semel.core import Dialogue, Output, Prompt, Submission, Tenant
+from semel.core import AnswerParsing, Output, Prompt, Submission, Tenant
 from semel.engine import Stream
 from semel.engine.observed import Observed
-from semel.fleet.affinity import Opening
-from semel.fleet.fleet import FleetStream
+from semel.fleet.affinity import ConversationPrefix
+from semel.fleet.fleet import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.budget import Account
-from semel.frontend.service import Serving
-from semel.render import Draft, Make
-from semel.telemetry.request_context import span_in_hand
+from semel.frontend.service import ServedModel
+from semel.render import MakeFeature, ParsedRequest
+from semel.telemetry.request_context import current_span
 from semel.telemetry.stages import Stopwatch
 
-__all__ = ["begin", "execute"]
+__all__ = ["submit", "submit_draft"]
 
 
-class _Begun:
+class _AccountedStream:
     """A stream that, with its first output, closes its request's account, as the media are let go, and takes a time."""
 
     def __init__(
@@ -56,17 +56,17 @@ class _Begun:
             self._account.close()
 
 
-async def execute(
-    serving: Serving,
-    draft: Draft,
+async def submit_draft(
+    serving: ServedModel,
+    draft: ParsedRequest,
     *,
     request_id: str,
     sampling: Mapping[str, object],
     tenant: Tenant,
-    dialogue: Dialogue | None = None,
+    parsing: AnswerParsing | None = None,
     priority: int = 0,
-    opening: Opening | None = None,
-    kind: type[FleetStream] = FleetStream,
+    opening: ConversationPrefix | None = None,
+    kind: type[StreamedAnswer] = StreamedAnswer,
     account: Account | None = None,
     ahead: bool = False,
 ) -> tuple[Stream, Prompt]:
@@ -83,19 +83,19 @@ async def execute(
         rendered = await serving.pipeline.render(draft, worker.holding)
     prompt, salt = rendered.prompt, tenant.prefix_salt
     serving.check_length(len(prompt.token_ids))
-    submission = Submission(request_id, prompt, rendered.features, sampling, salt, dialogue=dialogue, priority=priority)
-    stream = await begin(
+    submission = Submission(request_id, prompt, rendered.features, sampling, salt, parsing=parsing, priority=priority)
+    stream = await submit(
         serving, worker, submission, rendered.make, kind, account=account, keep_bytes=media_bytes, ahead=ahead
     )
     return stream, prompt
 
 
-async def begin(
-    serving: Serving,
+async def submit(
+    serving: ServedModel,
     worker: RemoteWorker,
     submission: Submission,
-    make: Make,
-    kind: type[FleetStream] = FleetStream,
+    make: MakeFeature,
+    kind: type[StreamedAnswer] = StreamedAnswer,
     *,
     account: Account | None = None,
     keep_bytes: int = 0,
@@ -105,7 +105,7 @@ async def begin(
 
     That output is not timed if it was asked for `ahead`.
     """
-    span = span_in_hand()
+    span = current_span()
     observed = Observed.begin(span, submission, serving.model)
     if (trace := span.trace) is not None:
         submission = replace(submission, trace=trace)
@@ -114,4 +114,4 @@ async def begin(
     watch.lap("send")
     if account is not None:
         account.keep(keep_bytes)
-    return _Begun(stream, account, None if ahead else watch, observed)
+    return _AccountedStream(stream, account, None if ahead else watch, observed)

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from semel.core import Contract, Digest, Holding, Modality
+from semel.core import Contract, Digest, FeatureInfo, Modality
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong
 from semel.fleet.fleet import Fleet
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
-from semel.frontend.middleware.concurrency import Gate
-from semel.frontend.middleware.refusal_rate import Pace, PaceLimits
-from semel.render import HoldingOf, Pipeline, check_chars
+from semel.frontend.middleware.concurrency import RequestLimiter
+from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
+from semel.render import FeatureInfoOf, Pipeline, check_chars
 
-__all__ = ["Service", "Serving"]
+__all__ = ["FrontendState", "ServedModel"]
 
 
 class _OfModality(Protocol):
@@ -26,7 +26,7 @@ class _OfModality(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedModel:
     """The workers, and the pipeline that renders for them."""
 
     fleet: Fleet
@@ -69,34 +69,34 @@ class Serving:
                     "with the worker's --limit-mm-per-prompt"
                 )
 
-    def held_anywhere(self) -> HoldingOf:
+    def held_anywhere(self) -> FeatureInfoOf:
         """What any worker has announced of an item."""
         workers = self.fleet.serving
 
-        def held(digest: Digest) -> Holding | None:
+        def known(digest: Digest) -> FeatureInfo | None:
             return next((found for worker in workers if (found := worker.holding(digest)) is not None), None)
 
-        return held
+        return known
 
 
 @dataclass(slots=True)
-class Service:
+class FrontendState:
     """The state behind the routes: ready with something to serve, or not and the reason."""
 
     body: BodyLimits = field(default_factory=BodyLimits)
     budget: Budget = field(default_factory=Budget)
-    pace: PaceLimits = field(default_factory=PaceLimits)
-    gate: Gate = field(default_factory=Gate)
+    pace: RefusalLimits = field(default_factory=RefusalLimits)
+    gate: RequestLimiter = field(default_factory=RequestLimiter)
 
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
 
     started: int = field(default_factory=lambda: int(time.time()))
-    _serving: Serving | None = None
+    _serving: ServedModel | None = None
     _reason: str = "the frontend is starting"
-    _paces: dict[str, Pace] = field(default_factory=dict)
+    _paces: dict[str, RefusalThrottle] = field(default_factory=dict)
 
-    def begin(self, serving: Serving) -> None:
+    def begin(self, serving: ServedModel) -> None:
         """Serve from now on."""
         self._serving, self._reason = serving, ""
 
@@ -116,10 +116,10 @@ class Service:
     def refusal_wait_s(self, tenant: str) -> float:
         """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""
         if (pace := self._paces.get(tenant)) is None:
-            pace = self._paces[tenant] = Pace(self.pace)
+            pace = self._paces[tenant] = RefusalThrottle(self.pace)
         return pace.wait_s()
 
-    def serving(self) -> Serving:
+    def serving(self) -> ServedModel:
         """What to serve with."""
         if self._serving is None:
             raise NotReady(f"{self._reason}; try again in a moment")

@@ -36,8 +36,8 @@ __all__ = [
     "Empty",
     "Entry",
     "Faulty",
+    "FeatureEntry",
     "File",
-    "Given",
     "read",
     "read_file",
     "write",
@@ -69,7 +69,7 @@ _METADATA: Final = "__metadata__"
 _OURS: Final = "semel"
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
-_SHOWN_CHARS: Final = 120
+_EXCERPT_CHARS: Final = 120
 _MAX_STRINGS: Final = 1 << 17
 """Strings of a header that are told from what is between them; those behind them are not."""
 
@@ -79,7 +79,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FeatureEntry:
     """An item of a file that is a feature, as far as a file can tell."""
 
     digest: Digest
@@ -103,7 +103,7 @@ class Faulty:
     reason: str
 
 
-Entry = Empty | Faulty | Given
+Entry = Empty | Faulty | FeatureEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _parse(text: str, what: str) -> dict[str, Any]:
     try:
         parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (RecursionError, ValueError) as error:
-        raise InvalidRequest(f"{what} cannot be read: {_shown(str(error))}") from None
+        raise InvalidRequest(f"{what} cannot be read: {_excerpt(str(error))}") from None
     if not isinstance(parsed, dict):
         raise InvalidRequest(f"{what} is no JSON object")
     return parsed
@@ -246,7 +246,7 @@ def _convert(value: object, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half of a surrogate pair in a name
-        raise InvalidRequest(f"{what} cannot be read: {_shown(str(error))}") from None
+        raise InvalidRequest(f"{what} cannot be read: {_excerpt(str(error))}") from None
 
 
 def _check_spans(heads: Mapping[str, _Head], nbytes: int) -> None:
@@ -255,13 +255,15 @@ def _check_spans(heads: Mapping[str, _Head], nbytes: int) -> None:
     for name, head in sorted(heads.items(), key=lambda named: named[1].data_offsets):
         start, end = head.data_offsets
         if head.dtype not in _DTYPES:
-            raise InvalidRequest(f"{_shown(name)} has the dtype {_shown(head.dtype)}; those are {', '.join(_DTYPES)}")
+            raise InvalidRequest(
+                f"{_excerpt(name)} has the dtype {_excerpt(head.dtype)}; those are {', '.join(_DTYPES)}"
+            )
         if start != position:
-            raise InvalidRequest(f"{_shown(name)} begins at {start:,}, where {position:,} is due: no gap, no overlap")
+            raise InvalidRequest(f"{_excerpt(name)} begins at {start:,}, where {position:,} is due: no gap, no overlap")
         needed = DTYPE_BYTES[_DTYPES[head.dtype]] * prod(head.shape)
         if end - start != needed:
             raise InvalidRequest(
-                f"{_shown(name)} is {head.dtype}{list(head.shape)} and needs {needed:,} bytes, it has {end - start:,}"
+                f"{_excerpt(name)} is {head.dtype}{list(head.shape)} and needs {needed:,} bytes, it has {end - start:,}"
             )
         position = end
     if position != nbytes:
@@ -275,7 +277,7 @@ def _check_count(items: int) -> None:
 
 def _entry(name: str, heads: Mapping[str, _Head], rest: object, body: memoryview, begin: int) -> Entry:
     if not DIGEST.fullmatch(name):
-        return Faulty(_shown(name), "this is no digest: one has 64 hexadecimal digits in lower case")
+        return Faulty(_excerpt(name), "this is no digest: one has 64 hexadecimal digits in lower case")
     if not heads:
         return Empty(Digest(bytes.fromhex(name)))
     if len(heads) > MAX_TENSORS:
@@ -287,9 +289,9 @@ def _entry(name: str, heads: Mapping[str, _Head], rest: object, body: memoryview
     tensors = {field: _tensor(head, body, begin) for field, head in heads.items()}
     try:
         described = msgspec.convert(rest, _Rest)
-        return Given(Digest(bytes.fromhex(name)), Feature(described.modality, tensors, _layout(described)))
+        return FeatureEntry(Digest(bytes.fromhex(name)), Feature(described.modality, tensors, _layout(described)))
     except (msgspec.ValidationError, ValueError) as error:
-        return Faulty(name, f"its layout cannot be used: {_shown(str(error))}")
+        return Faulty(name, f"its layout cannot be used: {_excerpt(str(error))}")
 
 
 def _tensor(head: _Head, body: memoryview, begin: int) -> Tensor:
@@ -325,6 +327,6 @@ def _rest(feature: Feature) -> _Rest:
     )
 
 
-def _shown(text: str) -> str:
+def _excerpt(text: str) -> str:
     """Foreign text, short and in printable ASCII."""
-    return ascii(text[:_SHOWN_CHARS])[1:-1]
+    return ascii(text[:_EXCERPT_CHARS])[1:-1]

@@ -19,7 +19,7 @@ What the rules rest on:
 
 from semel.ledger.announcement import MAX_BATCH, Announcement, Gone, Have
 from semel.ledger.holdings import Holdings
-from semel.ledger.intake import Desk, Opened
+from semel.ledger.intake import Intake, Opened
 from semel.ledger.ledger import Ledger
 
-__all__ = ["MAX_BATCH", "Announcement", "Desk", "Gone", "Have", "Holdings", "Ledger", "Opened"]
+__all__ = ["MAX_BATCH", "Announcement", "Gone", "Have", "Holdings", "Intake", "Ledger", "Opened"]

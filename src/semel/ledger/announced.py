@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from semel.core import Digest, Holding, Layout, Modality
+from semel.core import Digest, FeatureInfo, Layout, Modality
 
 __all__ = ["Announced"]
 
@@ -26,7 +26,7 @@ class _Shelf:
 class _Shared:
     """One holding, however many digests have an equal one."""
 
-    holding: Holding
+    holding: FeatureInfo
     shelf: _Shelf
     digests: int = 0
 
@@ -48,12 +48,12 @@ class Announced:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, digest: Digest) -> Holding | None:
+    def get(self, digest: Digest) -> FeatureInfo | None:
         """What was announced of a digest."""
         shared = self._entries.get(digest)
         return None if shared is None else shared.holding
 
-    def put(self, digest: Digest, holding: Holding) -> None:
+    def put(self, digest: Digest, holding: FeatureInfo) -> None:
         """Take in what was announced of a digest, and forget what is over the bounds."""
         self.drop(digest)
         shared = self._shared(holding)
@@ -82,7 +82,7 @@ class Announced:
         self._shelves.clear()
         self._tokens = 0
 
-    def _shared(self, holding: Holding) -> _Shared:
+    def _shared(self, holding: FeatureInfo) -> _Shared:
         shelf = self._shelves.get(holding.layout)
         if shelf is None:
             layout = _compact(holding.layout)
@@ -91,7 +91,7 @@ class Announced:
         key = holding.modality, holding.nbytes
         shared = shelf.holdings.get(key)
         if shared is None:
-            shared = shelf.holdings[key] = _Shared(Holding(*key, shelf.layout), shelf)
+            shared = shelf.holdings[key] = _Shared(FeatureInfo(*key, shelf.layout), shelf)
         return shared
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from semel.core import Digest, Holding
+from semel.core import Digest, FeatureInfo
 
 __all__ = ["MAX_BATCH", "Announcement", "Gone", "Have"]
 
@@ -21,7 +21,7 @@ class Have:
     number: int
     """Counts the announcements to one peer in one session, from 0, over both kinds."""
 
-    holdings: Mapping[Digest, Holding]
+    holdings: Mapping[Digest, FeatureInfo]
 
 
 @dataclass(frozen=True, slots=True)

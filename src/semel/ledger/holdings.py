@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
 
-from semel.core import Digest, Holding
+from semel.core import Digest, FeatureInfo
 from semel.ledger.announcement import MAX_BATCH, Announcement, Gone, Have
 
 __all__ = ["Holdings"]
@@ -24,7 +24,7 @@ _Unnumbered = Callable[[int], Announcement]
 
 
 @dataclass(slots=True)
-class _Told:
+class _PeerState:
     """How far a peer has been told."""
 
     number: int = 0
@@ -37,23 +37,23 @@ class Holdings(Generic[_P]):
     def __init__(self) -> None:
         self.nbytes = 0
         """The bytes of the features that are held."""
-        self._held: dict[Digest, Holding] = {}
-        self._before: dict[Digest, Holding | None] = {}  # what the last flush said of those that differ since
-        self._peers: dict[_P, _Told] = {}
+        self._infos: dict[Digest, FeatureInfo] = {}
+        self._before: dict[Digest, FeatureInfo | None] = {}  # what the last flush said of those that differ since
+        self._peers: dict[_P, _PeerState] = {}
 
     def __contains__(self, digest: Digest) -> bool:
-        return digest in self._held
+        return digest in self._infos
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._infos)
 
-    def get(self, digest: Digest) -> Holding | None:
+    def get(self, digest: Digest) -> FeatureInfo | None:
         """What is held under a digest."""
-        return self._held.get(digest)
+        return self._infos.get(digest)
 
     # What the engine says.
 
-    def hold(self, digest: Digest, holding: Holding) -> None:
+    def hold(self, digest: Digest, holding: FeatureInfo) -> None:
         """The engine holds a feature from now on."""
         self._change(digest, holding)
 
@@ -65,7 +65,7 @@ class Holdings(Generic[_P]):
 
     def join(self, peer: _P) -> None:
         """A session began: the peer knows nothing yet, and its numbers begin at 0."""
-        self._peers[peer] = _Told()
+        self._peers[peer] = _PeerState()
 
     def leave(self, peer: _P) -> None:
         """A session has ended, if there was one."""
@@ -74,22 +74,22 @@ class Holdings(Generic[_P]):
     def announcements(self) -> list[tuple[_P, Announcement]]:
         """All that is to be told since the last call, in order for each peer: what is gone before what has come."""
         changes = list(self._changes())
-        everything = list(_haves(self._held.items())) if any(told.is_new for told in self._peers.values()) else []
+        everything = list(_haves(self._infos.items())) if any(state.is_new for state in self._peers.values()) else []
         self._before.clear()
         flushed: list[tuple[_P, Announcement]] = []
-        for peer, told in self._peers.items():
-            for unnumbered in everything if told.is_new else changes:
-                flushed.append((peer, unnumbered(told.number)))
-                told.number += 1
-            told.is_new = False
+        for peer, state in self._peers.items():
+            for unnumbered in everything if state.is_new else changes:
+                flushed.append((peer, unnumbered(state.number)))
+                state.number += 1
+            state.is_new = False
         return flushed
 
-    def _change(self, digest: Digest, after: Holding | None) -> None:
-        now = self._held.pop(digest, None)
+    def _change(self, digest: Digest, after: FeatureInfo | None) -> None:
+        now = self._infos.pop(digest, None)
         if now is not None:
             self.nbytes -= now.nbytes
         if after is not None:
-            self._held[digest] = after
+            self._infos[digest] = after
             self.nbytes += after.nbytes
         if not self._peers:
             self._before.clear()
@@ -97,12 +97,12 @@ class Holdings(Generic[_P]):
             del self._before[digest]
 
     def _changes(self) -> Iterator[_Unnumbered]:
-        for batch in _batches(digest for digest in self._before if digest not in self._held):
+        for batch in _batches(digest for digest in self._before if digest not in self._infos):
             yield partial(Gone, digests=tuple(batch))
-        yield from _haves((digest, self._held[digest]) for digest in self._before if digest in self._held)
+        yield from _haves((digest, self._infos[digest]) for digest in self._before if digest in self._infos)
 
 
-def _haves(holdings: Iterable[tuple[Digest, Holding]]) -> Iterator[_Unnumbered]:
+def _haves(holdings: Iterable[tuple[Digest, FeatureInfo]]) -> Iterator[_Unnumbered]:
     for batch in _batches(holdings):
         yield partial(Have, holdings=dict(batch))
 

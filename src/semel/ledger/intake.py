@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 from semel.core import Digest, Feature
 from semel.errors import EngineFailed, ProtocolError
 
-__all__ = ["Desk", "Opened"]
+__all__ = ["Intake", "Opened"]
 
 _P = TypeVar("_P", bound=Hashable)
 
@@ -62,7 +62,7 @@ class _AtHand:
     pins: int = 0
 
 
-class Desk(Generic[_P]):
+class Intake(Generic[_P]):
     """The open requests of all sessions. A peer is anything hashable that tells one session from another."""
 
     def __init__(self) -> None:

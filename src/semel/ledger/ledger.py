@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from semel.core import Digest, Holding
+from semel.core import Digest, FeatureInfo
 from semel.errors import ProtocolError
 from semel.ledger.announced import Announced
 
@@ -66,7 +66,7 @@ class Ledger:
 
     # What the worker announces.
 
-    def have(self, number: int, holdings: Mapping[Digest, Holding]) -> None:
+    def have(self, number: int, holdings: Mapping[Digest, FeatureInfo]) -> None:
         """The worker holds these from now on."""
         self._count(number)
         for digest, holding in holdings.items():
@@ -80,7 +80,7 @@ class Ledger:
 
     # What is known.
 
-    def holding(self, digest: Digest) -> Holding | None:
+    def holding(self, digest: Digest) -> FeatureInfo | None:
         """What the worker announced of a digest; None also for one that was only just sent."""
         return self._announced.get(digest)
 

@@ -19,14 +19,14 @@ _MAX_CHUNKS: Final = 64
 
 def clip_seconds(data: bytes, *, sampling_rate: int) -> float | None:
     """The length of a clip of this rate in seconds; None if it is of another, or its head does not tell."""
-    told: tuple[int, int] | None = None
+    found: tuple[int, int] | None = None
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
-        told = _wav_samples(data)
+        found = _wav_samples(data)
     elif data[:4] == b"fLaC":
-        told = _flac_samples(data)
-    if told is None or told[1] != sampling_rate:
+        found = _flac_samples(data)
+    if found is None or found[1] != sampling_rate:
         return None
-    return told[0] / sampling_rate
+    return found[0] / sampling_rate
 
 
 def _wav_samples(data: bytes) -> tuple[int, int] | None:

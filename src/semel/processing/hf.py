@@ -100,7 +100,7 @@ class HfProcessor:
         once for every size.
         """
         self._check(media, options or {})
-        if media.modality != "image" or not self.family.sized:
+        if media.modality != "image" or not self.family.layout_from_size:
             return self.process(media, options).layout
         decoded = self._decode(media)
         key = (decoded.size, json.dumps(options or {}, sort_keys=True))
@@ -139,9 +139,9 @@ class HfProcessor:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
         return self.family.insertion(modality, index, self.placeholders[modality])
 
-    def written(self, modality: Modality) -> str:
+    def placeholder_text(self, modality: Modality) -> str:
         """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
-        return self.family.written(modality, self.placeholders[modality])
+        return self.family.placeholder_text(modality, self.placeholders[modality])
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -150,7 +150,7 @@ class HfProcessor:
 
     def _quicken(self) -> None:
         """Let the processor take shortcuts to the same features; the fingerprint is that of the processor as it was."""
-        if self.family.quick and self.placeholders:
+        if self.family.separates_text and self.placeholders:
             self.processor.tokenizer = RunTokenizer(self.processor.tokenizer, self.placeholders.values())
         self.family.quicken(self.processor)
 
@@ -195,7 +195,7 @@ class HfProcessor:
         if (placeholder := self.placeholders.get(modality)) is None:
             return {"return_tensors": "pt"}
         arguments = {"text": [placeholder], "add_special_tokens": False}
-        if not self.family.quick:
+        if not self.family.separates_text:
             return {**arguments, "return_tensors": "pt"}
         # No tensors of text, which become lists again, and no types of tokens: 2.0 ms of 20 for an image of 1024×1024.
         return {**arguments, _ARGUMENTS[modality]: {"return_tensors": "pt"}, "return_mm_token_type_ids": False}

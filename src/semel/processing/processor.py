@@ -51,7 +51,7 @@ class Processor(Protocol):
     def insertion(self, modality: Modality, index: int) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
 
-    def written(self, modality: Modality) -> str:
+    def placeholder_text(self, modality: Modality) -> str:
         """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:

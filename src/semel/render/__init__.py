@@ -2,8 +2,8 @@
 
 from semel.render.chat import ChatRenderer
 from semel.render.content_format import ContentFormat
-from semel.render.draft import Draft, HoldingOf, Make, Process, Rendered
-from semel.render.expand import assemble, assemble_encoder
+from semel.render.draft import FeatureInfoOf, MakeFeature, ParsedRequest, ProcessItem, Rendered
+from semel.render.expand import expand, expand_encoder
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.messages import MESSAGE, Attachment, Conversation, Message, Part, Text, ToolReference
@@ -23,28 +23,28 @@ __all__ = [
     "ChatTemplate",
     "ContentFormat",
     "Conversation",
-    "Draft",
+    "FeatureInfoOf",
     "Fetch",
-    "HoldingOf",
     "Insertion",
     "Inspector",
     "Intent",
     "Lookups",
-    "Make",
+    "MakeFeature",
     "MediaUrl",
     "Message",
+    "ParsedRequest",
     "Part",
     "Pipeline",
-    "Process",
+    "ProcessItem",
     "Rendered",
     "Source",
     "Spend",
     "Text",
     "Tokenizer",
     "ToolReference",
-    "assemble",
-    "assemble_encoder",
     "check_chars",
+    "expand",
+    "expand_encoder",
     "source_from",
     "warm_up",
 ]

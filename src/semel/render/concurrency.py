@@ -8,14 +8,16 @@ from typing import Final, TypeVar
 
 from semel.errors import SemelError
 
-__all__ = ["abreast"]
+__all__ = ["concurrently"]
 
 _MAX_AT_ONCE: Final = 64
 
 _T = TypeVar("_T")
 
 
-async def abreast(values: Iterable[_T], work: Callable[[_T], Awaitable[None]], *, at_once: int = _MAX_AT_ONCE) -> None:
+async def concurrently(
+    values: Iterable[_T], work: Callable[[_T], Awaitable[None]], *, at_once: int = _MAX_AT_ONCE
+) -> None:
     """Do the work for all of them, some at a time: a request with very many items must not fill the pool's queue."""
     room = asyncio.Semaphore(at_once)
 

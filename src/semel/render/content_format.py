@@ -68,15 +68,15 @@ def _content_parameters(tree: nodes.Template, messages: set[str]) -> dict[int, s
     """By the identity of each loop inside a macro: the parameters of that macro which are given a message's content."""
     by_loop: dict[int, set[str]] = {}
     for macro in tree.find_all(nodes.Macro):
-        given = {
+        parameters = {
             parameter
             for call in tree.find_all(nodes.Call)
             if isinstance(call.node, nodes.Name) and call.node.name == macro.name
             for parameter, argument in _bind(macro, call)
             if any(_reads_content(argument, message) for message in messages)
         }
-        if given:
-            by_loop.update((id(loop), given) for loop in macro.find_all(nodes.For))
+        if parameters:
+            by_loop.update((id(loop), parameters) for loop in macro.find_all(nodes.For))
     return by_loop
 
 

@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from semel.core import Digest, Feature, Holding, Item, Layout, Media, Prompt
+from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Media, Prompt
 from semel.errors import ServiceError
 from semel.media import Pieces
 
-__all__ = ["Cut", "Draft", "HoldingOf", "LayOut", "Make", "Process", "Rendered"]
+__all__ = ["ComputeLayout", "Cut", "FeatureInfoOf", "MakeFeature", "ParsedRequest", "ProcessItem", "Rendered"]
 
-Make = Callable[[Digest], Awaitable[Feature]]
+MakeFeature = Callable[[Digest], Awaitable[Feature]]
 """Gives the feature of one item of a request: from the cache, or processed."""
 
-HoldingOf = Callable[[Digest], Holding | None]
+FeatureInfoOf = Callable[[Digest], FeatureInfo | None]
 """Tells what is held of an item where the request is going; asking changes nothing."""
 
 
-class Process(Protocol):
+class ProcessItem(Protocol):
     """Makes an item's feature of its media and the request's `mm_processor_kwargs`, wherever that happens."""
 
     def __call__(
@@ -29,13 +29,13 @@ class Process(Protocol):
         ...
 
 
-class LayOut(Protocol):
+class ComputeLayout(Protocol):
     """Tells the layout that an item's feature would have, wherever that happens, and makes no feature."""
 
     def __call__(
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
     ) -> Awaitable[Layout]:
-        """The layout; `group` is as for `Process`."""
+        """The layout; `group` is as for `ProcessItem`."""
         ...
 
 
@@ -56,7 +56,7 @@ async def _cannot_make(digest: Digest) -> Feature:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draft:
+class ParsedRequest:
     """A request that has been read: its items have digests, and nothing has been made of them yet."""
 
     items: tuple[Item, ...]
@@ -67,7 +67,7 @@ class Draft:
     assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
     """The prompt, once the layout of every item is known."""
 
-    def assembled(self) -> Draft:
+    def assembled(self) -> ParsedRequest:
         """What is still needed of it once there is a prompt: each media once, to make its feature again."""
         return replace(self, assemble=_is_assembled)
 
@@ -78,5 +78,5 @@ class Rendered:
 
     prompt: Prompt
     features: Mapping[Digest, Feature]
-    make: Make = _cannot_make
+    make: MakeFeature = _cannot_make
     """For a feature that turns out not to be held."""

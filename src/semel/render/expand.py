@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from semel.core import Item, Layout, Modality, Placeholder, Prompt, Timeline
 from semel.errors import InvalidRequest
 
-__all__ = ["assemble", "assemble_encoder"]
+__all__ = ["expand", "expand_encoder"]
 
 
-def assemble(
+def expand(
     token_ids: Sequence[int],
     *,
     placeholder_ids: Mapping[int, Modality],
@@ -46,17 +46,17 @@ def assemble(
     return Prompt(expanded, Timeline.decoder(placeholders), tuple(placed))
 
 
-def assemble_encoder(decoder_token_ids: Sequence[int], *, item: Item, layout: Layout) -> Prompt:
+def expand_encoder(decoder_token_ids: Sequence[int], *, item: Item, layout: Layout) -> Prompt:
     """The prompt of an encoder-decoder: the item fills the encoder's side, the decoder's tokens stay (A6)."""
     timeline = Timeline.encoder([Placeholder(0, len(layout), layout.mask)])
     return Prompt(decoder_token_ids, timeline, (item,), encoder_token_ids=layout.token_ids)
 
 
-def _check_counts(found: Counter[Modality], given: Counter[Modality]) -> None:
-    for modality in sorted(found.keys() | given.keys()):
-        if found[modality] != given[modality]:
+def _check_counts(found: Counter[Modality], expected: Counter[Modality]) -> None:
+    for modality in sorted(found.keys() | expected.keys()):
+        if found[modality] != expected[modality]:
             raise InvalidRequest(
-                f"the prompt has {found[modality]} placeholder tokens for {given[modality]} {modality} items: "
+                f"the prompt has {found[modality]} placeholder tokens for {expected[modality]} {modality} items: "
                 "either neighbouring texts spell a placeholder token together, or the chat template leaves an item out "
                 "or shows it twice; change the messages"
             )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-__all__ = ["beside", "is_light"]
+__all__ = ["is_cheap", "run"]
 
 _T = TypeVar("_T")
 
@@ -15,7 +15,7 @@ _MAX_MEDIA_CHARS: Final = 1 << 20
 _MAX_NODES: Final = 128
 
 
-def is_light(*values: object) -> bool:
+def is_cheap(*values: object) -> bool:
     """Whether all the JSON in these values has few nodes, little text, and data URLs that are decoded in no time."""
     text = media = nodes = 0
     pending: list[object] = list(values)
@@ -36,6 +36,6 @@ def is_light(*values: object) -> bool:
     return True
 
 
-async def beside(work: Callable[[], _T], *, light: bool) -> _T:
+async def run(work: Callable[[], _T], *, light: bool) -> _T:
     """Do the work here if it is light, else in a thread, beside what others wait for."""
     return work() if light else await asyncio.to_thread(work)

@@ -14,8 +14,8 @@ from functools import partial
 from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
-from semel.render.concurrency import abreast
-from semel.render.draft import Draft, HoldingOf, LayOut, Process, Rendered
+from semel.render.concurrency import concurrently
+from semel.render.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered
 from semel.render.source_fetch import Spend
 
 __all__ = ["Inspector"]
@@ -29,23 +29,23 @@ def _free(_: int) -> None:
 class Inspector:
     """Renders drafts for inspection."""
 
-    process: Process
+    process: ProcessItem
     """Must not write to the main cache either."""
 
     layouts: LayoutCache[Digest]
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
-    lay_out: LayOut | None = None
+    lay_out: ComputeLayout | None = None
     """How to come by a layout without a feature; without it, by way of one."""
 
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
-    async def render(self, draft: Draft, holding: HoldingOf) -> Rendered:
+    async def render(self, draft: ParsedRequest, holding: FeatureInfoOf) -> Rendered:
         """Make the prompt of a draft, and no features."""
         layouts: dict[Digest, Layout] = {}
 
         def find(digest: Digest) -> bool:
-            held = holding(digest)
-            layout = self.layouts.get(digest) if held is None else held.layout
+            info = holding(digest)
+            layout = self.layouts.get(digest) if info is None else info.layout
             if layout is None:
                 return False
             layouts[digest] = layout
@@ -55,11 +55,11 @@ class Inspector:
             if not find(digest):  # it may have come while this one waited for its turn
                 layouts[digest] = await self._look(draft, digest)
 
-        await abreast([digest for digest in draft.media if not find(digest)], find_or_make)
+        await concurrently([digest for digest in draft.media if not find(digest)], find_or_make)
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
         return Rendered(prompt, {}, partial(self.make, draft))
 
-    async def features(self, draft: Draft, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
+    async def features(self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
         """The features of all items of a draft, in order; refused as soon as they are over the limit together.
 
         `spend` is told of each before it is kept: how large it is, is known once it is made.
@@ -78,10 +78,10 @@ class Inspector:
             spend(feature.nbytes)
             made[digest] = feature
 
-        await abreast(draft.media, take)
+        await concurrently(draft.media, take)
         return {digest: made[digest] for digest in draft.media}
 
-    async def _look(self, draft: Draft, digest: Digest) -> Layout:
+    async def _look(self, draft: ParsedRequest, digest: Digest) -> Layout:
         if (lay_out := self.lay_out) is None:
             return (await self.make(draft, digest)).layout
 
@@ -92,7 +92,7 @@ class Inspector:
 
         return await self.looks.do(digest, work)
 
-    async def make(self, draft: Draft, digest: Digest) -> Feature:
+    async def make(self, draft: ParsedRequest, digest: Digest) -> Feature:
         """The feature of an item, processed; equal inspections in flight are one."""
 
         async def work() -> Feature:

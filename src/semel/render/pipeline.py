@@ -17,18 +17,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from semel.cache import Cache, Flight, LayoutCache, NoCache
-from semel.core import Digest, Feature, Holding, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
+from semel.core import Digest, Feature, FeatureInfo, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong
 from semel.render.chat import ChatRenderer
-from semel.render.concurrency import abreast
-from semel.render.draft import Cut, Draft, HoldingOf, LayOut, Process, Rendered
-from semel.render.expand import assemble, assemble_encoder
-from semel.render.inline import beside, is_light
+from semel.render.concurrency import concurrently
+from semel.render.draft import ComputeLayout, Cut, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered
+from semel.render.expand import expand, expand_encoder
+from semel.render.inline import is_cheap, run
 from semel.render.inspection import Inspector
 from semel.render.intent import Intent
 from semel.render.messages import Conversation
 from semel.render.source import Source
-from semel.render.source_fetch import Fetch, Spend, obtain
+from semel.render.source_fetch import Fetch, Spend, fetch_sources
 from semel.render.tokenizer import Tokenizer
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
@@ -41,7 +41,7 @@ Lookups = Callable[[Modality, int, bool], None]
 """Told of items that were looked up: their modality, how many, and whether no processing was started for them."""
 
 
-def _nothing(_: Digest) -> Holding | None:
+def _nothing(_: Digest) -> FeatureInfo | None:
     return None
 
 
@@ -77,17 +77,17 @@ class Pipeline:
     chat_renderer: ChatRenderer | None
     """None for a model without a chat template."""
 
-    process: Process
+    process: ProcessItem
     fingerprint: str
     key: Key
     cache: Cache = field(default_factory=NoCache)
     lookups: Lookups = _uncounted
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
 
-    process_apart: Process | None = field(default=None, repr=False)
+    process_apart: ProcessItem | None = field(default=None, repr=False)
     """How inspections process, if `process` writes into the main cache's memory."""
 
-    lay_out: LayOut | None = field(default=None, repr=False)
+    lay_out: ComputeLayout | None = field(default=None, repr=False)
     """How inspections come by layouts, if there is a way without making features."""
 
     cut: Cut | None = field(default=None, repr=False)
@@ -128,7 +128,7 @@ class Pipeline:
         admit: Admit = _admit_all,
         spend: Spend = _free,
         max_chars: int | None = None,
-    ) -> Draft:
+    ) -> ParsedRequest:
         """Read a chat, and fetch what it names by URL.
 
         `admit` sees its sources before any is fetched, and raises if there are too many; `spend` is told how many bytes
@@ -138,24 +138,24 @@ class Pipeline:
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
         watch = Stopwatch(self.timings if intent == "execute" else untimed)
-        light = is_light(request.messages, request.tools, request.chat_template_kwargs)
-        conversation = await beside(partial(Conversation.parse, request.messages), light=light)
+        light = is_cheap(request.messages, request.tools, request.chat_template_kwargs)
+        conversation = await run(partial(Conversation.parse, request.messages), light=light)
         sources = conversation.sources
         admit(sources)
         if not light and max_chars is not None:
             check_chars(sum(map(len, conversation.strings())), max_chars)
         watch.lap("parse")
-        given = await obtain(sources, self.fetch, tenant or Tenant(), intent, spend)
-        if given is not sources:
+        fetched = await fetch_sources(sources, self.fetch, tenant or Tenant(), intent, spend)
+        if fetched is not sources:
             watch.lap("fetch")
-        identify = partial(self._identify, given, request.mm_processor_kwargs, tenant)
-        items, media = await beside(identify, light=light and given is sources)
+        identify = partial(self._identify, fetched, request.mm_processor_kwargs, tenant)
+        items, media = await run(identify, light=light and fetched is sources)
         watch.lap("digest")
-        told = replace(request, messages=())  # the draft must not hold their base64
-        assembling = partial(_assemble_chat, self.chat_renderer, conversation, told, items, light)
-        return Draft(items, media, request.mm_processor_kwargs, assembling)
+        bare_request = replace(request, messages=())  # the draft must not hold their base64
+        assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light)
+        return ParsedRequest(items, media, request.mm_processor_kwargs, assembling)
 
-    def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> Draft:
+    def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> ParsedRequest:
         """Read a prompt of text or of tokens, without items."""
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not complete text: it transcribes")
@@ -167,49 +167,51 @@ class Pipeline:
             encode = partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
             return _assemble_text(renderer, await asyncio.to_thread(encode))
 
-        return Draft((), {}, {}, assembling)
+        return ParsedRequest((), {}, {}, assembling)
 
-    def read_transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> Draft:
+    def read_transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> ParsedRequest:
         """Read a clip and the text that the decoder begins with."""
         (item,), distinct = self._identify([media], {}, tenant)
 
         async def assembling(layouts: Sequence[Layout]) -> Prompt:
             (layout,) = layouts
-            return assemble_encoder(self.tokenizer.encode(decoder_text), item=item, layout=layout)
+            return expand_encoder(self.tokenizer.encode(decoder_text), item=item, layout=layout)
 
-        return Draft((item,), distinct, {}, assembling)
+        return ParsedRequest((item,), distinct, {}, assembling)
 
-    async def render(self, draft: Draft, holding: HoldingOf = _nothing, intent: Intent = "execute") -> Rendered:
+    async def render(
+        self, draft: ParsedRequest, holding: FeatureInfoOf = _nothing, intent: Intent = "execute"
+    ) -> Rendered:
         """Make the prompt of a draft, and the features of those of its items that `holding` does not know.
 
         With the intent `inspect` there are no features, only what makes them.
         """
         if intent == "inspect":
             return await self.inspector.render(draft, holding)
-        shown = Counter(draft.items)
+        counts = Counter(draft.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
 
         def find(item: Item) -> bool:
-            if (held := holding(item.digest)) is not None:
-                layouts[item.digest] = held.layout
+            if (info := holding(item.digest)) is not None:
+                layouts[item.digest] = info.layout
             elif (feature := self.cache.get(item.digest)) is not None:
                 features[item.digest] = feature
             else:
                 return False
-            self.lookups(item.modality, shown[item], True)
+            self.lookups(item.modality, counts[item], True)
             return True
 
         async def find_or_make(item: Item) -> None:
             if not find(item):  # it may have come while this one waited for its turn
-                self.lookups(item.modality, shown[item], False)
+                self.lookups(item.modality, counts[item], False)
                 features[item.digest] = await self._make(draft, item.digest)
 
         watch = Stopwatch(self.timings)
-        unknown = [item for item in shown if not find(item)]
+        unknown = [item for item in counts if not find(item)]
         watch.lap("layout")
         if unknown:
-            await abreast(unknown, find_or_make)
+            await concurrently(unknown, find_or_make)
             watch.lap("process")
         layouts.update((digest, feature.layout) for digest, feature in features.items())
         for digest, layout in layouts.items():
@@ -218,7 +220,7 @@ class Pipeline:
         watch.lap("render")
         return Rendered(prompt, features, partial(self._make, draft.assembled()))
 
-    async def _make(self, draft: Draft, digest: Digest) -> Feature:
+    async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
         """The feature of an item, cached or processed; nothing is awaited before that is decided."""
         if (feature := self.cache.get(digest)) is not None:
             return feature
@@ -274,8 +276,8 @@ async def _assemble_chat(
         continue_final_message=request.continue_final_message,
         template_kwargs=request.chat_template_kwargs,
     )
-    token_ids = await beside(tokenize, light=light)
-    return assemble(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
+    token_ids = await run(tokenize, light=light)
+    return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
 
 
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
@@ -290,4 +292,4 @@ def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
                 f"token {position} is the placeholder of {modality} items, and there are none: leave "
                 f"{renderer.placeholders[modality]} out, or send a chat",
             )
-    return assemble(token_ids, placeholder_ids={}, items=(), layouts=())
+    return expand(token_ids, placeholder_ids={}, items=(), layouts=())

@@ -50,9 +50,9 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {map_strings(key, change): map_strings(held, change) for key, held in value.items()}
+        return {map_strings(key, change): map_strings(inner, change) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [map_strings(held, change) for held in value]
+        return [map_strings(inner, change) for inner in value]
     return value
 
 

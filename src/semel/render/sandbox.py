@@ -83,8 +83,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and abs(right) > _MAX_EXPONENT:
             raise SecurityError(f"an exponent is at most {_MAX_EXPONENT}")
-        for held, times in ((left, right), (right, left)):
-            if isinstance(held, Sized) and len(held) * times > _MAX_REPEATED:
+        for operand, times in ((left, right), (right, left)):
+            if isinstance(operand, Sized) and len(operand) * times > _MAX_REPEATED:
                 raise SecurityError(f"what is repeated has at most {_MAX_REPEATED:,} elements")
         return super().call_binop(context, operator, left, right)
 
@@ -97,9 +97,9 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_shown"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
-    def _shown(self, caller: Callable[[], str]) -> str:
+    def _body(self, caller: Callable[[], str]) -> str:
         return caller()
 
 

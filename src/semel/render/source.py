@@ -16,7 +16,7 @@ from semel.media.fetch.url import Url, parse_url
 
 __all__ = ["MediaUrl", "Source", "media_from_base64", "source_from"]
 
-_SHOWN_CHARS: Final = 32
+_EXCERPT_CHARS: Final = 32
 _MAX_HEAD_CHARS: Final = 512
 
 
@@ -60,12 +60,12 @@ def _from_data_url(rest: str, modality: Modality, where: str) -> Media:
     mime, *parameters = (field.strip() for field in head.split(";"))
     if not comma or not parameters or parameters[-1] != "base64":
         raise InvalidRequest.of(
-            where, f"{_shown('data:' + rest[: _SHOWN_CHARS + 1])} is not of the form data:{modality}/…;base64,…"
+            where, f"{_excerpt('data:' + rest[: _EXCERPT_CHARS + 1])} is not of the form data:{modality}/…;base64,…"
         )
     if mime and mime.partition("/")[0].lower() != modality:
-        raise InvalidRequest.of(where, f"a data URL of type {_shown(mime)} cannot be used as {modality}")
+        raise InvalidRequest.of(where, f"a data URL of type {_excerpt(mime)} cannot be used as {modality}")
     return media_from_base64(rest[len(head) + 1 :], modality, mime=mime or None, where=where)
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "…")

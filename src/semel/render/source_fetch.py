@@ -8,11 +8,11 @@ from typing import Final, Protocol, cast
 from semel.core import Media, Tenant
 from semel.errors import MediaNotAllowed, RequestError
 from semel.media.fetch.url import Url
-from semel.render.concurrency import abreast
+from semel.render.concurrency import concurrently
 from semel.render.intent import Intent
 from semel.render.source import MediaUrl, Source
 
-__all__ = ["Fetch", "Spend", "obtain"]
+__all__ = ["Fetch", "Spend", "fetch_sources"]
 
 _FETCHES_AT_ONCE: Final = 8
 """Of one request: a few with slow URLs must not take all turns of their tenant (threats S18)."""
@@ -29,7 +29,7 @@ class Fetch(Protocol):
         ...
 
 
-async def obtain(
+async def fetch_sources(
     sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
 ) -> Sequence[Media]:
     """The media of all sources, in order. They are the sources themselves if nothing is to be fetched."""
@@ -49,5 +49,5 @@ async def obtain(
         except RequestError as error:  # others may wait for the same fetch: the error itself is theirs as well
             raise type(error)(f"{source.where}: {error}") from None
 
-    await abreast(wanted.values(), get, at_once=_FETCHES_AT_ONCE)
+    await concurrently(wanted.values(), get, at_once=_FETCHES_AT_ONCE)
     return [source if isinstance(source, Media) else Media(source.modality, got[source.url]) for source in sources]

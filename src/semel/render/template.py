@@ -81,8 +81,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text. `kwargs` are the request's own variables, for templates that know them."""
         template = self.chosen_for(tools)
-        if taken := kwargs.keys() & (_RESERVED | template.names | self.special_tokens.keys()):
-            raise InvalidRequest(f"chat_template_kwargs must not set {', '.join(sorted(taken))}: leave that out")
+        if reserved := kwargs.keys() & (_RESERVED | template.names | self.special_tokens.keys()):
+            raise InvalidRequest(f"chat_template_kwargs must not set {', '.join(sorted(reserved))}: leave that out")
         own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return template.render({"documents": None, **self.special_tokens, **kwargs, **own})
 
@@ -146,8 +146,8 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     config = _json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _json(folder / "special_tokens_map.json")  # where folders of before 2023 have them
-    held = {name: config.get(name) for name in _SPECIAL_TOKENS}
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in held.items()}
+    tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 

@@ -46,14 +46,14 @@ def without_developer(messages: Sequence[dict[str, object]]) -> list[dict[str, o
 
 
 def _content(message: Message) -> list[dict[str, object]] | str:
-    parts = list(map(_shown, message.parts))
+    parts = list(map(_template_part, message.parts))
     if message.role == "tool" and all(part["type"] == "text" for part in parts):
         # Most templates show the answer of a tool as it is, whatever they do with other messages.
         return "\n".join(str(part["text"]) for part in parts)
     return parts
 
 
-def _shown(part: Part) -> dict[str, object]:
+def _template_part(part: Part) -> dict[str, object]:
     match part:
         case Text(text, extra):
             return {"type": "text", "text": text, **extra}

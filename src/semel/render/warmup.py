@@ -19,7 +19,7 @@ import pybase64
 from semel.cache import Flight, LayoutCache
 from semel.core import Media, Modality
 from semel.media.decode.warmup_media import SAMPLES
-from semel.render.draft import Draft
+from semel.render.draft import ParsedRequest
 from semel.render.intent import Intent
 from semel.render.pipeline import ChatRequest, Pipeline
 from semel.telemetry.stages import untimed
@@ -52,8 +52,8 @@ async def warm_up(
                 ]
         except TimeoutError:
             logger.warning("warming up %s was given up after %g s", intent, timeout_s)
-        shown = ", ".join(walked) or "nothing"
-        logger.info("warmed up %s (%s) in %.3f s", intent, shown, time.monotonic() - begin)
+        steps = ", ".join(walked) or "nothing"
+        logger.info("warmed up %s (%s) in %.3f s", intent, steps, time.monotonic() - begin)
 
 
 def _unseen(pipeline: Pipeline) -> Pipeline:
@@ -83,7 +83,7 @@ async def _try(pipeline: Pipeline, modality: Modality | None, intent: Intent, pr
     return True
 
 
-async def _render(pipeline: Pipeline, draft: Draft, intent: Intent) -> None:
+async def _render(pipeline: Pipeline, draft: ParsedRequest, intent: Intent) -> None:
     try:
         await pipeline.render(draft, intent=intent)
     finally:
@@ -100,7 +100,7 @@ async def _process_everywhere(pipeline: Pipeline, media: Media, intent: Intent, 
             raise error
 
 
-async def _draft(pipeline: Pipeline, media: Media | None) -> Draft:
+async def _draft(pipeline: Pipeline, media: Media | None) -> ParsedRequest:
     if media is None:
         return await pipeline.read_chat(ChatRequest([{"role": "user", "content": "hello"}]))
     if pipeline.chat_renderer is None:

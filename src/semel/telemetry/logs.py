@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from semel.telemetry.request_context import InHand, in_hand
+from semel.telemetry.request_context import RequestContext, current_request
 
 __all__ = ["JSON_LOGGING", "JsonLines", "LogFormat", "TextLines", "is_json", "log_to_stderr"]
 
@@ -55,7 +55,7 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """The first line."""
-        record.message = f"{_shown(_request(record))}{_escape(record.message)}"
+        record.message = f"{_prefix(_request(record))}{_escape(record.message)}"
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
@@ -72,7 +72,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        told: dict[str, object] = {
+        entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -80,24 +80,24 @@ class JsonLines(logging.Formatter):
             "pid": record.process,
         }
         if (request := _request(record)) is not None:
-            told["request_id"] = request.request_id
+            entry["request_id"] = request.request_id
             if request.client_id is not None:
-                told["client_request_id"] = request.client_id
+                entry["client_request_id"] = request.client_id
             if request.span.trace_id:
-                told["trace_id"] = request.span.trace_id
-        told |= getattr(record, "fields", {})
+                entry["trace_id"] = request.span.trace_id
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
 
 
-def _request(record: logging.LogRecord) -> InHand | None:
+def _request(record: logging.LogRecord) -> RequestContext | None:
     """The request that a line is about: the one it names (`extra={"about": …}`), or the one in hand."""
-    about: InHand | None = getattr(record, "about", None)
-    return about or in_hand()
+    about: RequestContext | None = getattr(record, "about", None)
+    return about or current_request()
 
 
-def _shown(request: InHand | None) -> str:
+def _prefix(request: RequestContext | None) -> str:
     if request is None:
         return ""
     client = "" if request.client_id is None else f" of {request.client_id!r}"

@@ -26,7 +26,7 @@ class CacheLookups:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, Tier], _Count] = {}
-        self._told: dict[Tier, _Count] = {}
+        self._reported: dict[Tier, _Count] = {}
 
     def count(self, model: str, modality: str, tier: Tier, count: int, hit: bool) -> None:
         """Items of one modality were looked up in one tier."""
@@ -52,7 +52,7 @@ class CacheLookups:
         for tier in ("processor", "worker"):
             of_tier = [entry for (_, _, its), entry in self._counts.items() if its == tier]
             now = _Count(sum(entry.queries for entry in of_tier), sum(entry.hits for entry in of_tier))
-            before, self._told[tier] = self._told.get(tier, _Count()), now
+            before, self._reported[tier] = self._reported.get(tier, _Count()), now
             if queries := now.queries - before.queries:
                 parts.append(f"{tier} {(now.hits - before.hits) / queries:.1%} of {queries:,}")
         return f"item cache hits: {', '.join(parts)}" if parts else None

@@ -163,13 +163,13 @@ class _Counted(SpanExporter):
     """Counts what it takes off the queue, and what of it cannot be delivered. All in the thread of the batches."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self.taken = 0
+        self.exported = 0
         self.lost = 0
         self._exporter = exporter
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
-        self.taken += len(spans)
+        self.exported += len(spans)
         result = SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
@@ -197,7 +197,7 @@ class _Batches(BatchSpanProcessor):
         """Let a span wait to be sent; always called by the thread that serves."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
-        if self._ended - self.exporter.taken >= self._max_waiting:
+        if self._ended - self.exporter.exported >= self._max_waiting:
             self.dropped += 1
         else:
             self._ended += 1

@@ -19,11 +19,11 @@ from semel.errors import RequestError, ServiceError
 from semel.telemetry.stages import Stage, Timings
 from semel.telemetry.tracing import NO_SPAN, Span, Tracing
 
-__all__ = ["InHand", "in_hand", "own_id", "span_in_hand", "spanning", "taking", "tell_fault", "traced"]
+__all__ = ["RequestContext", "current_request", "current_span", "entered", "own_id", "spanning", "tell_fault", "traced"]
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
+class RequestContext:
     """A request that is being handled."""
 
     request_id: str
@@ -35,32 +35,32 @@ class InHand:
     span: Span = NO_SPAN
 
 
-_IN_HAND: Final[ContextVar[InHand | None]] = ContextVar("semel_request_in_hand", default=None)
+_CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar("semel_request_in_hand", default=None)
 
 
-def in_hand() -> InHand | None:
+def current_request() -> RequestContext | None:
     """The request that this task works for."""
-    return _IN_HAND.get()
+    return _CURRENT_REQUEST.get()
 
 
 def own_id() -> str:
     """The id of the request in hand; a new one where there is none."""
-    return uuid.uuid4().hex if (request := _IN_HAND.get()) is None else request.request_id
+    return uuid.uuid4().hex if (request := _CURRENT_REQUEST.get()) is None else request.request_id
 
 
-def span_in_hand() -> Span:
+def current_span() -> Span:
     """The span of the request in hand."""
-    return NO_SPAN if (request := _IN_HAND.get()) is None else request.span
+    return NO_SPAN if (request := _CURRENT_REQUEST.get()) is None else request.span
 
 
 @contextmanager
-def taking(request: InHand) -> Iterator[None]:
+def entered(request: RequestContext) -> Iterator[None]:
     """Work for a request."""
-    token = _IN_HAND.set(request)
+    token = _CURRENT_REQUEST.set(request)
     try:
         yield
     finally:
-        _IN_HAND.reset(token)
+        _CURRENT_REQUEST.reset(token)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def spanning(tracing: Tracing, name: str, request_id: str, trace: Trace | None) 
     """Work for a request of another process, in a span of our own that is part of its trace."""
     span = tracing.begin(name, "server", {} if trace is None else trace.headers)
     span.note("semel.request.id", request_id)
-    with taking(InHand(request_id, span=span)):
+    with entered(RequestContext(request_id, span=span)):
         try:
             yield
         except asyncio.CancelledError:
@@ -81,9 +81,9 @@ def spanning(tracing: Tracing, name: str, request_id: str, trace: Trace | None) 
 def tell_fault(error: RequestError | ServiceError) -> None:
     """Let the span in hand have the code of the error that ended it; a client's fault is no failure of ours."""
     if error.status >= 500:
-        span_in_hand().fail(error.code)
+        current_span().fail(error.code)
     else:
-        span_in_hand().note("error.type", error.code)
+        current_span().note("error.type", error.code)
 
 
 def traced(timings: Timings) -> Timings:
@@ -91,6 +91,6 @@ def traced(timings: Timings) -> Timings:
 
     def tell(seconds: float, stage: Stage) -> None:
         timings(seconds, stage)
-        span_in_hand().child(stage, seconds)
+        current_span().child(stage, seconds)
 
     return tell

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from blake3 import blake3
 
-from semel.core import Contract, Digest, Feature, Holding, Output, Prompt, Submission
-from semel.engine import HoldingWatcher
+from semel.core import Contract, Digest, Feature, FeatureInfo, Output, Prompt, Submission
+from semel.engine import ItemCacheWatcher
 from semel.errors import FeatureMissing, InvalidRequest
 
 __all__ = ["EchoEngine", "EchoStream", "echo"]
@@ -70,7 +70,7 @@ class EchoEngine:
         """What the engine core has lost although this process believes that it is held."""
 
         self._items: OrderedDict[Digest, Feature] = OrderedDict()
-        self._watchers: list[HoldingWatcher] = []
+        self._watchers: list[ItemCacheWatcher] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -84,16 +84,16 @@ class EchoEngine:
         """Whether an item is held."""
         return digest in self._items
 
-    def holding(self, digest: Digest) -> Holding | None:
+    def holding(self, digest: Digest) -> FeatureInfo | None:
         """What is known of an item that is held."""
         feature = self._items.get(digest)
-        return None if feature is None else Holding.of(feature)
+        return None if feature is None else FeatureInfo.of(feature)
 
-    def watch(self, watcher: HoldingWatcher) -> None:
+    def watch(self, watcher: ItemCacheWatcher) -> None:
         """Tell the watcher what is held, and every change."""
         self._watchers.append(watcher)
         for digest, feature in self._items.items():
-            watcher.hold(digest, Holding.of(feature))
+            watcher.hold(digest, FeatureInfo.of(feature))
 
     async def submit(self, submission: Submission) -> EchoStream:
         """Answer from the features given and those held."""
@@ -141,7 +141,7 @@ class EchoEngine:
             self._drop(next(iter(self._items)))
         self._items[digest] = feature
         for watcher in self._watchers:
-            watcher.hold(digest, Holding.of(feature))
+            watcher.hold(digest, FeatureInfo.of(feature))
 
     def _drop(self, digest: Digest) -> None:
         if self._items.pop(digest, None) is not None:

@@ -46,12 +46,12 @@ class PacedStream:
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """One token at a time."""
-        given = 0
-        while given < self._tokens:
+        sent = 0
+        while sent < self._tokens:
             while self._outputs:
-                given += 1
+                sent += 1
                 yield self._outputs.popleft()
-            if given < self._tokens:
+            if sent < self._tokens:
                 self._changed.clear()
                 await self._changed.wait()
 

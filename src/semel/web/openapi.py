@@ -57,16 +57,16 @@ def shape(*kinds: Any) -> Schema:
 
 def events_of(*kinds: Any) -> Schema:
     """The schema of one event of a stream: one of these types, or an error, in JSON; and a mark at the end."""
-    told = shape(*kinds, ErrorBody)
-    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": told["anyOf"]}}
+    part = shape(*kinds, ErrorBody)
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": part["anyOf"]}}
     properties = {"data": {"anyOf": [{"const": "[DONE]"}, data]}}
-    return {"type": "object", "properties": properties, "required": ["data"], "$defs": told["$defs"]}
+    return {"type": "object", "properties": properties, "required": ["data"], "$defs": part["$defs"]}
 
 
 def answer(description: str, content: Mapping[str, Schema]) -> Mapping[str, Any]:
     """A response with one of these contents, by media type."""
-    told = {kind: {"itemSchema" if kind == EVENTS else "schema": schema} for kind, schema in content.items()}
-    return {"description": description, "content": told} if told else {"description": description}
+    part = {kind: {"itemSchema" if kind == EVENTS else "schema": schema} for kind, schema in content.items()}
+    return {"description": description, "content": part} if part else {"description": description}
 
 
 def refusals(statuses: Iterable[int]) -> dict[str, Mapping[str, Any]]:
@@ -102,9 +102,9 @@ def document(
 
 
 def _error(status: int, codes: Mapping[str, str]) -> Mapping[str, Any]:
-    told = shape(ErrorBody)
+    part = shape(ErrorBody)
     narrowed = {"properties": {"error": {"properties": {"code": {"enum": list(codes)}}}}}
-    schema = {"allOf": [{"$ref": told["$ref"]}, narrowed], "$defs": told["$defs"]}
+    schema = {"allOf": [{"$ref": part["$ref"]}, narrowed], "$defs": part["$defs"]}
     description = "\n".join(f"- `{code}`: {meaning}" for code, meaning in codes.items())
     headers = {"Retry-After": {**_RETRY_AFTER, "required": True}} if status in RETRIED else {}
     if status == 401:

@@ -173,8 +173,8 @@ class _Connection(HttpToolsProtocol):
     connection, and a client that is reset while it sends does not read why.
     """
 
-    def __init__(self, limits: ConnectionLimits, count: Callable[[str], None], **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, limits: ConnectionLimits, count: Callable[[str], None], **options: Any) -> None:
+        super().__init__(**options)
         self._limits = limits
         self._count = count
         self._idle: asyncio.TimerHandle | None = None
@@ -190,13 +190,15 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._given = _Given(transport, self._end)
+        self._response_transport = _ResponseTransport(transport, self._end)
         self._idle = self.loop.call_later(self._limits.idle_s, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._idle, self._headers, self._stall):
             _cancel(timer)
-        self._given.close = self.transport.close  # or this would hold itself, and wait for the garbage collector
+        self._response_transport.close = (
+            self.transport.close
+        )  # or this would hold itself, and wait for the garbage collector
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -212,7 +214,7 @@ class _Connection(HttpToolsProtocol):
         if self.transport.is_closing():  # it came in the same piece as the end of what was thrown away
             return
         super().on_headers_complete()
-        self.cycle.transport = self._given  # type: ignore[assignment]
+        self.cycle.transport = self._response_transport  # type: ignore[assignment]
         self._is_coming, self._unread_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:
@@ -307,7 +309,7 @@ class _Connection(HttpToolsProtocol):
         self._close()
 
 
-class _Given:
+class _ResponseTransport:
     """The transport as an answer has it: when to close it is its connection's to say."""
 
     __slots__ = ("close", "is_closing", "write")

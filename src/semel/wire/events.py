@@ -21,7 +21,7 @@ from semel.wire.messages import (
     Submit,
 )
 
-__all__ = ["Admitted", "Arrived", "Closed", "Event", "Fault", "Opened", "Reset"]
+__all__ = ["Admitted", "Arrived", "Closed", "Event", "Opened", "Reset", "Violation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ Event = (
 )
 
 
-class Fault(Exception):
+class Violation(Exception):
     """Inside the package only: the peer broke a rule, and the session resets with this code."""
 
     def __init__(self, code: str, message: str) -> None:

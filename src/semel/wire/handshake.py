@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from semel.core import Contract, Key
-from semel.wire.events import Admitted, Fault, Opened
+from semel.wire.events import Admitted, Opened, Violation
 from semel.wire.messages import PROTOCOL, Challenge, Hello, Message, Proof, Welcome
-from semel.wire.proof import Role, Transcript
+from semel.wire.proof import HandshakeTranscript, Role
 
 __all__ = ["NO_EPOCH", "FrontendHandshake", "Handshake", "Step", "WorkerHandshake"]
 
@@ -50,7 +50,7 @@ class Handshake(Protocol):
         ...
 
     def receive(self, message: Message) -> Step:
-        """Answer the peer, or raise a `Fault`."""
+        """Answer the peer, or raise a `Violation`."""
         ...
 
 
@@ -76,12 +76,12 @@ class FrontendHandshake:
             case Welcome() if self._epoch != NO_EPOCH:
                 return Step(epoch=self._epoch, opened=Opened(message.contract))
             case _:
-                raise Fault("handshake", f"the worker sent {type(message).__name__} before the session was open")
+                raise Violation("handshake", f"the worker sent {type(message).__name__} before the session was open")
 
     def _prove(self, challenge: Challenge) -> Step:
-        transcript = Transcript(PROTOCOL, self._hello.frontend_id, self._hello.nonce, challenge.nonce)
+        transcript = HandshakeTranscript(PROTOCOL, self._hello.frontend_id, self._hello.nonce, challenge.nonce)
         if not transcript.is_proof(challenge.proof, self._key, "worker"):
-            raise Fault("key", f"the worker cannot prove that it has the fleet key {self._key.id}")
+            raise Violation("key", f"the worker cannot prove that it has the fleet key {self._key.id}")
         self._epoch = transcript.epoch(self._key)
         return Step(reply=Proof(transcript.proof(self._key, "frontend")), epoch=self._epoch)
 
@@ -95,7 +95,7 @@ class WorkerHandshake:
         self._key = key
         self._contract = contract
         self._nonce = nonce
-        self._transcript: Transcript | None = None
+        self._transcript: HandshakeTranscript | None = None
 
     def first(self) -> None:
         """Nothing: the frontend speaks first."""
@@ -105,25 +105,25 @@ class WorkerHandshake:
         match message, self._transcript:
             case Hello(), None:
                 return self._challenge(message)
-            case Proof(proof=proof), Transcript() as transcript:
+            case Proof(proof=proof), HandshakeTranscript() as transcript:
                 return self._admit(transcript, proof)
             case _:
-                raise Fault("handshake", f"{type(message).__name__} came before the session was open")
+                raise Violation("handshake", f"{type(message).__name__} came before the session was open")
 
     def _challenge(self, hello: Hello) -> Step:
         if hello.protocol != PROTOCOL:
-            raise Fault("protocol", f"the worker speaks protocol {PROTOCOL}, the frontend {hello.protocol}")
+            raise Violation("protocol", f"the worker speaks protocol {PROTOCOL}, the frontend {hello.protocol}")
         if hello.key_id != self._key.id:
-            raise Fault(
+            raise Violation(
                 "key",
                 f"the worker's fleet key is {self._key.id}, the frontend's {hello.key_id}: give both the same key file",
             )
-        self._transcript = Transcript(PROTOCOL, hello.frontend_id, hello.nonce, self._nonce)
+        self._transcript = HandshakeTranscript(PROTOCOL, hello.frontend_id, hello.nonce, self._nonce)
         return Step(reply=Challenge(self._nonce, self._transcript.proof(self._key, "worker")))
 
-    def _admit(self, transcript: Transcript, proof: bytes) -> Step:
+    def _admit(self, transcript: HandshakeTranscript, proof: bytes) -> Step:
         if not transcript.is_proof(proof, self._key, "frontend"):
-            raise Fault("key", f"the frontend cannot prove that it has the fleet key {self._key.id}")
+            raise Violation("key", f"the frontend cannot prove that it has the fleet key {self._key.id}")
         return Step(
             reply=Welcome(self._contract, self._key.id),
             epoch=transcript.epoch(self._key),

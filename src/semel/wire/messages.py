@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from semel.core import Contract, Dialogue, Digest, Modality, Trace
+from semel.core import AnswerParsing, Contract, Digest, Modality, Trace
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
@@ -35,8 +35,8 @@ __all__ = [
     "FrontendMessage",
     "Gone",
     "Have",
+    "HaveItem",
     "Heartbeat",
-    "Held",
     "Hello",
     "Lend",
     "Load",
@@ -151,7 +151,7 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
     """Whether the items are the encoder's, and the token ids the decoder's."""
 
     payloads: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
-    dialogue: Dialogue | None = None
+    parsing: AnswerParsing | None = None
     priority: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     trace: Trace | None = None
     """The span that its own is a part of, where requests are traced."""
@@ -277,7 +277,7 @@ class Load(Struct, frozen=True, array_like=True, tag=44):
     waiting: Count
 
 
-class Held(Struct, frozen=True, array_like=True):
+class HaveItem(Struct, frozen=True, array_like=True):
     """An item that the worker's engine holds."""
 
     digest: Digest
@@ -301,7 +301,7 @@ class Have(Struct, frozen=True, array_like=True, tag=45):
     """Worker: my engine has begun to hold these. Counted together with `Gone`, from 0 in every session."""
 
     number: Count
-    items: Annotated[tuple[Held, ...], Meta(max_length=MAX_ITEMS)]
+    items: Annotated[tuple[HaveItem, ...], Meta(max_length=MAX_ITEMS)]
     layouts: Annotated[tuple[Runs, ...], Meta(max_length=MAX_ITEMS)]
     """Each once, however many items share it."""
 

@@ -80,7 +80,7 @@ def _pieces(output: Output) -> Iterator[Output]:
 
 
 def _details(output: Output) -> Details:
-    told = output.prompt_logprobs
+    prompt_logprobs = output.prompt_logprobs
     return Details(
         output.stop_reason,
         None if output.texts is None else tuple(dict(step) for step in output.texts),
@@ -88,5 +88,5 @@ def _details(output: Output) -> Details:
         output.reasoning_tokens,
         output.cached_tokens,
         output.created_cache_tokens,
-        None if told is None else tuple(None if step is None else dict(step) for step in told),
+        None if prompt_logprobs is None else tuple(None if step is None else dict(step) for step in prompt_logprobs),
     )

@@ -14,13 +14,13 @@ from blake3 import blake3
 
 from semel.core import Key, frame
 
-__all__ = ["Role", "Transcript", "curve_secret"]
+__all__ = ["HandshakeTranscript", "Role", "curve_secret"]
 
 Role = Literal["frontend", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
+class HandshakeTranscript:
     """What both ends of a handshake have seen when they prove themselves."""
 
     protocol: int

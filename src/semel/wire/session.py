@@ -19,7 +19,7 @@ from typing import Final, Literal, Self
 from semel.core import Contract, Digest, Feature, Key
 from semel.errors import ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Buffer, Envelope, Frames, decode, encode, pack, size_of
-from semel.wire.events import Closed, Event, Fault, Reset
+from semel.wire.events import Closed, Event, Reset, Violation
 from semel.wire.handshake import NO_EPOCH, FrontendHandshake, Handshake, WorkerHandshake
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import (
@@ -178,7 +178,7 @@ class Session:
             return self._take_events()
         try:
             self._events += self._accept(self._decode(frames), now)
-        except Fault as fault:
+        except Violation as fault:
             self._events.append(self._end(fault.code, str(fault)))
         except ProtocolError as error:
             self._events.append(self._end("malformed", str(error)))
@@ -218,7 +218,7 @@ class Session:
     def _decode(self, frames: Sequence[Buffer]) -> Envelope[FrontendMessage] | Envelope[WorkerMessage]:
         # A peer that has proved nothing gets no more of our time than a handshake takes.
         if self._epoch == NO_EPOCH and (nbytes := sum(map(len, frames))) > self._limits.max_handshake_bytes:
-            raise Fault("handshake", f"{nbytes:,} bytes came before the session was open")
+            raise Violation("handshake", f"{nbytes:,} bytes came before the session was open")
         if self._handshake.role == "worker":
             return decode(frames, FROM_FRONTEND, self._limits)
         return decode(frames, FROM_WORKER, self._limits)
@@ -227,11 +227,11 @@ class Session:
         message = envelope.message
         if isinstance(message, Refusal):
             # Honoured whatever its number: a worker that has restarted knows no session of ours.
-            raise Fault(message.code, message.message)
+            raise Violation(message.code, message.message)
         if envelope.epoch != self._epoch:
-            raise Fault("session", f"{type(message).__name__} is of another session")
+            raise Violation("session", f"{type(message).__name__} is of another session")
         if envelope.sequence != self._sequence_in:
-            raise Fault("sequence", f"message {envelope.sequence} came when {self._sequence_in} was due")
+            raise Violation("sequence", f"message {envelope.sequence} came when {self._sequence_in} was due")
         self._sequence_in += 1
         self._heard = now
         if isinstance(message, Payload | Chunk):
@@ -254,7 +254,7 @@ class Session:
             case Bye():
                 return [self._part(message)]
             case Submit() if self._submits_over:
-                raise Fault("order", f"request {message.request_id} came after the frontend began to drain")
+                raise Violation("order", f"request {message.request_id} came after the frontend began to drain")
             case (
                 Submit()
                 | Lend()
@@ -272,14 +272,14 @@ class Session:
                 self._submits_over |= isinstance(message, Drain | Draining)
                 return [message]
             case _:
-                raise Fault("order", f"{type(message).__name__} came into an open session")
+                raise Violation("order", f"{type(message).__name__} came into an open session")
         return []
 
     def _accept_bulk(
         self, message: Payload | Chunk, envelope: Envelope[FrontendMessage] | Envelope[WorkerMessage]
     ) -> list[Event]:
         if not self.is_open:
-            raise Fault("handshake", f"{type(message).__name__} came before the session was open")
+            raise Violation("handshake", f"{type(message).__name__} came before the session was open")
         if isinstance(message, Payload):
             arrived = self._inbound.begin(message, envelope.buffers)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.wire.events import Fault
+from semel.wire.events import Violation
 
 __all__ = ["Traffic"]
 
@@ -34,7 +34,7 @@ class Traffic:
     def acknowledge(self, total: int) -> None:
         """The peer has read this much."""
         if not self.acknowledged <= total <= self.sent:
-            raise Fault("order", f"the peer claims to have read {total:,} bytes of {self.sent:,} sent")
+            raise Violation("order", f"the peer claims to have read {total:,} bytes of {self.sent:,} sent")
         self.acknowledged = total
 
     def report(self) -> int:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from semel.core import Digest, Feature
 from semel.errors import MediaTooLarge
 from semel.wire.codec import pack
-from semel.wire.events import Arrived, Fault
+from semel.wire.events import Arrived, Violation
 from semel.wire.limits import MAX_TENSORS, Limits
 from semel.wire.messages import Chunk, Payload
 from semel.wire.translation import feature_of, payload_of, sizes_of
@@ -139,13 +139,13 @@ class Inbound:
     def begin(self, payload: Payload, buffers: tuple[memoryview, ...]) -> Arrived | None:
         """A feature begins; it has arrived at once if its bytes came with it."""
         if payload.transfer <= self._last:
-            raise Fault("order", f"transfer {payload.transfer} began after transfer {self._last}")
+            raise Violation("order", f"transfer {payload.transfer} began after transfer {self._last}")
         self._last = payload.transfer
         sizes = sizes_of(payload)
         if (total := sum(sizes)) <= self._limits.inline_bytes:
             return Arrived(payload.digest, feature_of(payload, [_copied(buffer) for buffer in buffers]))
         if len(self._open) >= self._limits.max_open_features or self._open_bytes + total > self._limits.max_open_bytes:
-            raise Fault(
+            raise Violation(
                 "overrun",
                 f"transfer {payload.transfer} of {total:,} bytes is one too many: {len(self._open)} with "
                 f"{self._open_bytes:,} bytes are open",
@@ -159,10 +159,10 @@ class Inbound:
         """Put a chunk in its place; the feature has arrived with its last."""
         assembly = self._open.get(chunk.transfer)
         if assembly is None or (chunk.tensor, chunk.offset) != (assembly.tensor, assembly.offset):
-            raise Fault("order", f"{chunk!r} is not what comes next")
+            raise Violation("order", f"{chunk!r} is not what comes next")
         target = assembly.buffers[assembly.tensor]
         if chunk.offset + chunk.nbytes > target.nbytes:
-            raise Fault("order", f"{chunk!r} goes past its tensor's {target.nbytes:,} bytes")
+            raise Violation("order", f"{chunk!r} goes past its tensor's {target.nbytes:,} bytes")
         target[chunk.offset : chunk.offset + chunk.nbytes] = data.cast("B")
         assembly.offset += chunk.nbytes
         assembly.missing -= chunk.nbytes
@@ -177,7 +177,7 @@ class Inbound:
         """Let go of a feature that is not complete."""
         assembly = self._open.pop(transfer, None)
         if assembly is None:
-            raise Fault("order", f"transfer {transfer} is not open")
+            raise Violation("order", f"transfer {transfer} is not open")
         self._open_bytes -= sum(buffer.nbytes for buffer in assembly.buffers)
 
 

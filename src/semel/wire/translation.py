@@ -19,7 +19,7 @@ from semel.core import (
     DTYPE_BYTES,
     Digest,
     Feature,
-    Holding,
+    FeatureInfo,
     Item,
     Layout,
     Mask,
@@ -31,7 +31,7 @@ from semel.core import (
     Trace,
 )
 from semel.errors import PromptTooLong, ProtocolError
-from semel.wire.messages import Have, Held, Lend, Payload, Place, Runs, Submit, TensorHead
+from semel.wire.messages import Have, HaveItem, Lend, Payload, Place, Runs, Submit, TensorHead
 
 __all__ = [
     "feature_of",
@@ -75,7 +75,7 @@ def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit
         submission.cache_salt,
         encoder,
         tuple(dict.fromkeys(payloads)),
-        submission.dialogue,
+        submission.parsing,
         submission.priority,
         submission.trace,
     )
@@ -91,7 +91,7 @@ def submission_of(
         features,
         submit.sampling,
         submit.cache_salt,
-        dialogue=submit.dialogue,
+        parsing=submit.parsing,
         priority=submit.priority,
         trace=trace,
     )
@@ -195,21 +195,21 @@ def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Featur
         raise ProtocolError(f"{message.digest!r} is no feature: {error}") from error
 
 
-def have_of(number: int, holdings: Mapping[Digest, Holding]) -> Have:
+def have_of(number: int, holdings: Mapping[Digest, FeatureInfo]) -> Have:
     """The message that announces what is held."""
     layouts: dict[Layout, int] = {}
     items = tuple(
-        Held(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
+        HaveItem(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
         for digest, holding in holdings.items()
     )
     return Have(number, items, tuple(map(_runs_of, layouts)))
 
 
-def holdings_of(have: Have) -> dict[Digest, Holding]:
+def holdings_of(have: Have) -> dict[Digest, FeatureInfo]:
     """What a message announces."""
     try:
         layouts = _layouts_of(have.layouts)
-        return {held.digest: Holding(held.modality, held.nbytes, layouts[held.layout]) for held in have.items}
+        return {item.digest: FeatureInfo(item.modality, item.nbytes, layouts[item.layout]) for item in have.items}
     except (IndexError, ValueError) as error:
         raise ProtocolError(f"announcement {have.number} cannot be read: {error}") from error
 

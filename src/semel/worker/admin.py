@@ -153,15 +153,15 @@ def _authorise(request: Request, key: str | None) -> None:
     """Let the operator pass; how long a refusal takes does not tell how much of a key was right."""
     if key is None:
         raise HTTPException(403, "this worker has no admin key; start it with --admin-key-file to inject and reset")
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
+    scheme, _, presented = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(presented.encode(), key.encode()):
         message = "this needs `Authorization: Bearer KEY` with the key of the worker's --admin-key-file"
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
 
 def _check_content_type(request: Request) -> None:
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in CONTENT_TYPES:
+    presented = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if presented not in CONTENT_TYPES:
         raise HTTPException(415, f"the content type of a safetensors file is {' or '.join(CONTENT_TYPES)}")
 
 

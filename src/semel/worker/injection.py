@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from semel.core import Contract, Digest, Feature, Modality
 from semel.errors import EngineDead, FeatureRejected
 from semel.interchange.injection import Outcome
-from semel.interchange.safetensors import Empty, Entry, Faulty, Given
+from semel.interchange.safetensors import Empty, Entry, Faulty, FeatureEntry
 
 __all__ = ["Count", "Injectable", "inject"]
 
@@ -55,7 +55,7 @@ async def inject(engine: Injectable, entries: Sequence[Entry], count: Count, *, 
         "%s injected %d items with %s bytes: %d stored, %d held, %d skipped, %d refused",
         peer,
         len(entries),
-        f"{sum(entry.feature.nbytes for entry in entries if isinstance(entry, Given)):,}",
+        f"{sum(entry.feature.nbytes for entry in entries if isinstance(entry, FeatureEntry)):,}",
         *(tally[status] for status in ("stored", "held", "skipped", "refused")),
     )
     return outcomes
@@ -67,9 +67,9 @@ async def _outcome(engine: Injectable, entry: Entry, count: Count) -> Outcome:
             return Outcome(name, "refused", reason)
         case Empty(digest):
             return Outcome(digest.hex(), "skipped", "it has no tensors")
-        case Given(digest, feature) if not engine.contract.cache_bytes:
+        case FeatureEntry(digest, feature) if not engine.contract.cache_bytes:
             return Outcome(digest.hex(), "skipped", "the engine's item cache is off")
-        case Given(digest, feature):
+        case FeatureEntry(digest, feature):
             try:
                 outcome = await _store(engine, digest, feature)
             except FeatureRejected as error:

@@ -42,18 +42,23 @@ def admin_document() -> dict[str, Any]:
     body = {"required": True, "content": {kind: {"schema": file} for kind in CONTENT_TYPES}}
     guarded = _ERRORS.keys() - {400, 413, 415}
     paths = {
-        "/health": {"get": _told("Whether the process is alive.", {})},
-        "/metrics": {"get": _told("Counters for Prometheus.", {TEXT: {"type": "string"}})},
-        "/v1/mm_cache/contract": {"get": _told("What features the engine takes.", {JSON: shape(Contract)}, guarded)},
-        "/v1/mm_cache/inject": {
-            "post": {**_told("Hold features under digests.", {JSON: shape(Outcomes)}, _ERRORS), "requestBody": body}
+        "/health": {"get": _operation("Whether the process is alive.", {})},
+        "/metrics": {"get": _operation("Counters for Prometheus.", {TEXT: {"type": "string"}})},
+        "/v1/mm_cache/contract": {
+            "get": _operation("What features the engine takes.", {JSON: shape(Contract)}, guarded)
         },
-        "/v1/mm_cache/reset": {"post": _told("Forget all features.", {JSON: shape(Reset)}, guarded)},
+        "/v1/mm_cache/inject": {
+            "post": {
+                **_operation("Hold features under digests.", {JSON: shape(Outcomes)}, _ERRORS),
+                "requestBody": body,
+            }
+        },
+        "/v1/mm_cache/reset": {"post": _operation("Forget all features.", {JSON: shape(Reset)}, guarded)},
     }
     return document("semel worker", paths, codes=_ERRORS, key=_KEY)
 
 
-def _told(summary: str, content: Mapping[str, Schema], refused: Iterable[int] = ()) -> dict[str, Any]:
+def _operation(summary: str, content: Mapping[str, Schema], refused: Iterable[int] = ()) -> dict[str, Any]:
     statuses = tuple(refused)
-    told = {"summary": summary, "responses": {"200": answer("What was asked for.", content), **refusals(statuses)}}
-    return {**told, "security": [{"key": []}]} if statuses else told
+    operation = {"summary": summary, "responses": {"200": answer("What was asked for.", content), **refusals(statuses)}}
+    return {**operation, "security": [{"key": []}]} if statuses else operation

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.cache import Borrowers, borrowed_feature
-from semel.core import Digest, Feature, Holding, Layout, Output
+from semel.cache import Borrower, borrowed_feature
+from semel.core import Digest, Feature, FeatureInfo, Layout, Output
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
@@ -29,10 +29,10 @@ from semel.errors import (
     SemelError,
     ServiceError,
 )
-from semel.ledger import Desk, Gone, Have, Holdings
+from semel.ledger import Gone, Have, Holdings, Intake
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import DESK_BYTES, MM_CACHE_BYTES, MM_CACHE_CAPACITY, MM_CACHE_ITEMS, NEEDS, RESUBMISSIONS
-from semel.telemetry.request_context import span_in_hand, spanning, tell_fault
+from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
@@ -77,7 +77,7 @@ class Worker:
         self,
         engine: Engine,
         listener: WorkerListener,
-        borrowers: Borrowers | None = None,
+        borrowers: Borrower | None = None,
         *,
         tracing: Tracing = NO_TRACING,
     ) -> None:
@@ -90,7 +90,7 @@ class Worker:
         self._borrowers = borrowers
         self._tracing = tracing
         self._frontends: dict[Peer, dict[str, _Request]] = {}
-        self._desk: Desk[Peer] = Desk()
+        self._desk: Intake[Peer] = Intake()
         self._holdings: Holdings[Peer] = Holdings()
         self._died = asyncio.Event()
         self._draining = False
@@ -136,7 +136,7 @@ class Worker:
         self._announce()
         self._listener.broadcast(Forget())
 
-    def hold(self, digest: Digest, holding: Holding) -> None:
+    def hold(self, digest: Digest, holding: FeatureInfo) -> None:
         """The engine holds an item from now on."""
         self._holdings.hold(digest, holding)
         self._announce_soon()
@@ -252,7 +252,7 @@ class Worker:
                 self._desk.close(peer, submit.request_id)
                 self._announce()
                 self._send(peer, Accepted(submit.request_id))
-                span_in_hand().event("accepted")
+                current_span().event("accepted")
                 async for output in stream:
                     yield output
             except FeatureMissing as error:  # before the first output
@@ -277,9 +277,9 @@ class Worker:
                 layouts = {digest: feature.layout for digest, feature in features.items()}
                 layouts |= self._held_layouts(place.digest for place in submit.places if place.digest not in layouts)
                 prompt = prompt_of(submit, layouts.__getitem__, max_tokens=limit)
-                submission = submission_of(submit, prompt, features, trace=span_in_hand().trace)
+                submission = submission_of(submit, prompt, features, trace=current_span().trace)
                 if request.observed is None:
-                    request.observed = Observed.begin(span_in_hand(), submission, self._engine.contract.model)
+                    request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
                 return await self._engine.submit(submission)
             except FeatureMissing as error:
                 missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
@@ -329,11 +329,11 @@ class Worker:
     def _fail(self, peer: Peer, request_id: str, error: SemelError) -> None:
         if isinstance(error, EngineDead):
             self._died.set()
-        told = error if isinstance(error, (RequestError, ServiceError)) else ServiceError(str(error))
-        tell_fault(told)
+        reported = error if isinstance(error, (RequestError, ServiceError)) else ServiceError(str(error))
+        tell_fault(reported)
         self._desk.close(peer, request_id)
         self._announce()
-        self._send(peer, Failed(request_id, told.status, told.code, str(told)))
+        self._send(peer, Failed(request_id, reported.status, reported.code, str(reported)))
 
     def _abort(self, peer: Peer, request_id: str) -> None:
         self._desk.close(peer, request_id)
@@ -385,7 +385,7 @@ class Worker:
                     yield request.task
 
 
-def _borrowed(borrowers: Borrowers | None, lend: Lend) -> Feature:
+def _borrowed(borrowers: Borrower | None, lend: Lend) -> Feature:
     if borrowers is None:
         raise ProtocolError("this worker has no shared memory with anyone")
     sizes_of(lend)  # names and dtypes are in order

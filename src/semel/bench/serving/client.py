@@ -63,8 +63,8 @@ class Client:
         headers = _JSON | {"Accept": accept}
         began = perf_counter()
         async with self._session.post(f"{self.url}{path}", data=body, headers=headers) as response:
-            told = await response.read()
-        return Answer(response.status, told, perf_counter() - began)
+            body = await response.read()
+        return Answer(response.status, body, perf_counter() - began)
 
     async def must(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:
         """Post a body that has to be answered well."""

@@ -69,7 +69,7 @@ class Row:
         return LIMITS.get(self.name)
 
     @property
-    def held(self) -> Figure | None:
+    def judged(self) -> Figure | None:
         """The figure that the limit is of."""
         if self.limit is None:
             return None
@@ -78,14 +78,14 @@ class Row:
     @property
     def ok(self) -> bool | None:
         """Whether it keeps its limit; None without one, or without the figure."""
-        return None if self.limit is None or self.held is None else self.limit.is_kept(self.held.value)
+        return None if self.limit is None or self.judged is None else self.limit.is_kept(self.judged.value)
 
     @property
     def is_sure(self) -> bool:
         """Whether the whole interval is on the same side of the limit."""
-        if self.limit is None or self.held is None:
+        if self.limit is None or self.judged is None:
             return False
-        return self.limit.is_kept(self.held.low) == self.limit.is_kept(self.held.high)
+        return self.limit.is_kept(self.judged.low) == self.limit.is_kept(self.judged.high)
 
 
 def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
@@ -101,12 +101,12 @@ def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Ro
 
 def _check_of(row: Row) -> Check:
     """A row as a check, in the shape of all benchmarks."""
-    limit, held = row.limit, row.held
-    if limit is None or held is None:
+    limit, judged = row.limit, row.judged
+    if limit is None or judged is None:
         return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
     unit = row.unit if limit.of == "semel" else "×"
     baseline = None if limit.of == "ratio" or row.vllm is None else row.vllm.value
-    return Check(row.name, held.value, unit, baseline, limit.value, limit.is_kept(held.value))
+    return Check(row.name, judged.value, unit, baseline, limit.value, limit.is_kept(judged.value))
 
 
 def checks_of(rows: Sequence[Row]) -> tuple[Check, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.bench.serving.figures import Row
-from semel.bench.serving.report import ServeReport, shown
+from semel.bench.serving.report import ServeReport, format_figure
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
     if full:
         times = ", ".join(f"{row.ratio.value:.2f}×" for row in full if row.ratio is not None)
         yield Drawing("throughput.png", f"Requests per second, 16 at a time: {times} of vLLM's", tuple(full))
-    held = [row for row in rows if row.limit is not None and row.limit.of == "ratio" and row.ratio is not None]
-    if held:
-        kept = sum(bool(row.ok) for row in held)
-        yield Drawing("limits.png", f"Ratio to bare vLLM: {kept} of {len(held)} limits are kept", tuple(held))
+    limited = [row for row in rows if row.limit is not None and row.limit.of == "ratio" and row.ratio is not None]
+    if limited:
+        kept = sum(bool(row.ok) for row in limited)
+        yield Drawing("limits.png", f"Ratio to bare vLLM: {kept} of {len(limited)} limits are kept", tuple(limited))
 
 
 def _draw_bars(canvas: Canvas, drawing: Drawing) -> None:
@@ -84,7 +84,7 @@ def _draw_bars(canvas: Canvas, drawing: Drawing) -> None:
             axes.barh(place + offset, figure.value, 0.36, color=colour)
             if figure.low < figure.high:
                 axes.plot([figure.low, figure.high], [place + offset] * 2, color="#444", linewidth=1.5)
-            _label(axes, f"{who} {shown(figure)} {row.unit}", figure.high, place + offset)
+            _label(axes, f"{who} {format_figure(figure)} {row.unit}", figure.high, place + offset)
     axes.set_xlim(left=0)
     axes.margins(x=0.4)
     axes.set_xticks([])

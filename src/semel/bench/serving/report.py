@@ -14,7 +14,7 @@ from rich.table import Table
 from semel.bench.serving.figures import Row, checks_of
 from semel.bench.serving.statistics import Figure
 
-__all__ = ["ServeReport", "shown"]
+__all__ = ["ServeReport", "format_figure"]
 
 _LEGEND: Final = "In brackets: 95% interval. Unsure: the limit lies within it. Both sides took turns."
 
@@ -49,8 +49,8 @@ class ServeReport:
         for scenario in dict.fromkeys(row.scenario for row in self.rows):
             console.print(_table(scenario, [row for row in self.rows if row.scenario == scenario]))
         console.print(_LEGEND, style="dim", highlight=False, markup=False)
-        told = self.machine | self.run
-        console.print(" · ".join(f"{name} {value}" for name, value in told.items()), style="dim", highlight=False)
+        facts = self.machine | self.run
+        console.print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
 
 
 def _table(scenario: str, rows: list[Row]) -> Table:
@@ -61,7 +61,14 @@ def _table(scenario: str, rows: list[Row]) -> Table:
     table.add_column("")
     for row in rows:
         what = f"{row.name.partition(': ')[2]}, {row.unit}"
-        table.add_row(what, shown(row.semel), shown(row.vllm), shown(row.ratio), _limit(row), _verdict(row))
+        table.add_row(
+            what,
+            format_figure(row.semel),
+            format_figure(row.vllm),
+            format_figure(row.ratio),
+            _limit(row),
+            _verdict(row),
+        )
     return table
 
 
@@ -79,7 +86,7 @@ def _limit(row: Row) -> str:
     return f"{sign} {row.limit.value:,g}{'×' if row.limit.of == 'ratio' else ''}"
 
 
-def shown(figure: Figure | None) -> str:
+def format_figure(figure: Figure | None) -> str:
     """A figure with its interval, if it has one."""
     if figure is None:
         return ""

@@ -1,7 +1,7 @@
 """Features in memory that local processes share: the cache, its segment, and how ranges of it are lent."""
 
 from semel.cache.shared.arena import ALIGNMENT, Arena
-from semel.cache.shared.borrowers import Borrowers
+from semel.cache.shared.borrower import Borrower
 from semel.cache.shared.cache import Reservation, SharedCache
 from semel.cache.shared.lender import Lender
 from semel.cache.shared.packing import Head, borrowed_feature, heads_of, tensor_offsets
@@ -10,7 +10,7 @@ from semel.cache.shared.segment import Lease, Segment, Window
 __all__ = [
     "ALIGNMENT",
     "Arena",
-    "Borrowers",
+    "Borrower",
     "Head",
     "Lease",
     "Lender",

@@ -26,7 +26,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self._size = size // ALIGNMENT * ALIGNMENT
-        self._taken: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
         self._used = 0
         # The free ranges, three times: by size and offset, by where they begin, by where they end.
         self._sizes: list[tuple[int, int]] = []
@@ -60,13 +60,13 @@ class Arena:
         self._remove(offset, size)
         if size > nbytes:
             self._add(offset + nbytes, size - nbytes)
-        self._taken[offset] = nbytes
+        self._allocated[offset] = nbytes
         self._used += nbytes
         return offset
 
     def free(self, offset: int) -> None:
         """Take back a range that was handed out."""
-        size = self._taken.pop(offset)
+        size = self._allocated.pop(offset)
         self._used -= size
         if (after := self._begins.get(offset + size)) is not None:
             self._remove(offset + size, after)
@@ -81,7 +81,7 @@ class Arena:
         largest = end = 0
         for offset in sorted(offsets):
             largest = max(largest, offset - end)
-            end = offset + self._taken[offset]
+            end = offset + self._allocated[offset]
         return max(largest, self._size - end)
 
     def _add(self, offset: int, size: int) -> None:

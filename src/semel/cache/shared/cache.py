@@ -142,8 +142,8 @@ class SharedCache:
 
         One that lies there already is held as it is.
         """
-        if (held := self.adopt(digest, feature)) is not None:
-            return held
+        if (cached := self.adopt(digest, feature)) is not None:
+            return cached
         heads = heads_of(feature)
         reservation = self.reserve(packed_bytes(heads))
         if reservation is None:
@@ -160,8 +160,8 @@ class SharedCache:
 
         A child has written it, or it was evicted and is still in use. If the digest is held, it is the one held.
         """
-        if (held := self.get(digest)) is not None:
-            return held
+        if (cached := self.get(digest)) is not None:
+            return cached
         if (place := self._place_of(feature)) is None:
             return None
         return self._hold(digest, feature, *place)
@@ -189,8 +189,8 @@ class SharedCache:
         """
         view = reservation.view()
         reservation.release()
-        if (held := self.get(digest)) is not None:
-            return held
+        if (cached := self.get(digest)) is not None:
+            return cached
         return self._hold(digest, borrowed_feature(view, modality, heads, layout), reservation.offset, view)
 
     def lease(self, digest: Digest) -> Lease | None:

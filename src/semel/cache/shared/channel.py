@@ -1,7 +1,7 @@
 """A Unix socket over which a worker returns leases, and how it is opened.
 
 Packets keep their borders (`SOCK_SEQPACKET`). The first one introduces a segment and carries its descriptor; the answer
-is `ok`; all others are lease ids of 8 bytes, on their way back. `Lender` and `Borrowers` say what that means.
+is `ok`; all others are lease ids of 8 bytes, on their way back. `Lender` and `Borrower` say what that means.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
     parser.add_argument("--tool-strict-level", "--tool_strict_level", default="auto")
     parser.add_argument("--tool-parser-plugin", "--tool_parser_plugin", default="")
     found, others = parser.parse_known_args(list(flags))
-    taken = ParserFlags(**vars(found))
-    if taken.enable_auto_tool_choice and not taken.tool_call_parser:
+    parsers = ParserFlags(**vars(found))
+    if parsers.enable_auto_tool_choice and not parsers.tool_call_parser:
         raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser: name the parser of the model's calls")
-    return taken, others
+    return parsers, others
 
 
 class _Flags(argparse.ArgumentParser):
@@ -84,11 +84,11 @@ def _check_tracing(arguments: Any) -> None:
 
 def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
     """Our parts, unless the flags name others; to our own cache under other settings, only what they leave open."""
-    given = _as_mapping(arguments.ec_manager_config)
-    if given.get("encoder_cache_manager_cls") is None:
+    config = _as_mapping(arguments.ec_manager_config)
+    if config.get("encoder_cache_manager_cls") is None:
         arguments.ec_manager_config = plugs["ec_manager_config"]
-    elif given["encoder_cache_manager_cls"] == ENCODER_CACHE:
-        merged = {**plugs["ec_manager_config"]["manager_config"], **(given.get("manager_config") or {})}
+    elif config["encoder_cache_manager_cls"] == ENCODER_CACHE:
+        merged = {**plugs["ec_manager_config"]["manager_config"], **(config.get("manager_config") or {})}
         arguments.ec_manager_config = {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": merged}
     has_no_worker = arguments.worker_cls == "auto"
     if arguments.scheduler_cls is None and (has_no_worker or plugs.get("scheduler_cls") != SHIPPING_SCHEDULER):

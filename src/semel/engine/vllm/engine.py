@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from semel.core import Contract, Digest, Feature, Holding, Item, Output, Placeholder, Prompt, Submission, Timeline
-from semel.engine.protocol import HoldingWatcher
+from semel.core import Contract, Digest, Feature, FeatureInfo, Item, Output, Placeholder, Prompt, Submission, Timeline
+from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat import show_items
 from semel.engine.vllm.inputs import engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
-from semel.engine.vllm.parsing import Conversing, ParserFlags, Parsers
+from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
 from semel.errors import (
     EngineDead,
@@ -99,11 +99,11 @@ class VllmEngine:
         """Whether vLLM's item cache holds the item."""
         return digest in self._items
 
-    def holding(self, digest: Digest) -> Holding | None:
+    def holding(self, digest: Digest) -> FeatureInfo | None:
         """What is known of an item that is held."""
         return self._items.holding(digest)
 
-    def watch(self, watcher: HoldingWatcher) -> None:
+    def watch(self, watcher: ItemCacheWatcher) -> None:
         """Tell the watcher of everything that is held, and from now on of every change."""
         self._items.watch(watcher)
 
@@ -166,14 +166,14 @@ class VllmEngine:
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
 
-    def _params(self, submission: Submission) -> tuple[Any, Conversing | None]:
+    def _params(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
         """vLLM's sampling parameters, and for a chat what reads its answer."""
         prompt_ids = submission.prompt.token_ids
         with refusals():
             sampling = self._defaults.complete(submission.sampling, len(prompt_ids))
-            if submission.dialogue is None:
+            if submission.parsing is None:
                 return sampling_params(sampling), None
-            conversing = self._parsers.begin(submission.dialogue, sampling, prompt_ids)
+            conversing = self._parsers.begin(submission.parsing, sampling, prompt_ids)
             return sampling_params(conversing.sampling), conversing
 
     async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
@@ -220,7 +220,7 @@ class VllmStream:
         collector: Any,
         item_cache: ItemCache,
         referred: tuple[Digest, ...],
-        conversing: Conversing | None = None,
+        conversing: AnswerReader | None = None,
     ) -> None:
         self._llm = llm
         self._collector = collector
@@ -228,7 +228,7 @@ class VllmStream:
         self._referred = referred
         self._conversing = conversing
         self._begun = False
-        self._told = False
+        self._has_output = False
         self._finished = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -239,8 +239,8 @@ class VllmStream:
                 self._finished = result.finished
                 if any(part.finish_reason == "error" for part in result.outputs):
                     raise self._failure()
-                for output in outputs_of(result, is_first=not self._told):
-                    self._told = True
+                for output in outputs_of(result, is_first=not self._has_output):
+                    self._has_output = True
                     self._begun = self._begun or bool(output.token_ids)
                     if self._conversing is not None:
                         output = self._conversing.read(output, result.prompt_token_ids)

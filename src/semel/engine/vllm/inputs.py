@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core import Contract, Digest, Feature, Holding, Layout, Modality, Placeholder, Prompt, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, Layout, Modality, Placeholder, Prompt, Submission
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
@@ -47,13 +47,13 @@ def items_of(prompt: Any) -> Mapping[Modality, list[Any]]:
     return items
 
 
-def _holdings(prompt: Prompt, features: Mapping[Digest, Feature], cache: ItemCache) -> Mapping[Digest, Holding]:
+def _holdings(prompt: Prompt, features: Mapping[Digest, Feature], cache: ItemCache) -> Mapping[Digest, FeatureInfo]:
     """What every item looks like: by its feature, or else by what the engine holds."""
-    known: dict[Digest, Holding] = {}
+    known: dict[Digest, FeatureInfo] = {}
     missing: list[Digest] = []
     for digest in dict.fromkeys(item.digest for item in prompt.items):
         feature = features.get(digest)
-        holding = cache.holding(digest) if feature is None else Holding.of(feature)
+        holding = cache.holding(digest) if feature is None else FeatureInfo.of(feature)
         if holding is None:
             missing.append(digest)
         else:
@@ -89,7 +89,7 @@ def _check_side(prompt: Prompt, model: VllmModel) -> None:
         raise FeatureRejected("the timeline of an encoder-decoder prompt must be the encoder's")
 
 
-def _check_places(prompt: Prompt, holdings: Mapping[Digest, Holding]) -> None:
+def _check_places(prompt: Prompt, holdings: Mapping[Digest, FeatureInfo]) -> None:
     """Every item stands in the prompt exactly as the layout of its feature says."""
     tokens = list(prompt.token_ids if prompt.encoder_token_ids is None else prompt.encoder_token_ids)
     for index, (item, place) in enumerate(zip(prompt.items, prompt.timeline, strict=True)):
@@ -113,7 +113,7 @@ def _checked_item(digest: Digest, feature: Feature | None, contract: Contract, m
         model.known.refer(digest)
         return None
     contract.check(feature)
-    if fault := model.fault(feature):
+    if fault := model.check(feature):
         raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
     item = model.build(feature)
     if not model.known.agrees(digest, feature):

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from semel.core import Digest, Feature, Holding, Item, Modality
-from semel.engine.protocol import HoldingWatcher
+from semel.core import Digest, Feature, FeatureInfo, Item, Modality
+from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat import item_size, mirror_of, watch_removals
 from semel.errors import FeatureMissing
 
@@ -37,7 +37,7 @@ class Admission:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     digest: Digest
-    holding: Holding
+    holding: FeatureInfo
     size: int
     """The bytes that vLLM charges for it."""
 
@@ -49,8 +49,8 @@ class ItemCache:
         self._renderer = renderer
         self._sender = renderer.mm_processor_cache
         self._mirror = mirror_of(self._sender)
-        self._held: dict[str, _Entry] = {}
-        self._watchers: list[HoldingWatcher] = []
+        self._entries: dict[str, _Entry] = {}
+        self._watchers: list[ItemCacheWatcher] = []
         self._nbytes = 0
         self._admitting = False
         self.evictions = 0
@@ -74,26 +74,26 @@ class ItemCache:
         return self._nbytes
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def __contains__(self, digest: Digest) -> bool:
-        return digest.hex() in self._held
+        return digest.hex() in self._entries
 
     def __iter__(self) -> Iterator[Digest]:
-        return iter([entry.digest for entry in self._held.values()])
+        return iter([entry.digest for entry in self._entries.values()])
 
-    def holding(self, digest: Digest) -> Holding | None:
+    def holding(self, digest: Digest) -> FeatureInfo | None:
         """What is known of an item that is held."""
-        entry = self._held.get(digest.hex())
+        entry = self._entries.get(digest.hex())
         return None if entry is None else entry.holding
 
     def fits(self, feature: Feature) -> bool:
         """Whether the feature is not larger than the whole cache."""
         return feature.nbytes <= self.capacity
 
-    def watch(self, watcher: HoldingWatcher) -> None:
+    def watch(self, watcher: ItemCacheWatcher) -> None:
         """Tell the watcher of everything that is held, and from now on of every change."""
-        for entry in self._held.values():
+        for entry in self._entries.values():
             watcher.hold(entry.digest, entry.holding)
         self._watchers.append(watcher)
 
@@ -170,19 +170,19 @@ class ItemCache:
         if self._mirror is None or not sizes:
             return False
         cached = sum(size for size in sizes.values() if size <= self.capacity)
-        return cached + sum(self._held[digest.hex()].size for digest in referred) > self.capacity
+        return cached + sum(self._entries[digest.hex()].size for digest in referred) > self.capacity
 
     def _put(self, digest: Digest, item: Any, features: Mapping[Digest, Feature], sizes: Mapping[Digest, int]) -> Any:
         """What travels of one item."""
         name = digest.hex()
         sent, _ = self._sender.get_and_update_item((item, []), name)
-        if self._mirror is not None and name in self._mirror and name not in self._held:
+        if self._mirror is not None and name in self._mirror and name not in self._entries:
             size = sizes[digest] if digest in sizes else item_size(item)
-            self._hold(name, _Entry(digest, Holding.of(features[digest]), size))
+            self._hold(name, _Entry(digest, FeatureInfo.of(features[digest]), size))
         return sent
 
     def _hold(self, name: str, entry: _Entry) -> None:
-        self._held[name] = entry
+        self._entries[name] = entry
         self._nbytes += entry.size
         for watcher in self._watchers:
             watcher.hold(entry.digest, entry.holding)
@@ -192,7 +192,7 @@ class ItemCache:
             self._sender.invalidate(digest.hex())
 
     def _on_removal(self, name: str) -> None:
-        entry = self._held.pop(name, None)
+        entry = self._entries.pop(name, None)
         if entry is None:
             return
         self._nbytes -= entry.size

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from semel.core import Feature, Field, Layout, Mask, Modality, Target
-from semel.engine.vllm.shape_registry import KnownFeatures
+from semel.engine.vllm.shape_registry import ShapeRegistry
 from semel.errors import FeatureRejected
 from semel.processing import family_of, to_torch
 
@@ -34,7 +34,7 @@ class VllmModel:
         self._family = family_of(model_config.hf_config.model_type)
         self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
         self._tells_layout: frozenset[Modality] = frozenset()
-        self.known = KnownFeatures()
+        self.known = ShapeRegistry()
 
     @classmethod
     def of(cls, llm: Any) -> Self:
@@ -43,7 +43,7 @@ class VllmModel:
 
         config = llm.model_config
         model = cls(config, MULTIMODAL_REGISTRY.create_processor(config, tokenizer=llm.renderer.tokenizer))
-        model._tells_layout = frozenset(filter(model._layout_is_told, model.max_items))
+        model._tells_layout = frozenset(filter(model._knows_layout, model.max_items))
         return model
 
     @property
@@ -73,13 +73,13 @@ class VllmModel:
         names = self._field_configs(modality, first).keys()
         return {name: _field(first[name], second[name]) for name in sorted(names)}
 
-    def fault(self, feature: Feature) -> str | None:
+    def check(self, feature: Feature) -> str | None:
         """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
         for name, tensor in feature.tensors.items():
             values = to_torch(tensor)
             if values.is_floating_point() and not bool(values.isfinite().all()):
                 return f"{name} has values that are no numbers"
-        return self._family.fault(self._hf_config, feature)
+        return self._family.check(self._hf_config, feature)
 
     def build(self, feature: Feature) -> Any:
         """The engine's item for a feature that the contract admits.
@@ -135,7 +135,7 @@ class VllmModel:
         mask = None if content.is_embed is None else Mask(content.is_embed(content.full).tolist())
         return Layout(tuple(content.full), None if mask is None or mask.count == len(mask) else mask)
 
-    def _layout_is_told(self, modality: Modality) -> bool:
+    def _knows_layout(self, modality: Modality) -> bool:
         """Whether the model tells the layout of such an item from its tensors alone."""
         output = self._hf_output(modality, self._probes(modality)[0])
         item = self._item(self._field_configs(modality, output), output)

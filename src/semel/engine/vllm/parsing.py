@@ -15,10 +15,10 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from semel.core import Dialogue, Output
+from semel.core import AnswerParsing, Output
 from semel.errors import ConfigError, InvalidRequest
 
-__all__ = ["Conversing", "ParserFlags", "Parsers"]
+__all__ = ["AnswerReader", "ParserFlags", "Parsers"]
 
 _ADJUSTED: Final = ("skip_special_tokens", "spaces_between_special_tokens")
 """Sampling parameters that parsers change, beside the structured output."""
@@ -75,9 +75,9 @@ class Parsers:
             raise ConfigError(f"--tool-call-parser or --reasoning-parser cannot be used: {error}") from error
         return cls(kind, tokenizer, config, flags.enable_auto_tool_choice, bool(reasoning.reasoning_parser))
 
-    def begin(self, dialogue: Dialogue, sampling: Mapping[str, Any], prompt_ids: Sequence[int]) -> Conversing:
+    def begin(self, parsing: AnswerParsing, sampling: Mapping[str, Any], prompt_ids: Sequence[int]) -> AnswerReader:
         """Get ready to read the answer to a chat; what vLLM refuses is raised as vLLM raises it."""
-        request = _request(dialogue, sampling)
+        request = _request(parsing, sampling)
         self._check_tools(request.tool_choice)
         template_kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
         parser = self.create(request, template_kwargs)
@@ -89,7 +89,7 @@ class Parsers:
         engine: dict[str, Any] = {"reasoning_ended": request.resolve_reasoning_ended(parser, list(prompt_ids))}
         if parser is not None and parser.reasoning_parser is not None:
             engine["reasoning_parser_kwargs"] = {"chat_template_kwargs": template_kwargs}
-        return Conversing(self, request, template_kwargs, {**sampling, **adjusted}, engine, dialogue.stream)
+        return AnswerReader(self, request, template_kwargs, {**sampling, **adjusted}, engine, parsing.stream)
 
     def create(self, request: Any, template_kwargs: Mapping[str, Any]) -> Any:
         """A parser for one sequence of an answer; None if there is nothing to parse."""
@@ -112,7 +112,7 @@ class Parsers:
 
 
 @dataclass(slots=True)
-class _Voice:
+class _SequenceReader:
     """One sequence of an answer."""
 
     parser: Any
@@ -132,7 +132,7 @@ class _Voice:
 
 
 @dataclass(slots=True)
-class Conversing:
+class AnswerReader:
     """One answer while it is read."""
 
     parsers: Parsers
@@ -145,7 +145,7 @@ class Conversing:
     """What the engine has to know of the chat, as arguments of `AsyncLLM.add_request`."""
 
     stream: bool
-    voices: dict[int, _Voice] = field(default_factory=dict)
+    voices: dict[int, _SequenceReader] = field(default_factory=dict)
 
     def read(self, output: Output, prompt_ids: Sequence[int] | None) -> Output:
         """The output with what the parsers make of it; `prompt_ids` are those that the engine tells with it."""
@@ -153,7 +153,7 @@ class Conversing:
             return output
         if (voice := self.voices.get(output.index)) is None:
             parser = self.parsers.create(self.request, self.template_kwargs)
-            self.voices[output.index] = voice = _Voice(parser)
+            self.voices[output.index] = voice = _SequenceReader(parser)
         voice.token_ids += output.token_ids
         read = self._piece(voice, output, prompt_ids) if self.stream else self._whole(voice, output, prompt_ids)
         if not self.parsers.tells_reasoning:
@@ -161,7 +161,7 @@ class Conversing:
         # Counted once, at the end: the parsers count from the start each time.
         return replace(read, reasoning_tokens=0 if output.finish_reason is None else self._count_reasoning(voice))
 
-    def _piece(self, voice: _Voice, output: Output, prompt_ids: Sequence[int] | None) -> Output:
+    def _piece(self, voice: _SequenceReader, output: Output, prompt_ids: Sequence[int] | None) -> Output:
         finished = output.finish_reason is not None
         if not (output.text or voice.token_ids or finished):
             return replace(output, message={})  # the prompt is still being computed
@@ -186,7 +186,7 @@ class Conversing:
             reason = "tool_calls"
         return replace(output, message=self._limited(message, by_index=True), finish_reason=reason)
 
-    def _whole(self, voice: _Voice, output: Output, prompt_ids: Sequence[int] | None) -> Output:
+    def _whole(self, voice: _SequenceReader, output: Output, prompt_ids: Sequence[int] | None) -> Output:
         voice.text.append(output.text)
         if (learned := voice.learn(prompt_ids)) is not None:
             voice.parser.set_prompt_token_ids(learned)
@@ -241,7 +241,7 @@ class Conversing:
             message["tool_calls"] = [call for call in calls if call["index"] == 0] if by_index else calls[:1]
         return message
 
-    def _count_reasoning(self, voice: _Voice) -> int:
+    def _count_reasoning(self, voice: _SequenceReader) -> int:
         parser = voice.parser or self.parsers.create(self.request, self.template_kwargs)
         return int(parser.count_reasoning_tokens(tuple(voice.token_ids)))
 
@@ -257,23 +257,23 @@ def _import_plugins(tools: str, reasoning: str | None) -> None:
         ReasoningParserManager.import_reasoning_parser(reasoning)
 
 
-def _request(dialogue: Dialogue, sampling: Mapping[str, Any]) -> Any:
+def _request(parsing: AnswerParsing, sampling: Mapping[str, Any]) -> Any:
     """vLLM's request, with what its parsers look at."""
     from pydantic import ValidationError
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    past = [{"type": "function", "id": "", "function": {"name": "", "arguments": ""}}] * dialogue.past_tool_calls
+    past = [{"type": "function", "id": "", "function": {"name": "", "arguments": ""}}] * parsing.past_tool_calls
     fields: dict[str, Any] = {
         "messages": [{"role": "assistant", "tool_calls": past}] if past else [{"role": "user", "content": ""}],
-        "tools": dialogue.tools,
-        "tool_choice": dialogue.tool_choice,
-        "parallel_tool_calls": dialogue.parallel_tool_calls,
-        "response_format": dialogue.response_format,
+        "tools": parsing.tools,
+        "tool_choice": parsing.tool_choice,
+        "parallel_tool_calls": parsing.parallel_tool_calls,
+        "response_format": parsing.response_format,
         "structured_outputs": sampling.get("structured_outputs"),
-        "include_reasoning": dialogue.include_reasoning,
-        "reasoning_effort": dialogue.reasoning_effort,
-        "chat_template_kwargs": dict(dialogue.template_kwargs),
-        "stream": dialogue.stream,
+        "include_reasoning": parsing.include_reasoning,
+        "reasoning_effort": parsing.reasoning_effort,
+        "chat_template_kwargs": dict(parsing.template_kwargs),
+        "stream": parsing.stream,
         **{name: sampling[name] for name in _ADJUSTED if name in sampling},
     }
     try:

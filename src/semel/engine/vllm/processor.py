@@ -99,9 +99,9 @@ class VllmProcessor:
             text = None
         return text or self.placeholders[modality]
 
-    def written(self, modality: Modality) -> str:
+    def placeholder_text(self, modality: Modality) -> str:
         """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
-        return self.family.written(modality, self.placeholders[modality])
+        return self.family.placeholder_text(modality, self.placeholders[modality])
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
@@ -164,7 +164,7 @@ class VllmProcessor:
 
     def _own_part(self, content: Any) -> Layout:
         """What is the item's of that which vLLM puts in its place."""
-        part = self.family.own_part(self.config, content.full)
+        part = self.family.item_tokens(self.config, content.full)
         mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())
         return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
 

@@ -46,22 +46,22 @@ class Defaults:
         max_answer = parameters if is_own else {"max_tokens": config.override_generation_config.get("max_new_tokens")}
         return cls(parameters, config.max_model_len, max_answer.get("max_tokens"))
 
-    def complete(self, asked: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
+    def complete(self, requested: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
         """The parameters of a request with all that it leaves open."""
-        room, wanted = self.max_context - prompt_tokens, asked.get("max_tokens")
+        room, wanted = self.max_context - prompt_tokens, requested.get("max_tokens")
         if wanted is not None and wanted > self.max_context:
             raise InvalidRequest(
                 f"max_tokens is {wanted:,}; the model takes {self.max_context:,} with the prompt: ask for fewer, or "
                 "leave it out"
             )
-        shown = prompt_tokens * (1 + asked.get("prompt_logprobs", -1))
-        if shown > _MAX_PROMPT_LOGPROBS:
+        entries = prompt_tokens * (1 + requested.get("prompt_logprobs", -1))
+        if entries > _MAX_PROMPT_LOGPROBS:
             raise InvalidRequest(
-                f"prompt_logprobs of {prompt_tokens:,} tokens would be {shown:,} entries; {_MAX_PROMPT_LOGPROBS:,} are "
-                "told: ask for fewer, or send a shorter prompt"
+                f"prompt_logprobs of {prompt_tokens:,} tokens would be {entries:,} entries; the limit is "
+                f"{_MAX_PROMPT_LOGPROBS:,}: ask for fewer, or send a shorter prompt"
             )
         longest = (room, self.parameters.get("max_tokens") if wanted is None else wanted, self.max_answer)
-        return {**self.parameters, **asked, "max_tokens": min(limit for limit in longest if limit is not None)}
+        return {**self.parameters, **requested, "max_tokens": min(limit for limit in longest if limit is not None)}
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> Any:
@@ -69,12 +69,12 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
     from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
     with refusals():
-        asked = {**sampling, "output_kind": RequestOutputKind.DELTA}
-        if isinstance(asked.get("structured_outputs"), Mapping):
-            asked["structured_outputs"] = _structured(asked["structured_outputs"])
-        if isinstance(asked.get("repetition_detection"), Mapping):
-            asked["repetition_detection"] = RepetitionDetectionParams(**asked["repetition_detection"])
-        params = SamplingParams.from_optional(**asked)
+        requested = {**sampling, "output_kind": RequestOutputKind.DELTA}
+        if isinstance(requested.get("structured_outputs"), Mapping):
+            requested["structured_outputs"] = _structured(requested["structured_outputs"])
+        if isinstance(requested.get("repetition_detection"), Mapping):
+            requested["repetition_detection"] = RepetitionDetectionParams(**requested["repetition_detection"])
+        params = SamplingParams.from_optional(**requested)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
 
 
@@ -125,9 +125,9 @@ def _prompt_step(step: Any) -> dict[int, PromptLogprob] | None:
     return {token: (entry.logprob, entry.rank, entry.decoded_token) for token, entry in step.items()}
 
 
-def _structured(asked: Mapping[str, Any]) -> Any:
+def _structured(requested: Mapping[str, Any]) -> Any:
     from vllm.entrypoints.generate.base.protocol import validate_structured_outputs_structural_tag
     from vllm.sampling_params import StructuredOutputsParams
 
-    validate_structured_outputs_structural_tag(dict(asked))
-    return StructuredOutputsParams(**asked)
+    validate_structured_outputs_structural_tag(dict(requested))
+    return StructuredOutputsParams(**requested)

@@ -116,8 +116,8 @@ class PlanningScheduler(ShippingScheduler):
     ) -> tuple[list[int], int, int, list[int], list[int]]:
         """Inputs to encode, tokens to compute, budget left, inputs to load, inputs that repeat one of these."""
         started_ns = perf_counter_ns()
-        asked = self._request(request)
-        if asked is None:
+        planned = self._request(request)
+        if planned is None:
             return super()._try_schedule_encoder_inputs(  # type: ignore[no-any-return]
                 request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
             )
@@ -125,30 +125,30 @@ class PlanningScheduler(ShippingScheduler):
         # vLLM gives back the budget of a preempted request, also for encodes that another one has taken over.
         adopted = cache.residency.adopted
         budget = encoder_compute_budget - adopted
-        plan = self._planner.plan(asked, computed=num_computed_tokens, tokens=num_new_tokens, budget=budget)
+        plan = self._planner.plan(planned, computed=num_computed_tokens, tokens=num_new_tokens, budget=budget)
         if plan.conflict is not None:
-            self._refuse(request, asked, plan.conflict)
+            self._refuse(request, planned, plan.conflict)
         for index in plan.hits:
-            cache.residency.hold(asked.id, index, asked.keys[index])
+            cache.residency.hold(planned.id, index, planned.keys[index])
         cache.cuts += plan.cut is not None
         cache.planning_ns += perf_counter_ns() - started_ns
         return list(plan.encodes), plan.tokens, plan.budget + adopted, list(plan.loads), list(plan.repeats)
 
     def _free_encoder_inputs(self, request: Any) -> None:
         """Let go of the inputs that lie, with the look-ahead, behind what is computed for certain."""
-        held = self.encoder_cache_manager.get_cached_input_ids(request)
-        if not held:
+        cached_ids = self.encoder_cache_manager.get_cached_input_ids(request)
+        if not cached_ids:
             return
-        asked = self._request(request)
-        if asked is None:
+        planned = self._request(request)
+        if planned is None:
             super()._free_encoder_inputs(request)
             return
-        if asked.timeline.is_encoder:
-            used = len(asked.timeline) if request.num_computed_tokens > 0 else 0
+        if planned.timeline.is_encoder:
+            used = len(planned.timeline) if request.num_computed_tokens > 0 else 0
         else:
             passed = request.num_computed_tokens - request.num_output_placeholders - self.num_prefill_lookahead
-            used, _ = asked.timeline.window(passed, passed)
-        for index in [index for index in held if index < used]:
+            used, _ = planned.timeline.window(passed, passed)
+        for index in [index for index in cached_ids if index < used]:
             self._free_encoder_input(request, index)
 
     def _request(self, request: Any) -> Request | None:
@@ -178,12 +178,12 @@ class PlanningScheduler(ShippingScheduler):
         keys = [*known.keys, *(self.encoder_cache_manager.key(request, index) for index in range(seen, total))]
         return replace(known, timeline=timeline, keys=keys)
 
-    def _refuse(self, request: Any, asked: Request, index: int) -> None:
+    def _refuse(self, request: Any, planned: Request, index: int) -> None:
         """An identifier stands for two items of different sizes: vLLM ends the request with an error."""
-        key, size = asked.keys[index], asked.timeline[index].num_embeds
+        key, size = planned.keys[index], planned.timeline[index].num_embeds
         known = self._planner.residency.size(key)
         if known is None:
-            known = asked.timeline[asked.keys.index(key)].num_embeds
+            known = planned.timeline[planned.keys.index(key)].num_embeds
         identifier = request.mm_features[index].identifier
         self._reject_on_encoder_cache_embed_mismatch(request, index, identifier, known, size)
 

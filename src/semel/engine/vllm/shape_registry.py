@@ -13,13 +13,13 @@ from typing import Final
 
 from semel.core import Digest, Feature
 
-__all__ = ["KnownFeatures"]
+__all__ = ["ShapeRegistry"]
 
 _MAX_DIGESTS: Final = 1 << 18
 """More than any engine's caches hold; an entry takes about 200 bytes."""
 
 
-class KnownFeatures:
+class ShapeRegistry:
     """Remembers the shape of every feature that was shown, the latest of them."""
 
     def __init__(self, max_digests: int = _MAX_DIGESTS) -> None:

@@ -66,12 +66,12 @@ class SpeechRequest(BaseModel):
 
     def sampling(self, max_tokens: int) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; at most so many tokens."""
-        asked: dict[str, object] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        sampling: dict[str, object] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if (longest := self.max_completion_tokens) is not None:
-            asked["max_tokens"] = min(longest, max_tokens)
+            sampling["max_tokens"] = min(longest, max_tokens)
         if self.is_verbose:
-            asked["logprobs"] = 1
-        return asked
+            sampling["logprobs"] = 1
+        return sampling
 
 
 class TranscriptionRequest(SpeechRequest):
@@ -92,15 +92,15 @@ class TranslationRequest(SpeechRequest):
     to_language: Literal["en"] | None = None
 
 
-_Asked = TypeVar("_Asked", bound=SpeechRequest)
+_Speech = TypeVar("_Speech", bound=SpeechRequest)
 
 
-def speech_of(form: Form, kind: TypeAdapter[_Asked], known: frozenset[str]) -> _Asked:
+def speech_of(form: Form, kind: TypeAdapter[_Speech], known: frozenset[str]) -> _Speech:
     """The request of a kind, with the fields that it knows, that a form is; the error names the field."""
     if form.files.keys() != {"file"}:
         raise InvalidRequest.of("file", "send one clip under this name, as a file and not as text")
-    asked: dict[str, Any] = {**without_refused(form.fields, known), **form.files}
+    sampling: dict[str, Any] = {**without_refused(form.fields, known), **form.files}
     try:
-        return kind.validate_python(asked)
+        return kind.validate_python(sampling)
     except ValidationError as error:
         raise fault_of(error) from None

@@ -13,17 +13,17 @@ from typing import Any, Final
 
 from semel.core import Output, Prompt, PromptLogprob
 from semel.frontend.api.logprobs import Decode, chat_logprobs, prompt_logprobs
-from semel.frontend.api.response_options import Showing
+from semel.frontend.api.response_options import ResponseOptions
 from semel.frontend.api.server import Model, ModelList
 from semel.frontend.api.usage import Usage
 from semel.web.server import error_body
 
-__all__ = ["Answer", "Head", "error_body", "model_list"]
+__all__ = ["ChatResponse", "Head", "error_body", "model_list"]
 
-_UNSAID: Final = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
+_NOT_SENT: Final = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 """Of a message."""
 
-_UNTOLD: Final = dict.fromkeys(("prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics"))
+_NOT_REPORTED: Final = dict.fromkeys(("prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics"))
 """Of an answer."""
 
 
@@ -56,11 +56,18 @@ class _Choice:
     completion_tokens: int = 0
 
 
-class Answer:
+class ChatResponse:
     """One answer, shaped piece by piece as a stream or at the end as a whole."""
 
     def __init__(
-        self, head: Head, prompt: Prompt, decode: Decode, *, count: int, showing: Showing, role: str = "assistant"
+        self,
+        head: Head,
+        prompt: Prompt,
+        decode: Decode,
+        *,
+        count: int,
+        showing: ResponseOptions,
+        role: str = "assistant",
     ) -> None:
         self._head = head
         self._prompt_ids = prompt.token_ids
@@ -96,7 +103,7 @@ class Answer:
             "usage": self._usage.whole(),
             "prompt_logprobs": prompt_logprobs(self._prompt_logprobs),
             "prompt_token_ids": self._prompt_ids if self._showing.token_ids else None,
-            **_UNTOLD,
+            **_NOT_REPORTED,
         }
 
     def chunks(self, output: Output) -> Iterator[Mapping[str, Any]]:
@@ -138,7 +145,7 @@ class Answer:
 
     def _message(self, choice: _Choice) -> dict[str, Any]:
         read = {"content": "".join(choice.text)} if choice.message is None else choice.message
-        said = {"role": self._role, "content": read.get("content"), **_UNSAID, "reasoning": read.get("reasoning")}
+        said = {"role": self._role, "content": read.get("content"), **_NOT_SENT, "reasoning": read.get("reasoning")}
         return {**said, "tool_calls": read["tool_calls"]} if read.get("tool_calls") else said
 
     def _beginning(self) -> Iterator[Mapping[str, Any]]:

@@ -9,12 +9,12 @@ from typing import Any, Final
 from semel.core import Output, Prompt, PromptLogprob
 from semel.frontend.api.chat_response import Head
 from semel.frontend.api.logprobs import Decode, Step, TextLogprobs, prompt_logprobs, prompt_steps, steps_of
-from semel.frontend.api.response_options import Showing
+from semel.frontend.api.response_options import ResponseOptions
 from semel.frontend.api.usage import Usage
 
-__all__ = ["Continuation", "Echo"]
+__all__ = ["CompletionResponse", "Echo"]
 
-_UNTOLD: Final = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+_NOT_REPORTED: Final = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Choice:
     stop_reason: int | str | None = None
 
 
-class Continuation:
+class CompletionResponse:
     """How prompts go on, shaped piece by piece as a stream or at the end as a whole.
 
     Each prompt has `count` choices; those of the first prompt come first.
@@ -55,7 +55,7 @@ class Continuation:
         decode: Decode,
         *,
         count: int,
-        showing: Showing,
+        showing: ResponseOptions,
         echo: Echo | None = None,
     ) -> None:
         self._head = head
@@ -85,7 +85,7 @@ class Continuation:
             "service_tier": None,
             "system_fingerprint": self._head.fingerprint,
             "usage": self._usage.whole(),
-            **_UNTOLD,
+            **_NOT_REPORTED,
         }
 
     def chunks(self, prompt: int, output: Output) -> Iterator[Mapping[str, Any]]:
@@ -143,9 +143,9 @@ class Continuation:
             text, steps = "", []
         if not is_first:
             return text, steps
-        shown = "" if self._showing.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
-        told = self._prompt_logprobs.get(prompt, ()) if self._showing.logprobs else ()
-        return shown + text, [*prompt_steps(self._prompts[prompt], told), *steps]
+        echoed = "" if self._showing.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
+        logprobs = self._prompt_logprobs.get(prompt, ()) if self._showing.logprobs else ()
+        return echoed + text, [*prompt_steps(self._prompts[prompt], logprobs), *steps]
 
     def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         prompt = index // self._count

@@ -113,10 +113,10 @@ def tell_refused(schema: dict[str, Any]) -> None:
 
 def tell_nulls(schema: dict[str, Any]) -> None:
     """Tell that null means the same as leaving a field out."""
-    for name, told in schema["properties"].items():
-        if name not in schema.get("required", ()) and not _takes_null(told):
-            about = {key: told.pop(key) for key in ("default", "description") if key in told}
-            schema["properties"][name] = {"anyOf": [told, {"type": "null"}], **about}
+    for name, field_schema in schema["properties"].items():
+        if name not in schema.get("required", ()) and not _takes_null(field_schema):
+            about = {key: field_schema.pop(key) for key in ("default", "description") if key in field_schema}
+            schema["properties"][name] = {"anyOf": [field_schema, {"type": "null"}], **about}
 
 
 def _takes_null(schema: Mapping[str, Any]) -> bool:

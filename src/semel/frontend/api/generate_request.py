@@ -22,7 +22,7 @@ from semel.frontend.api.fields import fault_of, tell_nulls, tell_refused, withou
 from semel.frontend.api.requests import CompletionRequest, StreamOptions
 from semel.interchange.safetensors import DIGEST
 
-__all__ = ["Features", "GenerateRequest", "Place", "Shown"]
+__all__ = ["Features", "GenerateRequest", "Place", "RequestItem"]
 
 _NO_SAMPLING: Final = frozenset(
     {
@@ -35,7 +35,7 @@ _NO_SAMPLING: Final = frozenset(
 _OWN: Final = {"request_id", "model", "return_token_ids", "stream", "stream_options", "cache_salt", "priority"}
 """Fields of a completion that are fields here, within the same bounds."""
 
-_UNTOLD: Final = frozenset({"output_kind", "skip_clone", "skip_reading_prefix_cache"})
+_IGNORED: Final = frozenset({"output_kind", "skip_clone", "skip_reading_prefix_cache"})
 """What vLLM's render route writes beside them: how its own engine works. It changes no answer, and is not looked at."""
 
 _INSTEAD: Final[Mapping[str, str]] = {
@@ -67,12 +67,12 @@ class _Strict(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        told = handler(core)
-        schema = handler.resolve_ref_schema(told)
+        json_schema = handler(core)
+        schema = handler.resolve_ref_schema(json_schema)
         for name, instead in _INSTEAD.items():
             schema["properties"][name] = {"type": "null", "description": f"Not supported: {instead}."}
         tell_nulls(schema)
-        return told
+        return json_schema
 
 
 class Place(_Strict):
@@ -107,16 +107,16 @@ class Features(_Strict):
     def _check(self) -> Self:
         counts = {kind: len(hashes) for kind, hashes in self.mm_hashes.items()}
         for name in ("mm_placeholders", "mm_tags", "mm_seals", "kwargs_data", "mm_metadata"):
-            given = {kind: len(listed) for kind, listed in getattr(self, name).items()}
+            sampling = {kind: len(listed) for kind, listed in getattr(self, name).items()}
             if name == "mm_metadata":  # vLLM leaves modalities without any out
-                given = {**counts, **given}
-            if given != counts and (given or name == "mm_placeholders"):
+                sampling = {**counts, **sampling}
+            if sampling != counts and (sampling or name == "mm_placeholders"):
                 raise InvalidRequest.of(f"features.{name}", "it needs one entry for each of mm_hashes, by modality")
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RequestItem:
     """An item that a request shows: where it sits, and either its name and whose it is said to be, or its tensors."""
 
     modality: Modality
@@ -151,8 +151,8 @@ class GenerateRequest(_Strict):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        told = super().__get_pydantic_json_schema__(core, handler)
-        schema = handler.resolve_ref_schema(told)
+        json_schema = super().__get_pydantic_json_schema__(core, handler)
+        schema = handler.resolve_ref_schema(json_schema)
         completion = handler.resolve_ref_schema(handler(CompletionRequest.__pydantic_core_schema__))
         fields = deepcopy(completion["properties"])
         schema["properties"] |= {name: fields[name] for name in _OWN}
@@ -162,7 +162,7 @@ class GenerateRequest(_Strict):
             del fields[name]
         schema["properties"]["sampling_params"] = sampling
         tell_refused(schema)
-        return told
+        return json_schema
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -176,14 +176,14 @@ class GenerateRequest(_Strict):
 
     def completion(self) -> CompletionRequest:
         """The same without items: what tells how to go on, within the bounds of a completion."""
-        told = self.sampling_params.items()
-        given = {name: value for name, value in told if value is not None and name not in _UNTOLD}
-        if wrong := sorted(given.keys() & _NO_SAMPLING):
+        json_schema = self.sampling_params.items()
+        sampling = {name: value for name, value in json_schema if value is not None and name not in _IGNORED}
+        if wrong := sorted(sampling.keys() & _NO_SAMPLING):
             raise InvalidRequest.of(f"sampling_params.{wrong[0]}", "it is no sampling parameter; leave it out")
-        if given.get("logprob_token_ids"):
-            given.setdefault("logprobs", 0)  # a completion asks for both; rendered, one stands for the other
+        if sampling.get("logprob_token_ids"):
+            sampling.setdefault("logprobs", 0)  # a completion asks for both; rendered, one stands for the other
         try:
-            return CompletionRequest.model_validate({**self.model_dump(include=_OWN), **given, "prompt": [0]})
+            return CompletionRequest.model_validate({**self.model_dump(include=_OWN), **sampling, "prompt": [0]})
         except ValidationError as error:
             fault = fault_of(error)
             if fault.param not in _OWN:
@@ -192,10 +192,10 @@ class GenerateRequest(_Strict):
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know; without a longest answer it is what the context has room for, as in vLLM."""
-        asked = dict(self.completion().sampling())
+        sampling = dict(self.completion().sampling())
         if self.sampling_params.get("max_tokens") is None:
-            del asked["max_tokens"]
-        return asked
+            del sampling["max_tokens"]
+        return sampling
 
     def tenant(self, name: str = "") -> Tenant:
         """Whose the items and prefixes are; the name is that of the API key."""
@@ -221,7 +221,7 @@ class GenerateRequest(_Strict):
         copy._tensors = {}
         return copy
 
-    def shown(self) -> list[Shown]:
+    def items(self) -> list[RequestItem]:
         """The items in the order of the prompt."""
         if (features := self.features) is None:
             return []
@@ -232,14 +232,14 @@ class GenerateRequest(_Strict):
             for name, place, *rest in zip(names, features.mm_placeholders[kind], *marks, strict=True):
                 tag, seal, data, metadata = rest
                 packed = () if data is None else (data,) if metadata is None else (data, metadata)
-                one = Shown(kind, name, place, tag or "", seal or "", packed, self._tensors.get(name))
+                one = RequestItem(kind, name, place, tag or "", seal or "", packed, self._tensors.get(name))
                 if not one.is_sent:
                     _check_named(one, metadata)
                 found.append(one)
         return sorted(found, key=lambda one: one.place.offset)
 
 
-def _check_named(one: Shown, metadata: str | None) -> None:
+def _check_named(one: RequestItem, metadata: str | None) -> None:
     if metadata is not None:
         raise InvalidRequest.of("features.mm_metadata", f"{one.name!a} has metadata and no kwargs_data: send both")
     if not DIGEST.fullmatch(one.name):

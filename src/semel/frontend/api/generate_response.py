@@ -13,13 +13,13 @@ from typing import Any, Final
 from semel.core import Output, Prompt, PromptLogprob
 from semel.frontend.api.logprobs import prompt_logprobs, steps_of
 from semel.frontend.api.render_response import features_body
-from semel.frontend.api.response_options import ALL, Showing
+from semel.frontend.api.response_options import ALL, ResponseOptions
 from semel.frontend.api.usage import Usage
 
-__all__ = ["Generated"]
+__all__ = ["GenerateResponse"]
 
 _LEAST: Final = -9999.0
-_UNTOLD: Final = dict.fromkeys(("routed_experts", "sampling_mask", "weight_versions"))
+_NOT_REPORTED: Final = dict.fromkeys(("routed_experts", "sampling_mask", "weight_versions"))
 """Of a choice."""
 
 _UNKNOWN: Final = dict.fromkeys(
@@ -40,7 +40,7 @@ class _Choice:
     completion_tokens: int = 0
 
 
-class Generated:
+class GenerateResponse:
     """One answer, piece by piece as a stream or at the end as a whole."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Generated:
         prompt: Prompt,
         *,
         count: int,
-        showing: Showing,
+        showing: ResponseOptions,
         features: Mapping[str, Any] | None = None,
     ) -> None:
         self._request_id = request_id
@@ -59,7 +59,7 @@ class Generated:
         self._usage = Usage.of(prompt)
         # By these names what the client has sent can be named from now on; vLLM has no such field.
         named = {} if features is None else {"features": features}
-        self._prompt = {**_shown(prompt), **named} if showing.token_ids else named
+        self._prompt = {**_prompt_part(prompt), **named} if showing.token_ids else named
         self._choices = [_Choice() for _ in range(count)]
         self._prompt_logprobs: Sequence[Mapping[int, PromptLogprob] | None] | None = None
         self._created = int(time.time())
@@ -93,7 +93,7 @@ class Generated:
                     "finish_reason": choice.finish_reason or "stop",
                     "stop_reason": choice.stop_reason,
                     "token_ids": choice.token_ids,
-                    **_UNTOLD,
+                    **_NOT_REPORTED,
                 }
                 for index, choice in enumerate(self._choices)
             ],
@@ -112,7 +112,7 @@ class Generated:
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "token_ids": output.token_ids,
-            **_UNTOLD,
+            **_NOT_REPORTED,
         }
         prompt, self._prompt = self._prompt, {}
         usage = self._running_usage(choice) if self._showing.running_usage else None
@@ -134,16 +134,16 @@ class Generated:
         return {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made, **details}
 
 
-def _shown(prompt: Prompt) -> Mapping[str, Any]:
+def _prompt_part(prompt: Prompt) -> Mapping[str, Any]:
     """The prompt as it was executed."""
     features = features_body(prompt)
     places = {} if features is None else features["mm_placeholders"]
     return {"prompt_token_ids": prompt.token_ids, "mm_placeholders": places or None}
 
 
-def _logprobs(output: Output, showing: Showing) -> list[dict[str, Any]]:
+def _logprobs(output: Output, showing: ResponseOptions) -> list[dict[str, Any]]:
     """For each token its own log probability, and the best ones: its own is the first of them."""
-    shown = []
+    entries = []
     for step in steps_of(output):
         known = step.logprobs or {}
         top = [
@@ -152,5 +152,5 @@ def _logprobs(output: Output, showing: Showing) -> list[dict[str, Any]]:
             if showing.top_logprobs == ALL or number < max(showing.top_logprobs, 1)
         ]
         own = max(known.get(step.token, _LEAST), _LEAST)
-        shown.append({"token_id": step.token, "logprob": own, "rank": None, "top_logprobs": top})
-    return shown
+        entries.append({"token_id": step.token, "logprob": own, "rank": None, "top_logprobs": top})
+    return entries

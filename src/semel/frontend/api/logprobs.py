@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.core import Output, PromptLogprob
-from semel.frontend.api.response_options import ALL, Showing
+from semel.frontend.api.response_options import ALL, ResponseOptions
 
 __all__ = ["Decode", "Step", "TextLogprobs", "chat_logprobs", "prompt_logprobs", "prompt_steps", "steps_of"]
 
@@ -42,24 +42,24 @@ def steps_of(output: Output) -> list[Step]:
     return [Step(token, logprobs, text) for token, logprobs, text in known]
 
 
-def prompt_steps(token_ids: Sequence[int], told: Sequence[Mapping[int, PromptLogprob] | None]) -> list[Step]:
+def prompt_steps(token_ids: Sequence[int], by_position: Sequence[Mapping[int, PromptLogprob] | None]) -> list[Step]:
     """The steps of a prompt; nothing is known of its first token."""
     steps = []
-    for token, entries in zip(token_ids, told, strict=False):
+    for token, entries in zip(token_ids, by_position, strict=False):
         known = None if entries is None else {one: entry[0] for one, entry in entries.items()}
         texts = {one: entry[2] for one, entry in (entries or {}).items() if entry[2] is not None}
         steps.append(Step(token, known, texts))
     return steps
 
 
-def chat_logprobs(output: Output, showing: Showing, decode: Decode) -> list[dict[str, Any]]:
+def chat_logprobs(output: Output, showing: ResponseOptions, decode: Decode) -> list[dict[str, Any]]:
     """Those of an output of a chat."""
     return [_entry(step, showing, decode) for step in steps_of(output)]
 
 
-def prompt_logprobs(told: Sequence[Mapping[int, PromptLogprob] | None] | None) -> list[Any] | None:
+def prompt_logprobs(by_position: Sequence[Mapping[int, PromptLogprob] | None] | None) -> list[Any] | None:
     """Those of a prompt, as vLLM shows them."""
-    if told is None:
+    if by_position is None:
         return None
     return [
         entries
@@ -67,7 +67,7 @@ def prompt_logprobs(told: Sequence[Mapping[int, PromptLogprob] | None] | None) -
             str(token): {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": text}
             for token, (logprob, rank, text) in entries.items()
         }
-        for entries in told
+        for entries in by_position
     ]
 
 
@@ -80,10 +80,10 @@ class TextLogprobs:
     tokens: list[str] = field(default_factory=list)
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
 
-    def add(self, steps: Iterable[Step], showing: Showing, decode: Decode, *, offset: int) -> int:
+    def add(self, steps: Iterable[Step], showing: ResponseOptions, decode: Decode, *, offset: int) -> int:
         """Take in steps whose text begins at `offset`; where the next one begins."""
         for step in steps:
-            text = _shown(step, step.token, showing, decode)
+            text = _token_text(step, step.token, showing, decode)
             self.text_offset.append(offset)
             self.tokens.append(text)
             known = step.logprobs
@@ -100,30 +100,30 @@ class TextLogprobs:
         self.top_logprobs += other.top_logprobs
 
 
-def _top(step: Step, known: Mapping[int, float], showing: Showing, decode: Decode) -> dict[str, float]:
+def _top(step: Step, known: Mapping[int, float], showing: ResponseOptions, decode: Decode) -> dict[str, float]:
     """By text, with one more than was asked for: the token itself comes first."""
     return {
-        _shown(step, token, showing, decode): max(logprob, _LEAST)
+        _token_text(step, token, showing, decode): max(logprob, _LEAST)
         for number, (token, logprob) in enumerate(known.items())
         if showing.top_logprobs == ALL or number <= showing.top_logprobs
     }
 
 
-def _entry(step: Step, showing: Showing, decode: Decode) -> dict[str, Any]:
+def _entry(step: Step, showing: ResponseOptions, decode: Decode) -> dict[str, Any]:
     known = step.logprobs or {}
     top = [
         {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode(errors="replace"))}
         for number, (token, logprob) in enumerate(known.items())
         if (showing.top_logprobs == ALL or number < showing.top_logprobs)
-        and (text := _shown(step, token, showing, decode)) is not None
+        and (text := _token_text(step, token, showing, decode)) is not None
     ]
     return {
-        "token": _shown(step, step.token, showing, decode),
+        "token": _token_text(step, step.token, showing, decode),
         "logprob": max(known[step.token], _LEAST),
         "bytes": list(step.text(step.token, decode).encode(errors="replace")),
         "top_logprobs": top,
     }
 
 
-def _shown(step: Step, token: int, showing: Showing, decode: Decode) -> str:
+def _token_text(step: Step, token: int, showing: ResponseOptions, decode: Decode) -> str:
     return f"token_id:{token}" if showing.tokens_as_ids else step.text(token, decode)

@@ -23,10 +23,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from semel.core import Dialogue, Tenant
+from semel.core import AnswerParsing, Tenant
 from semel.errors import InvalidRequest
 from semel.frontend.api.fields import FORMS, Ignored, tell_refused, without_refused
-from semel.frontend.api.response_options import ALL, Showing
+from semel.frontend.api.response_options import ALL, ResponseOptions
 from semel.frontend.api.structured_outputs import ResponseFormat, StructuredOutputs, check_json, constraint
 from semel.frontend.api.tools import Tool, ToolChoice, chosen, count_calls
 from semel.render import MESSAGE, ChatRequest
@@ -117,9 +117,9 @@ class _Body(_Strict):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        told = handler(core)
-        tell_refused(handler.resolve_ref_schema(told))
-        return told
+        schema = handler(core)
+        tell_refused(handler.resolve_ref_schema(schema))
+        return schema
 
 
 class _Owned(_Body):
@@ -163,7 +163,7 @@ class _Chat(_Owned):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        tools = [tool.shown() for tool in self.tools or ()]
+        tools = [tool.for_template() for tool in self.tools or ()]
         if tools or self.chat_template_kwargs:
             both = [tools, self.chat_template_kwargs]
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
@@ -173,7 +173,7 @@ class _Chat(_Owned):
         """What decides the prompt."""
         return ChatRequest(
             messages=self.messages,
-            tools=None if self.tools is None else [tool.shown() for tool in self.tools],
+            tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.template_kwargs(),
@@ -182,13 +182,13 @@ class _Chat(_Owned):
 
     def template_kwargs(self) -> dict[str, Any]:
         """What the chat template is given: some models' templates switch reasoning on and off."""
-        given = dict(self.chat_template_kwargs)
+        kwargs = dict(self.chat_template_kwargs)
         if self.documents is not None:
-            given["documents"] = self.documents
+            kwargs["documents"] = self.documents
         if self.reasoning_effort is not None:
-            given.setdefault("enable_thinking", self.reasoning_effort != "none")
-            given["reasoning_effort"] = self.reasoning_effort
-        return given
+            kwargs.setdefault("enable_thinking", self.reasoning_effort != "none")
+            kwargs["reasoning_effort"] = self.reasoning_effort
+        return kwargs
 
 
 class _Sampled(_Owned, Ignored):
@@ -237,10 +237,10 @@ class _Sampled(_Owned, Ignored):
             raise InvalidRequest.of("stream_options", "only with stream; leave it out, or set stream to true")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest.of("prompt_logprobs", "not in a stream; leave one of the two out")
-        if (asked := self.n * len(self.logprob_token_ids or ())) > _MAX_CHOSEN_LOGPROBS:
+        if (sampling := self.n * len(self.logprob_token_ids or ())) > _MAX_CHOSEN_LOGPROBS:
             raise InvalidRequest.of(
                 "logprob_token_ids",
-                f"{asked:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name fewer, or lower n",
+                f"{sampling:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name fewer, or lower n",
             )
         return self
 
@@ -248,10 +248,10 @@ class _Sampled(_Owned, Ignored):
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
         return self.model_dump(include=set(_SAMPLING), exclude_none=True)
 
-    def showing(self) -> Showing:
+    def showing(self) -> ResponseOptions:
         """What the answer shows."""
         options = self.stream_options or StreamOptions()
-        return Showing(
+        return ResponseOptions(
             tokens_as_ids=self.return_tokens_as_token_ids,
             token_ids=self.return_token_ids,
             usage=bool(options.include_usage),
@@ -286,20 +286,20 @@ class ChatCompletionRequest(_Chat, _Sampled):
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
-        asked = dict(super().sampling())
+        sampling = dict(super().sampling())
         if (longest := self.max_completion_tokens or self.max_tokens) is not None:
-            asked["max_tokens"] = longest
+            sampling["max_tokens"] = longest
         if self.logprobs and not self.logprob_token_ids:
-            asked["logprobs"] = self.top_logprobs
+            sampling["logprobs"] = self.top_logprobs
         if (outputs := constraint(None, self.structured_outputs)) is not None:
-            asked["structured_outputs"] = outputs
-        return asked
+            sampling["structured_outputs"] = outputs
+        return sampling
 
-    def dialogue(self) -> Dialogue:
+    def parsing(self) -> AnswerParsing:
         """How the answer is read."""
         form = self.response_format
-        return Dialogue(
-            tools=None if self.tools is None else [tool.shown() for tool in self.tools],
+        return AnswerParsing(
+            tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
             tool_choice=chosen(self.tool_choice, self.tools),
             parallel_tool_calls=self.parallel_tool_calls,
             past_tool_calls=count_calls(self.messages),
@@ -310,7 +310,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
             stream=self.stream,
         )
 
-    def showing(self) -> Showing:
+    def showing(self) -> ResponseOptions:
         """What the answer shows."""
         top = ALL if self.logprob_token_ids else self.top_logprobs
         return replace(super().showing(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning)
@@ -347,17 +347,17 @@ class CompletionRequest(_Sampled):
 
     def sampling(self) -> Mapping[str, object]:
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
-        asked = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still asks for a token
+        sampling = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still asks for a token
         if self.logprobs is not None:
             if not self.logprob_token_ids:
-                asked["logprobs"] = self.logprobs
+                sampling["logprobs"] = self.logprobs
             if self.echo:
-                asked.setdefault("prompt_logprobs", self.logprobs)
+                sampling.setdefault("prompt_logprobs", self.logprobs)
         if (outputs := constraint(self.response_format, self.structured_outputs)) is not None:
-            asked["structured_outputs"] = outputs
-        return asked
+            sampling["structured_outputs"] = outputs
+        return sampling
 
-    def showing(self) -> Showing:
+    def showing(self) -> ResponseOptions:
         """What the answer shows."""
         if self.logprobs is None:
             return super().showing()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ALL", "Showing"]
+__all__ = ["ALL", "ResponseOptions"]
 
 ALL = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Showing:
+class ResponseOptions:
     """What was asked to be shown."""
 
     logprobs: bool = False

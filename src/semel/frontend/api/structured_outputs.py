@@ -114,15 +114,15 @@ ResponseFormat = Annotated[_Form, Field(discriminator="type"), AfterValidator(_c
 
 def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Mapping[str, Any] | None:
     """Both in the engine's words. A format goes before; one constraint beside it is refused."""
-    asked = {name: value for name, value in (outputs or {}).items() if value is not None}
+    constraints = {name: value for name, value in (outputs or {}).items() if value is not None}
     match form:
         case JsonObjectFormat():
-            asked["json_object"] = True
+            constraints["json_object"] = True
         case JsonSchemaFormat(json_schema=schema):
-            asked["json"] = schema.json_schema
+            constraints["json"] = schema.json_schema
         case StructuralTagFormat():
-            asked["structural_tag"] = json.dumps(form.model_dump(by_alias=True))
-    if len(kinds := [kind for kind in _KINDS if asked.get(kind) is not None]) > 1:
+            constraints["structural_tag"] = json.dumps(form.model_dump(by_alias=True))
+    if len(kinds := [kind for kind in _KINDS if constraints.get(kind) is not None]) > 1:
         message = f"structured_outputs and response_format: {' and '.join(kinds)} exclude each other"
         raise InvalidRequest(message, param="structured_outputs")
-    return asked or None
+    return constraints or None

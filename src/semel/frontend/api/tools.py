@@ -35,16 +35,16 @@ class Tool(_Open):
     function: Function
     defer_loading: bool | None = None
 
-    def shown(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """As chat templates see it, whatever the client left out: the same text for the same tool."""
         optional = {"strict", "defer_loading"}
         function = self.function.model_dump(exclude=optional)
         function |= self.function.model_dump(include=optional, exclude_none=True)
-        shown: dict[str, Any] = {"type": self.type, "function": function}
+        for_template: dict[str, Any] = {"type": self.type, "function": function}
         if self.defer_loading is not None:
-            shown |= {"defer_loading": self.defer_loading}
+            for_template |= {"defer_loading": self.defer_loading}
             function.setdefault("defer_loading", self.defer_loading)
-        return shown
+        return for_template
 
 
 class _Name(_Open):

@@ -17,7 +17,7 @@ from semel.core import Output
 from semel.frontend.api.chat_response import Head
 from semel.frontend.api.logprobs import Decode
 
-__all__ = ["FRAMES_PER_S", "SAMPLING_RATE", "Marks", "Task", "Transcript", "VerboseTranscript", "segments"]
+__all__ = ["FRAMES_PER_S", "SAMPLING_RATE", "Marks", "Task", "TranscriptionResponse", "VerboseTranscript", "segments"]
 
 SAMPLING_RATE: Final = 16_000
 """Of what Whisper hears, in Hz."""
@@ -42,7 +42,7 @@ class Marks:
 
 
 @dataclass(slots=True)
-class Transcript:
+class TranscriptionResponse:
     """The transcript of one clip, piece by piece as a stream or at the end as a whole."""
 
     head: Head
@@ -120,7 +120,7 @@ class Transcript:
 
 
 @dataclass(slots=True)
-class VerboseTranscript(Transcript):
+class VerboseTranscript(TranscriptionResponse):
     """A transcript that tells the times of its segments."""
 
     begins_s: Sequence[float] = (0.0,)
@@ -132,16 +132,16 @@ class VerboseTranscript(Transcript):
 
     def whole(self) -> Mapping[str, Any]:
         """The text by segments."""
-        told: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for begin_s, piece in zip(self.begins_s, self._pieces, strict=False):
             token_ids = [token for output in piece for token in output.token_ids]
             logprobs = [step for output in piece for step in output.logprobs or ()]
-            told += segments(token_ids, logprobs, self.marks, self.decode, self.temperature, begin_s)
+            entries += segments(token_ids, logprobs, self.marks, self.decode, self.temperature, begin_s)
         return {
             "duration": self.seconds,
             "language": self.language,
-            "text": self.separator.join(one["text"] for one in told),
-            "segments": told,
+            "text": self.separator.join(one["text"] for one in entries),
+            "segments": entries,
             "words": None,
         }
 
@@ -160,7 +160,7 @@ def segments(
         marked.pop()
     if len(marked) > 1 and marked[-2] < marks.first_time <= marked[-1]:
         marked.append(marked[-1])  # the last time ends its segment, though none begins after it
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     begin, sum_of_logprobs = 0, 0.0
     for place in range(1, len(marked)):
         if min(marked[place - 1], marked[place]) < marks.first_time:
@@ -168,9 +168,9 @@ def segments(
             continue
         tokens = marked[begin + 1 : place - 1]
         text = _TIME.sub("", decode(tokens))  # a time that stands alone ends nothing, and is not shown
-        told.append(
+        entries.append(
             {
-                "id": len(told),
+                "id": len(entries),
                 "avg_logprob": sum_of_logprobs / (place - begin),
                 "compression_ratio": len(text.encode()) / len(zlib.compress(text.encode())),
                 "end": begin_s + _STEP_S * (marked[place - 1] - marks.first_time),
@@ -183,4 +183,4 @@ def segments(
             }
         )
         begin, sum_of_logprobs = place, 0.0
-    return told
+    return entries

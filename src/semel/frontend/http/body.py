@@ -18,7 +18,7 @@ from semel.frontend.api.chat_response import error_body
 from semel.frontend.api.fields import fault_of
 from semel.frontend.budget import Account
 from semel.frontend.http.sse import EventStream, until_gone
-from semel.telemetry.request_context import span_in_hand, tell_fault
+from semel.telemetry.request_context import current_span, tell_fault
 from semel.web.server import retry_headers
 
 __all__ = [
@@ -133,7 +133,7 @@ def as_error(error: SemelError) -> Response:
     """What a client is told of an error: only what is meant for it."""
     if not isinstance(error, (RequestError, ServiceError)):
         logger.error("an internal error reached a client: %r", error)
-        span_in_hand().fail("internal_error")
+        current_span().fail("internal_error")
         hidden = error_body("internal error; the frontend's log says more", code="internal_error", status=500)
         return as_json(hidden, 500)
     tell_fault(error)

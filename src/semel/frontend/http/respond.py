@@ -15,12 +15,12 @@ from semel.frontend.http.body import as_json
 from semel.frontend.http.sse import DONE, EventStream, event
 from semel.telemetry.request_context import tell_fault
 
-__all__ = ["Telling", "answered", "ended", "wished_id"]
+__all__ = ["AnswerBuilder", "client_request_id", "respond", "with_error_event"]
 
 _MAX_ID_CHARS: Final = 128
 
 
-class Telling(Protocol):
+class AnswerBuilder(Protocol):
     """An answer that is shaped as its outputs come, or from all of them at the end."""
 
     def add(self, output: Output) -> None:
@@ -40,10 +40,10 @@ class Telling(Protocol):
         ...
 
 
-async def answered(stream: Stream, answer: Telling, *, streamed: bool) -> Response:
+async def respond(stream: Stream, answer: AnswerBuilder, *, streamed: bool) -> Response:
     """The response that tells an answer; the stream is closed with it."""
     if streamed:
-        return EventStream([stream], ended(_events(stream, answer)))
+        return EventStream([stream], with_error_event(_events(stream, answer)))
     try:
         async for output in stream:
             answer.add(output)
@@ -52,7 +52,7 @@ async def answered(stream: Stream, answer: Telling, *, streamed: bool) -> Respon
     return as_json(answer.whole())
 
 
-async def _events(stream: Stream, answer: Telling) -> AsyncIterator[bytes]:
+async def _events(stream: Stream, answer: AnswerBuilder) -> AsyncIterator[bytes]:
     async for output in stream:
         for chunk in answer.chunks(output):
             yield event(chunk)
@@ -60,13 +60,13 @@ async def _events(stream: Stream, answer: Telling) -> AsyncIterator[bytes]:
         yield event(chunk)
 
 
-def wished_id(request: Request) -> str | None:
+def client_request_id(request: Request) -> str | None:
     """What the answer's id is to end with, by its header; inside, requests have ids of our own."""
     wished = request.headers.get("x-request-id")
     return wished if wished and len(wished) <= _MAX_ID_CHARS and wished.isprintable() else None
 
 
-async def ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def with_error_event(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The events, then the error that ended them if one did, then the end."""
     try:
         async for one in events:

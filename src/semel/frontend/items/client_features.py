@@ -15,13 +15,13 @@ from typing import Final
 
 from semel.core import Contract, Digest, Feature, Field, Item, Key, Layout, Mask, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest, MediaTooLarge
-from semel.frontend.api.generate_request import Place, Shown
-from semel.frontend.items.ownership import feature_digest, is_of, is_sealed
-from semel.interchange.safetensors import DIGEST, Entry, Faulty, Given
+from semel.frontend.api.generate_request import Place, RequestItem
+from semel.frontend.items.ownership import feature_digest, has_tag, is_sealed
+from semel.interchange.safetensors import DIGEST, Entry, Faulty, FeatureEntry
 from semel.interchange.vllm_items import read_item
 from semel.wire.limits import Limits
 
-__all__ = ["Owner", "Placed", "features_of", "place"]
+__all__ = ["IdentifiedItem", "Owner", "features_of", "identify_items"]
 
 _MAX_BYTES: Final = Limits().max_feature_bytes
 
@@ -35,7 +35,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class IdentifiedItem:
     """An item in its place."""
 
     item: Item
@@ -53,24 +53,26 @@ def features_of(entries: Sequence[Entry]) -> Mapping[str, Feature]:
     for entry in entries:
         if isinstance(entry, Faulty):
             raise InvalidRequest(f"the item {entry.name} of the file cannot be used: {entry.reason}")
-        if isinstance(entry, Given):
+        if isinstance(entry, FeatureEntry):
             found[entry.digest.hex()] = entry.feature
     return found
 
 
-def place(shown: Sequence[Shown], token_ids: Sequence[int], contract: Contract, owner: Owner) -> list[Placed]:
+def identify_items(
+    items: Sequence[RequestItem], token_ids: Sequence[int], contract: Contract, owner: Owner
+) -> list[IdentifiedItem]:
     """All items of a prompt, whose places do not overlap. It reads every byte that was sent: not for the event loop."""
     digests: dict[int, Digest] = {}
-    return [_placed(one, token_ids, contract, owner, digests) for one in shown]
+    return [_placed(one, token_ids, contract, owner, digests) for one in items]
 
 
 def _placed(
-    one: Shown, token_ids: Sequence[int], contract: Contract, owner: Owner, digests: dict[int, Digest]
-) -> Placed:
+    one: RequestItem, token_ids: Sequence[int], contract: Contract, owner: Owner, digests: dict[int, Digest]
+) -> IdentifiedItem:
     if not one.is_sent:
         digest = Digest(bytes.fromhex(one.name))
-        is_own = is_of(digest, one.tag, owner.tenant, owner.key)
-        return Placed(Item(one.modality, digest), one.place, None, is_own)
+        is_own = has_tag(digest, one.tag, owner.tenant, owner.key)
+        return IdentifiedItem(Item(one.modality, digest), one.place, None, is_own)
     try:
         feature = one.feature or _unpacked(one, token_ids, contract)
         _check(feature, contract)
@@ -79,10 +81,10 @@ def _placed(
     # A file's feature is one object however often it is shown: its bytes are read once.
     if (made := digests.get(id(one.feature))) is None or one.feature is None:
         digests[id(one.feature)] = made = feature_digest(feature, owner.tenant, owner.key)
-    return Placed(Item(one.modality, _identity(one, made, owner.key)), one.place, feature, is_own=True)
+    return IdentifiedItem(Item(one.modality, _identity(one, made, owner.key)), one.place, feature, is_own=True)
 
 
-def _identity(one: Shown, made: Digest, key: Key) -> Digest:
+def _identity(one: RequestItem, made: Digest, key: Key) -> Digest:
     if one.seal and DIGEST.fullmatch(one.name):
         named = Digest(bytes.fromhex(one.name))
         if is_sealed(named, made, one.seal, key):
@@ -96,7 +98,7 @@ def _check(feature: Feature, contract: Contract) -> None:
     contract.check(feature)
 
 
-def _unpacked(one: Shown, token_ids: Sequence[int], contract: Contract) -> Feature:
+def _unpacked(one: RequestItem, token_ids: Sequence[int], contract: Contract) -> Feature:
     """The feature of an item that came in vLLM's form: the later of its two parts is the one that counts."""
     tensors: dict[str, Tensor] = {}
     for packed in one.packed:

@@ -18,7 +18,7 @@ from semel.engine import Stream
 from semel.errors import InvalidRequest
 from semel.frontend.api.transcription_response import FRAMES_PER_S, SAMPLING_RATE
 from semel.frontend.budget import Account
-from semel.frontend.service import Serving
+from semel.frontend.service import ServedModel
 from semel.media.duration import clip_seconds
 
 __all__ = ["PIECES_AT_ONCE", "Chain", "Clip", "read_clip"]
@@ -54,7 +54,7 @@ class Clip:
         return Media("audio", bytes(self.files[index]))
 
 
-async def read_clip(serving: Serving, data: bytes, account: Account) -> Clip:
+async def read_clip(serving: ServedModel, data: bytes, account: Account) -> Clip:
     """The clip that a file holds; what its pieces take is in the request's account."""
     seconds = clip_seconds(data, sampling_rate=SAMPLING_RATE)
     if seconds is not None and seconds <= _encoder_s(serving):
@@ -75,46 +75,46 @@ class Chain:
         self._left = deque(range(pieces))
         self._ask = ask
         self._account = account
-        self._asked: deque[asyncio.Task[Stream]] = deque()
+        self._pending: deque[asyncio.Task[Stream]] = deque()
 
     async def begin(self) -> None:
         """Ask for the first ones; what is wrong with the request, the first one tells."""
         self._go_on()
         try:
-            await asyncio.shield(self._asked[0])
+            await asyncio.shield(self._pending[0])
         except BaseException:
             await self.close()
             raise
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they come, those of the first piece first."""
-        while self._asked:
-            stream = await asyncio.shield(self._asked[0])
+        while self._pending:
+            stream = await asyncio.shield(self._pending[0])
             async for output in stream:
-                if len(self._asked) == 1:  # nothing of what came is needed any more
+                if len(self._pending) == 1:  # nothing of what came is needed any more
                     self._account.close()
                 yield output
             await stream.close()
-            self._asked.popleft()
+            self._pending.popleft()
             self._go_on()
 
     async def close(self) -> None:
         """Abort what is not answered."""
-        asked, self._asked = self._asked, deque()
+        pending, self._pending = self._pending, deque()
         self._left.clear()
-        for task in asked:
+        for task in pending:
             task.cancel()
-        for begun in await asyncio.gather(*asked, return_exceptions=True):
+        for begun in await asyncio.gather(*pending, return_exceptions=True):
             if not isinstance(begun, BaseException):
                 await begun.close()
         self._account.close()
 
     def _go_on(self) -> None:
-        while self._left and len(self._asked) < PIECES_AT_ONCE:
-            self._asked.append(asyncio.create_task(self._ask(self._left.popleft())))
+        while self._left and len(self._pending) < PIECES_AT_ONCE:
+            self._pending.append(asyncio.create_task(self._ask(self._left.popleft())))
 
 
-def _encoder_s(serving: Serving) -> float:
+def _encoder_s(serving: ServedModel) -> float:
     """How long a clip may be for the encoder."""
     field = serving.contract.fields.get("audio", {}).get("input_features")
     return ((field.shape[-1] if field is not None else None) or _MAX_CLIP_FRAMES) / FRAMES_PER_S

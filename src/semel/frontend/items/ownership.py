@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from semel.core import Digest, Feature, Key, Tenant, Tensor, frame
 
-__all__ = ["SEALS", "TAGS", "feature_digest", "is_of", "is_sealed", "sealed", "tag_of", "tagged"]
+__all__ = ["SEALS", "TAGS", "feature_digest", "has_tag", "is_sealed", "tag_of", "with_seals", "with_tags"]
 
 TAGS: Final = "mm_tags"
 """The name of the tags in a rendered prompt's features, parallel to `mm_hashes`."""
@@ -39,7 +39,7 @@ def tag_of(digest: Digest, tenant: Tenant, key: Key) -> str:
     return _keyed(key, (_DOMAIN, *_parts(tenant), digest)).hexdigest(length=_TAG_BYTES)
 
 
-def is_of(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
+def has_tag(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
     """Whether the tag says so."""
     return _equal(tag, tag_of(digest, tenant, key))
 
@@ -59,22 +59,27 @@ def is_sealed(digest: Digest, made: Digest, seal: str, key: Key) -> bool:
     return _equal(seal, _seal_of(digest, made, key))
 
 
-def tagged(body: Mapping[str, Any], tenant: Tenant, key: Key) -> Mapping[str, Any]:
+def with_tags(body: Mapping[str, Any], tenant: Tenant, key: Key) -> Mapping[str, Any]:
     """A rendered prompt (`renderings`) with a tag for each of its digests."""
     if (features := body["features"]) is None:
         return body
-    shown: Mapping[str, Sequence[str]] = features["mm_hashes"]
-    tags = {kind: [tag_of(Digest(bytes.fromhex(one)), tenant, key) for one in hashes] for kind, hashes in shown.items()}
+    hashes_by_kind: Mapping[str, Sequence[str]] = features["mm_hashes"]
+    tags = {
+        kind: [tag_of(Digest(bytes.fromhex(one)), tenant, key) for one in hashes]
+        for kind, hashes in hashes_by_kind.items()
+    }
     return {**body, "features": {**features, TAGS: tags}}
 
 
-def sealed(body: Mapping[str, Any], features: Mapping[Digest, Feature], tenant: Tenant, key: Key) -> Mapping[str, Any]:
+def with_seals(
+    body: Mapping[str, Any], features: Mapping[Digest, Feature], tenant: Tenant, key: Key
+) -> Mapping[str, Any]:
     """A rendered prompt with tags, and with a seal for each of its features. It reads all their bytes."""
-    if (shown := tagged(body, tenant, key)["features"]) is None:
+    if (hashes_by_kind := with_tags(body, tenant, key)["features"]) is None:
         return body
     made = {one.hex(): _seal_of(one, feature_digest(feature, tenant, key), key) for one, feature in features.items()}
-    seals = {kind: [made[one] for one in hashes] for kind, hashes in shown["mm_hashes"].items()}
-    return {**body, "features": {**shown, SEALS: seals}}
+    seals = {kind: [made[one] for one in hashes] for kind, hashes in hashes_by_kind["mm_hashes"].items()}
+    return {**body, "features": {**hashes_by_kind, SEALS: seals}}
 
 
 def _seal_of(digest: Digest, made: Digest, key: Key) -> str:
@@ -97,5 +102,5 @@ def _bytes(tensor: Tensor) -> bytes | memoryview:
     return tensor.data.cast("B") if tensor.nbytes else b""
 
 
-def _equal(told: str, true: str) -> bool:
-    return compare_digest(told.encode(errors="surrogatepass"), true.encode())
+def _equal(claimed: str, true: str) -> bool:
+    return compare_digest(claimed.encode(errors="surrogatepass"), true.encode())

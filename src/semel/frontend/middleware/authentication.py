@@ -16,7 +16,7 @@ from semel.core import Keyring
 from semel.errors import InvalidKey
 from semel.frontend.http.body import as_error
 
-__all__ = ["OPEN", "OPERATORS", "PROBES", "Guard", "tenant_name"]
+__all__ = ["OPEN", "OPERATORS", "PROBES", "Authentication", "tenant_name"]
 
 OPEN: Final = frozenset({"/health", "/ready"})
 OPERATORS: Final = frozenset({"/metrics"})
@@ -24,7 +24,7 @@ PROBES: Final = OPEN | OPERATORS
 """What comes every few seconds, and is answered whatever happens to requests."""
 
 
-class Guard:
+class Authentication:
     """Lets requests with a key pass, and notes whose it is."""
 
     def __init__(self, app: ASGIApp, keys: Keyring) -> None:

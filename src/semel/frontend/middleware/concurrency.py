@@ -23,11 +23,11 @@ from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.web.server import error_body
 
-__all__ = ["Door", "Gate", "GateLimits"]
+__all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "RequestLimiter"]
 
 
 @dataclass(frozen=True, slots=True)
-class GateLimits:
+class ConcurrencyLimits:
     """How many requests a frontend answers at the same time, and how long it may take."""
 
     max_requests: int = 4_096
@@ -45,11 +45,11 @@ class GateLimits:
             raise ConfigError(f"--max-requests is {self.max_requests:,}: it must be at least 1")
 
 
-class Gate:
+class RequestLimiter:
     """The requests that are inside."""
 
-    def __init__(self, limits: GateLimits | None = None) -> None:
-        self.limits = limits or GateLimits()
+    def __init__(self, limits: ConcurrencyLimits | None = None) -> None:
+        self.limits = limits or ConcurrencyLimits()
         self._inside: Counter[str] = Counter()
         self._total = 0
         self._closed = ""
@@ -112,10 +112,10 @@ class Gate:
         yield REQUESTS_IN_FLIGHT, self._total, ()
 
 
-class Door:
+class ConcurrencyLimit:
     """Lets requests through a gate, and ends those that take too long."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, meter: Meter, wait_s: Callable[[str], float]) -> None:
+    def __init__(self, app: ASGIApp, gate: RequestLimiter, meter: Meter, wait_s: Callable[[str], float]) -> None:
         self._app = app
         self._gate = gate
         self._meter = meter

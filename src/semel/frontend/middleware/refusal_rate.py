@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Pace", "PaceLimits"]
+__all__ = ["RefusalLimits", "RefusalThrottle"]
 
 
 @dataclass(frozen=True, slots=True)
-class PaceLimits:
+class RefusalLimits:
     """How fast one tenant is refused."""
 
     per_s: float = 20.0
@@ -28,12 +28,12 @@ class PaceLimits:
     """The longest that one waits, in seconds."""
 
 
-class Pace:
+class RefusalThrottle:
     """The refusals of one tenant."""
 
     __slots__ = ("_due", "_limits", "_now")
 
-    def __init__(self, limits: PaceLimits, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: RefusalLimits, now: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._now = now
         self._due = float("-inf")

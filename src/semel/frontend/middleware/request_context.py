@@ -17,18 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import DeadlineExceeded, ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED, as_error
-from semel.frontend.http.respond import wished_id
+from semel.frontend.http.respond import client_request_id
 from semel.frontend.middleware.authentication import PROBES
-from semel.telemetry.request_context import InHand, taking, tell_fault
+from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.tracing import Tracing
 
-__all__ = ["Edge"]
+__all__ = ["RequestContextMiddleware"]
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("semel.access")
 
 
-class Edge:
+class RequestContextMiddleware:
     """Takes each request in hand, and says what became of it. Plain ASGI, as all that stands outside of the routes."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing, *, log_requests: bool) -> None:
@@ -42,8 +42,12 @@ class Edge:
             await self._app(scope, receive, send)
             return
         began, status = perf_counter(), None
-        asked = Request(scope)
-        request = InHand(uuid.uuid4().hex, wished_id(asked), self._tracing.begin(asked.method, "server", asked.headers))
+        http_request = Request(scope)
+        request = RequestContext(
+            uuid.uuid4().hex,
+            client_request_id(http_request),
+            self._tracing.begin(http_request.method, "server", http_request.headers),
+        )
         name = (b"x-request-id", (request.client_id or request.request_id).encode("latin-1"))
 
         async def answer(message: MutableMapping[str, Any]) -> None:
@@ -53,7 +57,7 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), name]
             await send(message)
 
-        with taking(request):
+        with entered(request):
             try:
                 await self._app(scope, receive, answer)
             except DeadlineExceeded as error:  # half an answer has gone out: without its end the connection is closed
@@ -66,12 +70,12 @@ class Edge:
                 await as_error(ServiceError("internal error; the frontend's log says more"))(scope, receive, answer)
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
-                _close(request, asked.method, route, status or CLIENT_CLOSED)
+                _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
-                    _log(asked.method, route, status or CLIENT_CLOSED, perf_counter() - began)
+                    _log(http_request.method, route, status or CLIENT_CLOSED, perf_counter() - began)
 
 
-def _close(request: InHand, method: str, route: str, status: int) -> None:
+def _close(request: RequestContext, method: str, route: str, status: int) -> None:
     span = request.span
     if span.is_recorded:
         span.rename(f"{method} {route}")

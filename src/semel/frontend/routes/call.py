@@ -21,11 +21,11 @@ from semel.frontend.http.body import CLIENT_CLOSED, parse, read, unless_disconne
 from semel.frontend.http.download import Download
 from semel.frontend.http.sse import EventStream
 from semel.frontend.middleware.authentication import tenant_name
-from semel.frontend.service import Service, Serving
-from semel.render import ChatRequest, Draft, Intent
+from semel.frontend.service import FrontendState, ServedModel
+from semel.render import ChatRequest, Intent, ParsedRequest
 from semel.telemetry.request_context import own_id
 
-__all__ = ["Call", "Chatting", "handle"]
+__all__ = ["Call", "Chatting", "serve_call"]
 
 
 class _Addressed(Protocol):
@@ -54,7 +54,7 @@ _T = TypeVar("_T", bound=_Addressed)
 class Call:
     """One call of a route, besides its body."""
 
-    serving: Serving
+    serving: ServedModel
     tenant: str
     """The name that goes with its API key."""
 
@@ -62,12 +62,12 @@ class Call:
     request_id: str
     """Our own, which its submissions begin with."""
 
-    async def read_chat(self, asked: Chatting, intent: Intent = "execute") -> Draft:
+    async def read_chat(self, parsed: Chatting, intent: Intent = "execute") -> ParsedRequest:
         """The draft of a chat. What its base64 decodes to is taken ahead: three quarters of its length at most."""
-        self.account.take(3 * self.account.held // 4)
+        self.account.take(3 * self.account.charged // 4)
         return await self.serving.pipeline.read_chat(
-            asked.chat(),
-            asked.tenant(self.tenant),
+            parsed.chat(),
+            parsed.tenant(self.tenant),
             intent=intent,
             admit=self.serving.check_items,
             spend=self.account.take,
@@ -75,18 +75,20 @@ class Call:
         )
 
 
-async def handle(
+async def serve_call(
     request: Request,
-    service: Service,
+    service: FrontendState,
     kind: TypeAdapter[_T],
     work: Callable[[Call, _T], Coroutine[Any, Any, Response]],
-    ask: Callable[[Request, Service, TypeAdapter[_T], Call], Coroutine[Any, Any, _T]] | None = None,
+    ask: Callable[[Request, FrontendState, TypeAdapter[_T], Call], Coroutine[Any, Any, _T]] | None = None,
 ) -> Response:
     """What `work` answers to a request of this kind, read by `ask` if it is no JSON; cancelled if the client goes."""
     call = Call(service.serving(), tenant_name(request), service.budget.open(), own_id())
     try:
         # Nothing here keeps the body, or what was asked: it is for `work` to let go of.
-        response = await unless_disconnected(request, work(call, await (ask or _asked)(request, service, kind, call)))
+        response = await unless_disconnected(
+            request, work(call, await (ask or _read_json)(request, service, kind, call))
+        )
     except ClientDisconnect:
         call.account.close()
         return Response(status_code=CLIENT_CLOSED)
@@ -98,7 +100,7 @@ async def handle(
     return response
 
 
-async def _asked(request: Request, service: Service, kind: TypeAdapter[_T], call: Call) -> _T:
-    asked = parse(await read(request, service.body, call.account), kind)
-    call.serving.check_model(asked.model)
-    return asked
+async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
+    parsed = parse(await read(request, service.body, call.account), kind)
+    call.serving.check_model(parsed.model)
+    return parsed

@@ -11,20 +11,20 @@ from pydantic import TypeAdapter
 
 from semel.core import Prompt
 from semel.engine import Stream
-from semel.fleet.affinity import Opening
-from semel.fleet.fleet import FleetStream, WholeStream
-from semel.frontend.api.chat_response import Answer, Head
-from semel.frontend.api.completion_response import Continuation, Echo
+from semel.fleet.affinity import ConversationPrefix
+from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.frontend.api.chat_response import ChatResponse, Head
+from semel.frontend.api.completion_response import CompletionResponse, Echo
 from semel.frontend.api.logprobs import Decode
 from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
 from semel.frontend.api.shapes import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
-from semel.frontend.execution import execute
+from semel.frontend.execution import submit_draft
 from semel.frontend.http.body import as_json
-from semel.frontend.http.respond import answered, ended, wished_id
+from semel.frontend.http.respond import client_request_id, respond, with_error_event
 from semel.frontend.http.sse import EventStream, event, merged
-from semel.frontend.routes.call import Call, handle
+from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import takes
-from semel.frontend.service import Service, Serving
+from semel.frontend.service import FrontendState, ServedModel
 from semel.web.openapi import EVENTS, JSON, events_of, shape
 
 __all__ = ["completion_routes"]
@@ -35,74 +35,76 @@ _CHAT_ANSWERS: Final = {JSON: shape(ChatCompletion), EVENTS: events_of(ChatCompl
 _TEXT_ANSWERS: Final = {JSON: shape(TextCompletion), EVENTS: events_of(TextCompletionChunk)}
 
 
-def completion_routes(service: Service) -> APIRouter:
+def completion_routes(service: FrontendState) -> APIRouter:
     """The routes for chats and completions."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", openapi_extra=takes(_CHAT, _CHAT_ANSWERS, named=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, whole or as a stream of events."""
-        return await handle(request, service, _CHAT, partial(_chat, wished_id(request)))
+        return await serve_call(request, service, _CHAT, partial(_chat, client_request_id(request)))
 
     @router.post("/v1/completions", openapi_extra=takes(_COMPLETION, _TEXT_ANSWERS, named=True))
     async def completions(request: Request) -> Response:
         """Go on with one prompt or several, whole or as a stream of events."""
-        return await handle(request, service, _COMPLETION, partial(_complete, wished_id(request)))
+        return await serve_call(request, service, _COMPLETION, partial(_complete, client_request_id(request)))
 
     return router
 
 
-async def _chat(wished: str | None, call: Call, asked: ChatCompletionRequest) -> Response:
+async def _chat(client_id: str | None, call: Call, request: ChatCompletionRequest) -> Response:
     request_id, serving = call.request_id, call.serving
-    dialogue, role = asked.dialogue(), asked.role
-    reading, opening = call.read_chat(asked), Opening.of_chat(asked.messages)
-    asked = asked.model_copy(update={"messages": []})  # the answer must not hold their base64: `reading` alone has it
-    stream, prompt = await execute(
+    parsing, role = request.parsing(), request.role
+    reading, opening = call.read_chat(request), ConversationPrefix.of_chat(request.messages)
+    request = request.model_copy(
+        update={"messages": []}
+    )  # the answer must not hold their base64: `reading` alone has it
+    stream, prompt = await submit_draft(
         serving,
         await reading,
         request_id=request_id,
-        sampling=asked.sampling(),
-        tenant=asked.tenant(call.tenant),
-        dialogue=dialogue,
-        priority=asked.priority,
+        sampling=request.sampling(),
+        tenant=request.tenant(call.tenant),
+        parsing=parsing,
+        priority=request.priority,
         opening=opening,
-        kind=FleetStream if asked.stream else WholeStream,
+        kind=StreamedAnswer if request.stream else BufferedAnswer,
         account=call.account,
     )
-    head = _head("chatcmpl", wished or asked.request_id or request_id, serving)
+    head = _head("chatcmpl", client_id or request.request_id or request_id, serving)
     decode = serving.pipeline.tokenizer.decode
-    answer = Answer(head, prompt, decode, count=asked.n, showing=asked.showing(), role=role)
-    return await answered(stream, answer, streamed=asked.stream)
+    answer = ChatResponse(head, prompt, decode, count=request.n, showing=request.showing(), role=role)
+    return await respond(stream, answer, streamed=request.stream)
 
 
-async def _complete(wished: str | None, call: Call, asked: CompletionRequest) -> Response:
+async def _complete(client_id: str | None, call: Call, request: CompletionRequest) -> Response:
     request_id, serving = call.request_id, call.serving
     streams: list[Stream] = []
     prompts: list[Prompt] = []
     handed_over = False
     try:
-        for number, prompt in enumerate(asked.prompts()):
+        for number, prompt in enumerate(request.prompts()):
             serving.check_text(prompt)
-            stream, rendered = await execute(
+            stream, rendered = await submit_draft(
                 serving,
-                serving.pipeline.read_completion(prompt, add_special_tokens=asked.add_special_tokens),
+                serving.pipeline.read_completion(prompt, add_special_tokens=request.add_special_tokens),
                 request_id=f"{request_id}-{number}",
-                sampling=asked.sampling(),
-                tenant=asked.tenant(call.tenant),
-                priority=asked.priority,
-                opening=Opening.of_prompt(prompt),
-                kind=FleetStream if asked.stream else WholeStream,
+                sampling=request.sampling(),
+                tenant=request.tenant(call.tenant),
+                priority=request.priority,
+                opening=ConversationPrefix.of_prompt(prompt),
+                kind=StreamedAnswer if request.stream else BufferedAnswer,
             )
             streams.append(stream)
             prompts.append(rendered)
         call.account.close()  # what is held from now on are prompts that the model takes
-        head = _head("cmpl", wished or asked.request_id or request_id, serving)
+        head = _head("cmpl", client_id or request.request_id or request_id, serving)
         decode = serving.pipeline.tokenizer.decode
-        echo = _echo(asked, prompts, decode)
-        answer = Continuation(head, prompts, decode, count=asked.n, showing=asked.showing(), echo=echo)
-        if asked.stream:
+        echo = _echo(request, prompts, decode)
+        answer = CompletionResponse(head, prompts, decode, count=request.n, showing=request.showing(), echo=echo)
+        if request.stream:
             handed_over = True
-            return EventStream(streams, ended(_completion_events(streams, answer)))
+            return EventStream(streams, with_error_event(_completion_events(streams, answer)))
         async for number, output in merged(streams):
             answer.add(number, output)
     finally:
@@ -112,7 +114,7 @@ async def _complete(wished: str | None, call: Call, asked: CompletionRequest) ->
     return as_json(answer.whole())
 
 
-async def _completion_events(streams: Sequence[Stream], answer: Continuation) -> AsyncIterator[bytes]:
+async def _completion_events(streams: Sequence[Stream], answer: CompletionResponse) -> AsyncIterator[bytes]:
     async for number, output in merged(streams):
         for chunk in answer.chunks(number, output):
             yield event(chunk)
@@ -120,14 +122,14 @@ async def _completion_events(streams: Sequence[Stream], answer: Continuation) ->
         yield event(chunk)
 
 
-def _head(kind: str, name: str, serving: Serving) -> Head:
+def _head(kind: str, name: str, serving: ServedModel) -> Head:
     return Head(f"{kind}-{name}", serving.model, f"semel-{serving.contract.fingerprint[:8]}")
 
 
-def _echo(asked: CompletionRequest, prompts: Sequence[Prompt], decode: Decode) -> Echo | None:
+def _echo(request: CompletionRequest, prompts: Sequence[Prompt], decode: Decode) -> Echo | None:
     """The texts to begin with, if that was asked for: as they were sent, or as their tokens read."""
-    if not asked.echo:
+    if not request.echo:
         return None
-    sent = zip(asked.prompts(), prompts, strict=True)
+    sent = zip(request.prompts(), prompts, strict=True)
     texts = [text if isinstance(text, str) else decode(prompt.token_ids) for text, prompt in sent]
-    return Echo(texts, alone=not asked.max_tokens)
+    return Echo(texts, alone=not request.max_tokens)

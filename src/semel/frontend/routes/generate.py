@@ -18,25 +18,25 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
 
-from semel.core import Digest, Feature, Holding, Placeholder, Prompt, Submission, Tenant, Timeline
+from semel.core import Digest, Feature, FeatureInfo, Placeholder, Prompt, Submission, Tenant, Timeline
 from semel.engine import Stream
 from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
-from semel.fleet.affinity import Opening
-from semel.fleet.fleet import FleetStream, WholeStream
+from semel.fleet.affinity import ConversationPrefix
+from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.api import shapes
-from semel.frontend.api.generate_request import GenerateRequest, Shown
-from semel.frontend.api.generate_response import Generated
+from semel.frontend.api.generate_request import GenerateRequest, RequestItem
+from semel.frontend.api.generate_response import GenerateResponse
 from semel.frontend.api.render_response import PROMPT, features_body
-from semel.frontend.execution import begin
+from semel.frontend.execution import submit
 from semel.frontend.http.body import BodyLimits, parse, read, read_bytes, take_values
-from semel.frontend.http.respond import answered, wished_id
-from semel.frontend.items.client_features import Owner, Placed, features_of, place
-from semel.frontend.items.ownership import tagged
-from semel.frontend.routes.call import Call, handle
+from semel.frontend.http.respond import client_request_id, respond
+from semel.frontend.items.client_features import IdentifiedItem, Owner, features_of, identify_items
+from semel.frontend.items.ownership import with_tags
+from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import takes
 from semel.frontend.routes.render import SAFETENSORS
-from semel.frontend.service import Service, Serving
+from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import read_file
 from semel.render import ChatRenderer
 from semel.telemetry.stages import Stopwatch
@@ -49,37 +49,42 @@ _REQUEST: Final = TypeAdapter(GenerateRequest)
 _ANSWERS: Final = {JSON: shape(shapes.Generated), EVENTS: events_of(shapes.GeneratedChunk)}
 _FILE: Final = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
 _MAX_NAMED: Final = 16
-_NOT_TAKEN: Final = frozenset({FORM, "application/octet-stream"})
+_REFUSED_TYPES: Final = frozenset({FORM, "application/octet-stream"})
 
 
-def generation_routes(service: Service) -> APIRouter:
+def generation_routes(service: FrontendState) -> APIRouter:
     """The route for rendered prompts."""
     router = APIRouter()
 
-    @router.post("/inference/v1/generate", openapi_extra=_told())
+    @router.post("/inference/v1/generate", openapi_extra=_operation())
     async def generate(request: Request) -> Response:
         """Go on with a prompt that was rendered elsewhere, in tokens."""
-        if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _NOT_TAKEN:
+        if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _REFUSED_TYPES:
             raise InvalidRequest(f"{kind} is not taken: send JSON, or {SAFETENSORS} with the prompt in its metadata")
         ask = _ask_file if kind == SAFETENSORS else _ask
-        return await handle(request, service, _REQUEST, partial(_generate, wished_id(request)), ask)
+        return await serve_call(request, service, _REQUEST, partial(_generate, client_request_id(request)), ask)
 
     return router
 
 
-def _told() -> dict[str, Any]:
-    told = takes(_REQUEST, _ANSWERS, named=True)
-    return {**told, "requestBody": {**told["requestBody"], "content": {**told["requestBody"]["content"], **_FILE}}}
+def _operation() -> dict[str, Any]:
+    operation = takes(_REQUEST, _ANSWERS, named=True)
+    return {
+        **operation,
+        "requestBody": {**operation["requestBody"], "content": {**operation["requestBody"]["content"], **_FILE}},
+    }
 
 
-async def _ask(request: Request, service: Service, kind: TypeAdapter[GenerateRequest], call: Call) -> GenerateRequest:
-    asked = parse(await read(request, _limits(service, call), call.account), kind)
-    call.serving.check_model(asked.model)
-    return asked
+async def _ask(
+    request: Request, service: FrontendState, kind: TypeAdapter[GenerateRequest], call: Call
+) -> GenerateRequest:
+    parsed = parse(await read(request, _limits(service, call), call.account), kind)
+    call.serving.check_model(parsed.model)
+    return parsed
 
 
 async def _ask_file(
-    request: Request, service: Service, kind: TypeAdapter[GenerateRequest], call: Call
+    request: Request, service: FrontendState, kind: TypeAdapter[GenerateRequest], call: Call
 ) -> GenerateRequest:
     """What a file asks for: its tensors are views of the body, which is in the account, or copies, which are as well.
 
@@ -98,54 +103,54 @@ async def _ask_file(
             f"Accept: {SAFETENSORS}"
         )
     admit(prompt)
-    asked = parse(prompt.encode(errors="surrogatepass"), kind)
-    call.serving.check_model(asked.model)
-    return asked.with_tensors(features_of(file.entries))
+    parsed = parse(prompt.encode(errors="surrogatepass"), kind)
+    call.serving.check_model(parsed.model)
+    return parsed.with_tensors(features_of(file.entries))
 
 
-def _limits(service: Service, call: Call) -> BodyLimits:
+def _limits(service: FrontendState, call: Call) -> BodyLimits:
     """Those of a body, and room for the longest prompt as our own routes render it: each token, and its `is_embed`."""
     return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)
 
 
-async def _generate(wished: str | None, call: Call, asked: GenerateRequest) -> Response:
+async def _generate(client_id: str | None, call: Call, parsed: GenerateRequest) -> Response:
     request_id, serving = call.request_id, call.serving
     if (renderer := serving.pipeline.chat_renderer) is None:
         raise InvalidRequest(f"{serving.model} transcribes: send the clip to /v1/audio/transcriptions")
     watch = Stopwatch(serving.pipeline.timings)
-    tenant, completion, is_file = asked.tenant(call.tenant), asked.completion(), asked.is_file
-    placed = await _placed(call, asked, tenant)
-    asked = asked.without_features()
+    tenant, completion, is_file = parsed.tenant(call.tenant), parsed.completion(), parsed.is_file
+    placed = await _placed(call, parsed, tenant)
+    parsed = parsed.without_features()
     watch.lap("digest")
-    worker = _worker_for(serving, placed, asked.token_ids, tenant)
+    worker = _worker_for(serving, placed, parsed.token_ids, tenant)
     watch.lap("layout")
-    prompt = _prompt_of(asked.token_ids, placed, worker, renderer)
+    prompt = _prompt_of(parsed.token_ids, placed, worker, renderer)
     watch.lap("render")
     sent = {one.item.digest: one.feature for one in placed if one.feature is not None}
-    submission = Submission(request_id, prompt, sent, asked.sampling(), tenant.prefix_salt, priority=asked.priority)
-    keep = call.account.held if is_file else sum(feature.nbytes for feature in sent.values())
-    stream = await _begin(call, worker, submission, FleetStream if asked.stream else WholeStream, keep)
-    name = f"generate-tokens-{wished or asked.request_id or request_id}"
-    named = tagged({"features": features_body(prompt)}, tenant, serving.pipeline.key)["features"] if sent else None
+    submission = Submission(request_id, prompt, sent, parsed.sampling(), tenant.prefix_salt, priority=parsed.priority)
+    keep = call.account.charged if is_file else sum(feature.nbytes for feature in sent.values())
+    stream = await _begin(call, worker, submission, StreamedAnswer if parsed.stream else BufferedAnswer, keep)
+    name = f"generate-tokens-{client_id or parsed.request_id or request_id}"
+    named = with_tags({"features": features_body(prompt)}, tenant, serving.pipeline.key)["features"] if sent else None
     showing = completion.showing()
-    answer = Generated(name, serving.model, prompt, count=completion.n, showing=showing, features=named)
-    return await answered(stream, answer, streamed=asked.stream)
+    answer = GenerateResponse(name, serving.model, prompt, count=completion.n, showing=showing, features=named)
+    return await respond(stream, answer, streamed=parsed.stream)
 
 
-async def _placed(call: Call, asked: GenerateRequest, tenant: Tenant) -> Sequence[Placed]:
+async def _placed(call: Call, parsed: GenerateRequest, tenant: Tenant) -> Sequence[IdentifiedItem]:
     """The items of a request, read and identified; how many there are and where they sit is checked before."""
-    serving, shown = call.serving, asked.shown()
-    serving.check_items(shown)
-    serving.check_length(len(asked.token_ids))
-    _check_places(shown)
-    if asked.is_packed:
-        call.account.take(3 * call.account.held // 4)  # what its base64 decodes to, at most
-    work = partial(place, shown, asked.token_ids, serving.contract, Owner(tenant, serving.pipeline.key))
-    return await asyncio.to_thread(work) if any(one.is_sent for one in shown) else work()
+    serving, items = call.serving, parsed.items()
+    serving.check_items(items)
+    serving.check_length(len(parsed.token_ids))
+    _check_places(items)
+    if parsed.is_packed:
+        call.account.take(3 * call.account.charged // 4)  # what its base64 decodes to, at most
+    work = partial(identify_items, items, parsed.token_ids, serving.contract, Owner(tenant, serving.pipeline.key))
+    return await asyncio.to_thread(work) if any(one.is_sent for one in items) else work()
 
 
 async def _begin(
-    call: Call, worker: RemoteWorker, submission: Submission, kind: type[FleetStream], keep_bytes: int
+    call: Call, worker: RemoteWorker, submission: Submission, kind: type[StreamedAnswer], keep_bytes: int
 ) -> Stream:
     """Submit. What a client has sent is made again by looking it up; what it has named cannot be."""
     features = submission.features
@@ -156,21 +161,23 @@ async def _begin(
         return feature
 
     try:
-        return await begin(call.serving, worker, submission, make, kind, account=call.account, keep_bytes=keep_bytes)
+        return await submit(call.serving, worker, submission, make, kind, account=call.account, keep_bytes=keep_bytes)
     except FeatureRejected as error:
         if not features:
             raise
         raise InvalidRequest.of("features", f"{error}") from None
 
 
-def _worker_for(serving: Serving, placed: Sequence[Placed], token_ids: Sequence[int], tenant: Tenant) -> RemoteWorker:
+def _worker_for(
+    serving: ServedModel, placed: Sequence[IdentifiedItem], token_ids: Sequence[int], tenant: Tenant
+) -> RemoteWorker:
     """The least busy worker that holds all items that are only named; of foreign ones nothing is looked up."""
     named = {one.item.digest: one.is_own for one in placed if one.feature is None}
     if not named:
-        prefix = Opening.of_prompt(token_ids).key((), tenant.prefix_salt)
+        prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant.prefix_salt)
         return serving.fleet.choose((one.item.digest for one in placed), prefix=prefix)
-    held = serving.held_anywhere()
-    if unknown := [digest for digest, is_own in named.items() if not is_own or held(digest) is None]:
+    info = serving.held_anywhere()
+    if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
     holders = [one for one in serving.fleet.serving if all(one.holding(digest) is not None for digest in named)]
     if not holders:  # each is held somewhere, and nowhere all of them
@@ -189,35 +196,35 @@ def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:
 
 
 def _prompt_of(
-    token_ids: Sequence[int], placed: Sequence[Placed], worker: RemoteWorker, renderer: ChatRenderer
+    token_ids: Sequence[int], placed: Sequence[IdentifiedItem], worker: RemoteWorker, renderer: ChatRenderer
 ) -> Prompt:
     placeholders: list[Placeholder] = []
     for one in placed:
-        held = worker.holding(one.item.digest) if one.feature is None else Holding.of(one.feature)
-        if held is None:
+        info = worker.holding(one.item.digest) if one.feature is None else FeatureInfo.of(one.feature)
+        if info is None:
             raise _unknown([one.item.digest])
-        if fault := _fault(token_ids, one, held):
+        if fault := _fault(token_ids, one, info):
             raise InvalidRequest.of(
                 "features", f"the {one.item.modality} at {one.place.offset:,} {fault}: render it again"
             )
-        placeholders.append(Placeholder(one.place.offset, len(held.layout), held.layout.mask))
+        placeholders.append(Placeholder(one.place.offset, len(info.layout), info.layout.mask))
     timeline = Timeline.decoder(placeholders)
     _check_text(token_ids, timeline, renderer)
     return Prompt(token_ids, timeline, tuple(one.item for one in placed))
 
 
-def _check_places(shown: Sequence[Shown]) -> None:
+def _check_places(items: Sequence[RequestItem]) -> None:
     """Refuse items that overlap, before their tokens are looked at: that is then linear in the prompt (S16)."""
     try:
-        Timeline.decoder(Placeholder(one.place.offset, one.place.length) for one in shown)
+        Timeline.decoder(Placeholder(one.place.offset, one.place.length) for one in items)
     except ValueError as error:
         raise InvalidRequest.of("features.mm_placeholders", str(error)) from None
 
 
-def _fault(token_ids: Sequence[int], one: Placed, held: Holding) -> str | None:
+def _fault(token_ids: Sequence[int], one: IdentifiedItem, info: FeatureInfo) -> str | None:
     """How an item differs from what is held of it."""
-    offset, layout = one.place.offset, held.layout
-    if held.modality != one.item.modality:
+    offset, layout = one.place.offset, info.layout
+    if info.modality != one.item.modality:
         return "is of another modality"
     if one.place.length != len(layout) or tuple(token_ids[offset : offset + len(layout)]) != layout.token_ids:
         return "has other tokens than it was rendered with"

@@ -34,9 +34,9 @@ def takes(
     kind: TypeAdapter[Any], answers: Mapping[str, Schema], *, form: str = JSON, named: bool = False
 ) -> dict[str, Any]:
     """What a route tells that takes a body and answers in one of these forms; `named`: the answer has an id."""
-    told = looks(answers, refused=told_codes().keys() - {InvalidKey.status})
+    operation = looks(answers, refused=told_codes().keys() - {InvalidKey.status})
     body = {"required": True, "content": {form: {"schema": _body(kind)}}}
-    return {**told, "requestBody": body, **({"parameters": [_REQUEST_ID]} if named else {})}
+    return {**operation, "requestBody": body, **({"parameters": [_REQUEST_ID]} if named else {})}
 
 
 def looks(
@@ -61,7 +61,7 @@ class DocumentedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The document, made once: routes do not change."""
         if self.openapi_schema is None:
-            codes = {status: told for status, told in told_codes().items() if self._secured or status != 401}
+            codes = {status: operation for status, operation in told_codes().items() if self._secured or status != 401}
             paths = {path: operations for path, operations in self._paths() if operations}
             self.openapi_schema = document("semel", paths, codes=codes, key=_KEY if self._secured else None)
         return self.openapi_schema
@@ -74,10 +74,13 @@ class DocumentedApp(FastAPI):
                 yield route.path, {method.lower(): self._operation(route) for method in sorted(route.methods)}
 
     def _operation(self, route: APIRoute) -> dict[str, Any]:
-        told = dict(route.openapi_extra or {})
+        operation = dict(route.openapi_extra or {})
         if self._secured and route.path not in OPEN:
-            told |= {"security": [{"key": []}], "responses": {**told["responses"], **refusals([InvalidKey.status])}}
-        return {"operationId": route.name, "summary": route.description, **told}
+            operation |= {
+                "security": [{"key": []}],
+                "responses": {**operation["responses"], **refusals([InvalidKey.status])},
+            }
+        return {"operationId": route.name, "summary": route.description, **operation}
 
 
 class _Untitled(GenerateJsonSchema):

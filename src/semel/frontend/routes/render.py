@@ -25,12 +25,12 @@ from semel.frontend.api.requests import (
 from semel.frontend.api.shapes import Detokenized, RenderedPrompt, Tokenized
 from semel.frontend.http.body import as_json
 from semel.frontend.http.download import Download
-from semel.frontend.items.ownership import sealed, tagged
-from semel.frontend.routes.call import Call, handle
+from semel.frontend.items.ownership import with_seals, with_tags
+from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import takes
-from semel.frontend.service import Service, Serving
+from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import write
-from semel.render import Draft
+from semel.render import ParsedRequest
 from semel.web.openapi import JSON, shape
 
 __all__ = ["SAFETENSORS", "inspection_routes"]
@@ -45,7 +45,7 @@ _TOKENIZE: Final[TypeAdapter[TokenizeChatRequest | TokenizeTextRequest]] = TypeA
 _RENDERED: Final = {JSON: shape(RenderedPrompt), SAFETENSORS: {"type": "string", "format": "binary"}}
 
 
-def inspection_routes(service: Service) -> APIRouter:
+def inspection_routes(service: FrontendState) -> APIRouter:
     """The routes for rendering and tokenizing."""
     router = APIRouter()
 
@@ -53,23 +53,23 @@ def inspection_routes(service: Service) -> APIRouter:
     async def render_chat(request: Request) -> Response:
         """The prompt of a chat and where its items sit, or with `Accept` their tensors."""
         if _accepts_tensors(request):
-            return await handle(request, service, _CHAT, partial(_tensors, service))
-        return await handle(request, service, _CHAT, _render_chat)
+            return await serve_call(request, service, _CHAT, partial(_tensors, service))
+        return await serve_call(request, service, _CHAT, _render_chat)
 
     @router.post("/v1/completions/render", openapi_extra=takes(_COMPLETION, {JSON: shape(list[RenderedPrompt])}))
     async def render_completion(request: Request) -> Response:
         """The tokens of each prompt."""
-        return await handle(request, service, _COMPLETION, _render_completion)
+        return await serve_call(request, service, _COMPLETION, _render_completion)
 
     @router.post("/tokenize", openapi_extra=takes(_TOKENIZE, {JSON: shape(Tokenized)}))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a chat; those of a chat with its items in place."""
-        return await handle(request, service, _TOKENIZE, _tokenize)
+        return await serve_call(request, service, _TOKENIZE, _tokenize)
 
     @router.post("/detokenize", openapi_extra=takes(_DETOKENIZE, {JSON: shape(Detokenized)}))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        return await handle(request, service, _DETOKENIZE, _detokenize)
+        return await serve_call(request, service, _DETOKENIZE, _detokenize)
 
     return router
 
@@ -79,66 +79,66 @@ def _accepts_tensors(request: Request) -> bool:
     return any(one.partition(";")[0].strip().lower() == SAFETENSORS for one in ranges)
 
 
-async def _inspect(serving: Serving, draft: Draft) -> Prompt:
+async def _inspect(serving: ServedModel, draft: ParsedRequest) -> Prompt:
     return (await serving.pipeline.render(draft, serving.held_anywhere(), "inspect")).prompt
 
 
-async def _render_chat(call: Call, asked: ChatCompletionRequest) -> Response:
-    prompt = await _inspect(call.serving, await call.read_chat(asked, "inspect"))
-    body = _body(call.serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}")
-    return as_json(tagged(body, asked.tenant(call.tenant), call.serving.pipeline.key))
+async def _render_chat(call: Call, request: ChatCompletionRequest) -> Response:
+    prompt = await _inspect(call.serving, await call.read_chat(request, "inspect"))
+    body = _body(call.serving, request, prompt, f"chatcmpl-{uuid.uuid4().hex}")
+    return as_json(with_tags(body, request.tenant(call.tenant), call.serving.pipeline.key))
 
 
-async def _tensors(service: Service, call: Call, asked: ChatCompletionRequest) -> Response:
-    draft = await call.read_chat(asked, "inspect")
+async def _tensors(service: FrontendState, call: Call, request: ChatCompletionRequest) -> Response:
+    draft = await call.read_chat(request, "inspect")
     inspector = call.serving.pipeline.inspector
     features = await inspector.features(draft, max_bytes=service.max_tensor_bytes, spend=call.account.take)
     prompt = await draft.assemble([features[item.digest].layout for item in draft.items])
-    body = _body(call.serving, asked, prompt, f"chatcmpl-{uuid.uuid4().hex}")
-    owner = asked.tenant(call.tenant), call.serving.pipeline.key
-    texts = {PROMPT: msgspec.json.encode(await asyncio.to_thread(sealed, body, features, *owner)).decode()}
+    body = _body(call.serving, request, prompt, f"chatcmpl-{uuid.uuid4().hex}")
+    owner = request.tenant(call.tenant), call.serving.pipeline.key
+    texts = {PROMPT: msgspec.json.encode(await asyncio.to_thread(with_seals, body, features, *owner)).decode()}
     return Download(write(features, texts), call.account, media_type=SAFETENSORS, within_s=service.body.max_s)
 
 
-async def _render_completion(call: Call, asked: CompletionRequest) -> Response:
+async def _render_completion(call: Call, request: CompletionRequest) -> Response:
     serving = call.serving
-    prompts = asked.prompts()
+    prompts = request.prompts()
     request_id = f"cmpl-{uuid.uuid4().hex}"
     bodies = []
     for number, text in enumerate(prompts):
         serving.check_text(text)
-        draft = serving.pipeline.read_completion(text, add_special_tokens=asked.add_special_tokens)
+        draft = serving.pipeline.read_completion(text, add_special_tokens=request.add_special_tokens)
         its_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-        bodies.append(_body(serving, asked, await _inspect(serving, draft), its_id))
+        bodies.append(_body(serving, request, await _inspect(serving, draft), its_id))
     return as_json(bodies)
 
 
 def _body(
-    serving: Serving, asked: ChatCompletionRequest | CompletionRequest, prompt: Prompt, request_id: str
+    serving: ServedModel, request: ChatCompletionRequest | CompletionRequest, prompt: Prompt, request_id: str
 ) -> Mapping[str, Any]:
     serving.check_length(len(prompt.token_ids))
     return generate_body(
         prompt,
         request_id=request_id,
         model=serving.model,
-        sampling=asked.sampling(),
-        stream=asked.stream,
-        stream_options=None if asked.stream_options is None else asked.stream_options.model_dump(),
-        cache_salt=asked.cache_salt,
+        sampling=request.sampling(),
+        stream=request.stream,
+        stream_options=None if request.stream_options is None else request.stream_options.model_dump(),
+        cache_salt=request.cache_salt,
     )
 
 
-async def _tokenize(call: Call, asked: TokenizeChatRequest | TokenizeTextRequest) -> Response:
+async def _tokenize(call: Call, request: TokenizeChatRequest | TokenizeTextRequest) -> Response:
     serving = call.serving
     max_tokens = serving.contract.max_tokens
-    if isinstance(asked, TokenizeChatRequest):
-        prompt = await _inspect(serving, await call.read_chat(asked, "inspect"))
+    if isinstance(request, TokenizeChatRequest):
+        prompt = await _inspect(serving, await call.read_chat(request, "inspect"))
         return as_json(tokens_body(prompt.token_ids, max_tokens))
-    serving.check_text(asked.prompt)
+    serving.check_text(request.prompt)
     encode = serving.pipeline.tokenizer.encode
-    token_ids = await asyncio.to_thread(encode, asked.prompt, add_special_tokens=asked.add_special_tokens)
+    token_ids = await asyncio.to_thread(encode, request.prompt, add_special_tokens=request.add_special_tokens)
     return as_json(tokens_body(token_ids, max_tokens))
 
 
-async def _detokenize(call: Call, asked: DetokenizeRequest) -> Response:
-    return as_json({"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, asked.tokens)})
+async def _detokenize(call: Call, request: DetokenizeRequest) -> Response:
+    return as_json({"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, request.tokens)})

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from semel.core import Media, Tenant
 from semel.engine import Stream
 from semel.errors import EngineFailed, InvalidRequest
-from semel.fleet.fleet import FleetStream, WholeStream
+from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
 from semel.frontend.api.audio_request import SpeechRequest, TranscriptionRequest, TranslationRequest, speech_of
 from semel.frontend.api.chat_response import Head
 from semel.frontend.api.shapes import (
@@ -27,14 +27,14 @@ from semel.frontend.api.shapes import (
     TranslationChunk,
     VerboseTranscription,
 )
-from semel.frontend.api.transcription_response import Marks, Task, Transcript
-from semel.frontend.execution import execute
+from semel.frontend.api.transcription_response import Marks, Task, TranscriptionResponse
+from semel.frontend.execution import submit_draft
 from semel.frontend.http.body import read_bytes
-from semel.frontend.http.respond import answered, wished_id
+from semel.frontend.http.respond import client_request_id, respond
 from semel.frontend.items.clips import Chain, Clip, read_clip
-from semel.frontend.routes.call import Call, handle
+from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import takes
-from semel.frontend.service import Service, Serving
+from semel.frontend.service import FrontendState, ServedModel
 from semel.render import Tokenizer
 from semel.web.multipart import FORM, read_form
 from semel.web.openapi import EVENTS, JSON, events_of, shape
@@ -50,28 +50,28 @@ LANGUAGES: Final = (
 """Those that are looked for in a clip: the ones that Whisper knows well, as with vLLM. A client may name any."""
 
 _START: Final = "<|startoftranscript|>"
-_Asked = TypeVar("_Asked", bound=SpeechRequest)
+_Speech = TypeVar("_Speech", bound=SpeechRequest)
 _TRANSCRIPTION: Final = TypeAdapter(TranscriptionRequest)
 _TRANSLATION: Final = TypeAdapter(TranslationRequest)
 _ANSWERS: Final = {JSON: shape(Transcription, VerboseTranscription), EVENTS: events_of(TranscriptionChunk)}
 _TRANSLATED: Final = {JSON: shape(Translation, VerboseTranscription), EVENTS: events_of(TranslationChunk)}
 
 
-def transcription_routes(service: Service) -> APIRouter:
+def transcription_routes(service: FrontendState) -> APIRouter:
     """The routes for clips."""
     router = APIRouter()
 
     @router.post("/v1/audio/transcriptions", openapi_extra=takes(_TRANSCRIPTION, _ANSWERS, form=FORM, named=True))
     async def transcriptions(request: Request) -> Response:
         """Write down what is said in a clip."""
-        work = partial(_write_down, wished_id(request), "transcribe")
-        return await handle(request, service, _TRANSCRIPTION, work, partial(_ask, TranscriptionRequest))
+        work = partial(_write_down, client_request_id(request), "transcribe")
+        return await serve_call(request, service, _TRANSCRIPTION, work, partial(_ask, TranscriptionRequest))
 
     @router.post("/v1/audio/translations", openapi_extra=takes(_TRANSLATION, _TRANSLATED, form=FORM, named=True))
     async def translations(request: Request) -> Response:
         """Write down in English what is said in a clip."""
-        work = partial(_write_down, wished_id(request), "translate")
-        return await handle(request, service, _TRANSLATION, work, partial(_ask, TranslationRequest))
+        work = partial(_write_down, client_request_id(request), "translate")
+        return await serve_call(request, service, _TRANSLATION, work, partial(_ask, TranslationRequest))
 
     return router
 
@@ -86,75 +86,75 @@ def decoder_text(language: str, prompt: str, *, times: bool, task: Task = "trans
 
 
 async def _ask(
-    kind: type[_Asked], request: Request, service: Service, adapter: TypeAdapter[_Asked], call: Call
-) -> _Asked:
+    kind: type[_Speech], request: Request, service: FrontendState, adapter: TypeAdapter[_Speech], call: Call
+) -> _Speech:
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
     body = await read_bytes(request, service.body, call.account)
     call.account.take(len(body))  # the files are copies
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
-    asked = speech_of(form, adapter, frozenset(kind.model_fields))
-    call.serving.check_model(asked.model)
-    call.account.keep(len(asked.file))
-    return asked
+    speech = speech_of(form, adapter, frozenset(kind.model_fields))
+    call.serving.check_model(speech.model)
+    call.account.keep(len(speech.file))
+    return speech
 
 
-async def _write_down(wished: str | None, task: Task, call: Call, asked: SpeechRequest) -> Response:
+async def _write_down(client_id: str | None, task: Task, call: Call, speech: SpeechRequest) -> Response:
     serving, tenant = call.serving, Tenant(call.tenant)
     tokenizer = serving.pipeline.tokenizer
-    marks = _marks(tokenizer) if asked.is_verbose else None
-    clip = await read_clip(serving, asked.file, call.account)
-    asked = asked.model_copy(update={"file": b""})
+    marks = _marks(tokenizer) if speech.is_verbose else None
+    clip = await read_clip(serving, speech.file, call.account)
+    speech = speech.model_copy(update={"file": b""})
     call.account.keep(clip.nbytes)
-    language = asked.language or await _detect(serving, clip.media(0), tenant, f"{call.request_id}-language")
+    language = speech.language or await _detect(serving, clip.media(0), tenant, f"{call.request_id}-language")
     if tokenizer.token_id(f"<|{language}|>") is None:
         raise InvalidRequest.of(
             "language", f"{serving.model} has no {language!r}; send a code like en, or leave it out"
         )
-    text = decoder_text(language, asked.prompt, times=asked.is_verbose, task=task)
-    chain = Chain(len(clip.files), partial(_hear, call, tenant, clip, text, asked), call.account)
+    text = decoder_text(language, speech.prompt, times=speech.is_verbose, task=task)
+    chain = Chain(len(clip.files), partial(_hear, call, tenant, clip, text, speech), call.account)
     await chain.begin()
-    transcript = Transcript(
-        head=Head(f"{task}-{wished or call.request_id}", serving.model, ""),
+    transcript = TranscriptionResponse(
+        head=Head(f"{task}-{client_id or call.request_id}", serving.model, ""),
         task=task,
         seconds=clip.seconds,
         language=language,
         prompt_tokens=len(tokenizer.encode(text)),
-        closing_usage=asked.stream_include_usage,
-        running_usage=asked.stream_include_usage and asked.stream_continuous_usage_stats,
+        closing_usage=speech.stream_include_usage,
+        running_usage=speech.stream_include_usage and speech.stream_continuous_usage_stats,
     )
     if marks is not None:
-        transcript = transcript.with_times(clip.begins_s, marks, tokenizer.decode, asked.temperature)
-    return await answered(chain, transcript, streamed=asked.stream)
+        transcript = transcript.with_times(clip.begins_s, marks, tokenizer.decode, speech.temperature)
+    return await respond(chain, transcript, streamed=speech.stream)
 
 
-async def _hear(call: Call, tenant: Tenant, clip: Clip, text: str, asked: SpeechRequest, index: int) -> Stream:
+async def _hear(call: Call, tenant: Tenant, clip: Clip, text: str, speech: SpeechRequest, index: int) -> Stream:
     """The answer to one piece of a clip."""
-    stream, _ = await execute(
+    stream, _ = await submit_draft(
         call.serving,
         call.serving.pipeline.read_transcription(clip.media(index), text, tenant),
         request_id=call.request_id if len(clip.files) == 1 else f"{call.request_id}-{index}",
-        sampling=asked.sampling(call.serving.contract.max_tokens),
+        sampling=speech.sampling(call.serving.contract.max_tokens),
         tenant=tenant,
-        kind=FleetStream if asked.stream else WholeStream,
+        kind=StreamedAnswer if speech.stream else BufferedAnswer,
         ahead=index > 0,
     )
     return stream
 
 
-async def _detect(serving: Serving, media: Media, tenant: Tenant, request_id: str) -> str:
+async def _detect(serving: ServedModel, media: Media, tenant: Tenant, request_id: str) -> str:
     """The language that the model hears."""
     tokenizer = serving.pipeline.tokenizer
     codes = {token: code for code in LANGUAGES if (token := tokenizer.token_id(f"<|{code}|>")) is not None}
     if not codes:
         raise InvalidRequest.of("language", f"{serving.model} cannot tell it; send one, as a code like en")
-    stream, _ = await execute(
+    stream, _ = await submit_draft(
         serving,
         serving.pipeline.read_transcription(media, _START, tenant),
         request_id=request_id,
         sampling={"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": sorted(codes)},
         tenant=tenant,
-        kind=WholeStream,
+        kind=BufferedAnswer,
     )
     try:
         heard = [token async for output in stream for token in output.token_ids]

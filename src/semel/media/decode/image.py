@@ -42,7 +42,7 @@ _TURNS: Final[Mapping[object, str]] = {
 """What EXIF's orientations have a viewer do."""
 
 _METADATA: Final = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif", "Raw profile type xmp")
-_FORGIVEN: Final = (KeyError, SyntaxError, TypeError, ValueError, struct.error)
+_TOLERATED: Final = (KeyError, SyntaxError, TypeError, ValueError, struct.error)
 """What Pillow forgives a JPEG's EXIF."""
 
 _MAX_SCANS: Final = 100
@@ -157,13 +157,13 @@ def _upright(image: Image.Image) -> Image.Image:
     from PIL import ExifTags, Image
 
     exif = Image.Exif()
-    with suppress(*_FORGIVEN):
+    with suppress(*_TOLERATED):
         exif.load(image.info.get("exif", b""))
     turn = _TURNS.get(exif.get(ExifTags.Base.Orientation))
     upright = image if turn is None else image.transpose(Image.Transpose[turn])
     for name in _METADATA:  # whoever looks at the image later must not turn it again
         upright.info.pop(name, None)
-    with suppress(*_FORGIVEN):
+    with suppress(*_TOLERATED):
         upright.getexif().clear()
     return upright
 

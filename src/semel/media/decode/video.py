@@ -182,5 +182,5 @@ class _Turn:
 
     def apply(self, pixels: np.ndarray) -> np.ndarray:
         """The pixels as they are shown."""
-        shown = pixels.swapaxes(0, 1) if self.swapped else pixels
-        return shown[:: -1 if self.mirrored_y else 1, :: -1 if self.mirrored_x else 1]
+        upright = pixels.swapaxes(0, 1) if self.swapped else pixels
+        return upright[:: -1 if self.mirrored_y else 1, :: -1 if self.mirrored_x else 1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-__all__ = ["METADATA", "NOT_PUBLIC", "Address", "Network", "is_public", "parse_address", "plain"]
+__all__ = ["METADATA", "NOT_PUBLIC", "Address", "Network", "is_public", "parse_address", "unmapped"]
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -67,7 +67,7 @@ def parse_address(text: str) -> Address | None:
     return None if isinstance(address, IPv6Address) and address.scope_id is not None else address
 
 
-def plain(address: Address) -> Address:
+def unmapped(address: Address) -> Address:
     """The address that is reached in the end: of an IPv4-mapped one, or one behind NAT64, the IPv4 address."""
     if isinstance(address, IPv4Address):
         return address
@@ -78,7 +78,7 @@ def plain(address: Address) -> Address:
 
 def is_public(address: Address) -> bool:
     """Whether anybody on the internet would reach the same host under this address."""
-    address = plain(address)
+    address = unmapped(address)
     if isinstance(address, IPv6Address) and address not in _PUBLIC_IPV6:
         return False
     return not any(address in network for network, _ in NOT_PUBLIC)

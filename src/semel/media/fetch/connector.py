@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from semel.media.fetch.address import Address, parse_address
 from semel.media.fetch.keyed_limit import outlasting
-from semel.media.fetch.policy import MediaPolicy, Reach, unreachable
+from semel.media.fetch.policy import AddressScope, MediaPolicy, unreachable
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -102,7 +102,7 @@ class CheckedConnector(TCPConnector):
         return connection
 
 
-def _open_socket(reach: Reach, target: tuple[Any, ...]) -> socket.socket:
+def _open_socket(reach: AddressScope, target: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, _, sockaddr = target
     address = parse_address(sockaddr[0])
     if address is None or not reach.covers(address):

@@ -24,7 +24,7 @@ from yarl import URL
 from semel.errors import InvalidRequest, MediaNotAllowed, MediaTooLarge, MediaUnavailable
 from semel.media.fetch.connector import CheckedConnector, Lookup, look_up
 from semel.media.fetch.freshness import HEADERS, Freshness
-from semel.media.fetch.keyed_limit import Turns
+from semel.media.fetch.keyed_limit import KeyedLimit
 from semel.media.fetch.policy import MediaPolicy, unreachable
 from semel.media.fetch.responses import StoredResponse
 from semel.media.fetch.url import WebUrl
@@ -89,8 +89,8 @@ class Downloader:
         self._limits = limits
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._now = now
-        self._tenants: Turns[str] = Turns(limits.fetches_per_tenant)
-        self._hosts: Turns[tuple[str, str, int]] = Turns(limits.fetches_per_tenant_and_host)
+        self._tenants: KeyedLimit[str] = KeyedLimit(limits.fetches_per_tenant)
+        self._hosts: KeyedLimit[tuple[str, str, int]] = KeyedLimit(limits.fetches_per_tenant_and_host)
         # Of its own: an event loop has few threads for lookups, and they are for everything else as well.
         self._threads = ThreadPoolExecutor(limits.connections, "lookup")
         self._session = aiohttp.ClientSession(
@@ -230,11 +230,11 @@ def _request_url(url: WebUrl) -> URL:
 
 
 def _location(url: WebUrl, response: aiohttp.ClientResponse) -> WebUrl:
-    given = response.headers.getall("Location", [])
-    if len(given) != 1:
+    locations = response.headers.getall("Location", [])
+    if len(locations) != 1:
         raise MediaUnavailable("its server redirects, but not to one place")
     try:
-        return url.join(given[0])
+        return url.join(locations[0])
     except InvalidRequest as error:
         logger.info("%s redirects to where we do not follow: %s", url, error)
         raise MediaNotAllowed("it redirects to what is no plain URL of https or http") from None

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Turn", "Turns", "outlasting"]
+__all__ = ["KeyedLimit", "Permit", "outlasting"]
 
 _K = TypeVar("_K", bound=Hashable)
 
 
-class Turn:
-    """One turn; it lasts for as long as somebody is in it. Made by `Turns.take`."""
+class Permit:
+    """One turn; it lasts for as long as somebody is in it. Made by `KeyedLimit.take`."""
 
     __slots__ = ("_end", "_holders", "_is_over")
 
@@ -55,7 +55,7 @@ class Turn:
             self._end()
 
 
-_CURRENT: Final[ContextVar[Turn | None]] = ContextVar("turn", default=None)
+_CURRENT: Final[ContextVar[Permit | None]] = ContextVar("turn", default=None)
 """A client library stands between who takes a turn and what is done in it."""
 
 
@@ -73,7 +73,7 @@ class _Line:
     users: int = 0
 
 
-class Turns(Generic[_K]):
+class KeyedLimit(Generic[_K]):
     """So many turns at a time for each key."""
 
     def __init__(self, at_once: int) -> None:
@@ -84,7 +84,7 @@ class Turns(Generic[_K]):
         """How many keys have somebody who holds a turn or waits for one."""
         return len(self._lines)
 
-    async def take(self, key: _K) -> Turn:
+    async def take(self, key: _K) -> Permit:
         """Wait for a turn. It has to be entered."""
         line = self._lines.get(key)
         if line is None:
@@ -95,7 +95,7 @@ class Turns(Generic[_K]):
         except BaseException:
             self._leave(key, line)
             raise
-        return Turn(partial(self._end, key, line))
+        return Permit(partial(self._end, key, line))
 
     def _end(self, key: _K, line: _Line) -> None:
         line.room.release()

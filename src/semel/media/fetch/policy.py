@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from semel.errors import ConfigError, InvalidRequest, MediaNotAllowed
-from semel.media.fetch.address import METADATA, Address, Network, is_public, plain
+from semel.media.fetch.address import METADATA, Address, Network, is_public, unmapped
 from semel.media.fetch.url import FileUrl, Url, WebUrl, parse_host
 
-__all__ = ["Folder", "HostRule", "MediaPolicy", "Reach", "unreachable"]
+__all__ = ["AddressScope", "Folder", "HostRule", "MediaPolicy", "unreachable"]
 
 _RULE: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:]+)(?::(?P<port>[1-9][0-9]{0,4}))?")
 _USUAL_PORTS: Final = {"https": 443, "http": 80}
@@ -56,14 +56,14 @@ class HostRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AddressScope:
     """The addresses at which a host may be reached: public ones, and those of the networks."""
 
     networks: tuple[Network, ...] = ()
 
     def covers(self, address: Address) -> bool:
         """Whether a connection to this address may be made."""
-        address = plain(address)
+        address = unmapped(address)
         inside = [network for network in self.networks if address in network]
         if address in METADATA:
             return any(network.prefixlen == network.max_prefixlen for network in inside)
@@ -142,15 +142,15 @@ class MediaPolicy:
             raise unreachable()
         return None
 
-    def reach(self, host: str, port: int) -> Reach:
+    def reach(self, host: str, port: int) -> AddressScope:
         """Which addresses a host may have: those of the allowed networks only if it is allowed by its name."""
         named = any(rule.names(host) and rule.port in (None, port) for rule in self.allowed_domains)
-        return self.widest_reach if named else Reach()
+        return self.widest_reach if named else AddressScope()
 
     @property
-    def widest_reach(self) -> Reach:
+    def widest_reach(self) -> AddressScope:
         """Which addresses any host at all may have."""
-        return Reach(self.allowed_networks)
+        return AddressScope(self.allowed_networks)
 
     def _check_file(self, url: FileUrl) -> None:
         if self.allowed_folder is None:

@@ -30,7 +30,7 @@ _AUTHORITY: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[1
 _TARGET: Final = re.compile(r"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?\[\]]|%[0-9A-Fa-f]{2})*")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _RELATIVE: Final = re.compile(rf"(?![^/?#]*:){_TARGET.pattern}(?:#.*)?", re.DOTALL)
-_SHOWN_CHARS: Final = 64
+_EXCERPT_CHARS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class WebUrl:
 
     def __str__(self) -> str:
         """For a log: without the query, which is a secret where URLs are signed."""
-        return self.origin + self.path[:_SHOWN_CHARS]
+        return self.origin + self.path[:_EXCERPT_CHARS]
 
     def join(self, location: str) -> WebUrl:
         """Where a redirect from here leads; what is not a web address is refused."""
@@ -103,7 +103,7 @@ def parse_url(text: str) -> Url:
         return _web(found)
     if text[:5].lower() == "file:":
         return _file(text)
-    raise InvalidRequest(f"{_shown(text)} is not a URL of a known scheme: send https://…, or a data URL")
+    raise InvalidRequest(f"{_excerpt(text)} is not a URL of a known scheme: send https://…, or a data URL")
 
 
 def _web(found: re.Match[str]) -> WebUrl:
@@ -114,7 +114,7 @@ def _web(found: re.Match[str]) -> WebUrl:
     parts = _AUTHORITY.fullmatch(authority)
     port = int(parts["port"] or _DEFAULT_PORTS[scheme]) if parts is not None else 0
     if parts is None or port > 65_535:
-        raise InvalidRequest(f"{_shown(authority)} is not a host, nor a host and a port, of a URL")
+        raise InvalidRequest(f"{_excerpt(authority)} is not a host, nor a host and a port, of a URL")
     target = found["target"]
     if not _TARGET.fullmatch(target):
         raise InvalidRequest("the URL's path or query has characters that must be percent-encoded (%20 for a space)")
@@ -126,15 +126,15 @@ def parse_host(text: str) -> str:
     if text.startswith("["):
         address = parse_address(text[1:-1])
         if address is None or ":" not in text:
-            raise InvalidRequest(f"{_shown(text)} is not an IPv6 address")
+            raise InvalidRequest(f"{_excerpt(text)} is not an IPv6 address")
         return str(address)
     host = (text if text.isascii() else _ascii(text)).lower().removesuffix(".")
     labels = host.split(".")
     if len(host) > _MAX_HOST_CHARS or not all(map(_LABEL.fullmatch, labels)):
-        raise InvalidRequest(f"{_shown(text)} is not the name of a host")
+        raise InvalidRequest(f"{_excerpt(text)} is not the name of a host")
     if _NUMBER.fullmatch(labels[-1]) and parse_address(host) is None:
         # Some resolvers read these as addresses: 2130706433, 0x7f.1 and 127.1 are all 127.0.0.1 to them.
-        raise InvalidRequest(f"{_shown(text)} is not an IPv4 address: write it as four decimal numbers")
+        raise InvalidRequest(f"{_excerpt(text)} is not an IPv4 address: write it as four decimal numbers")
     return host
 
 
@@ -144,7 +144,7 @@ def _ascii(text: str) -> str:
     try:
         return idna.encode(text, uts46=True, std3_rules=True, transitional=False).decode("ascii")
     except UnicodeError:  # which is what idna's errors are
-        raise InvalidRequest(f"{_shown(text)} is not the name of a host") from None
+        raise InvalidRequest(f"{_excerpt(text)} is not the name of a host") from None
 
 
 def _file(text: str) -> FileUrl:
@@ -175,5 +175,5 @@ def _without_dots(target: str) -> str:
     return "/" + "/".join(kept) + mark + query
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "…")

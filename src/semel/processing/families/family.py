@@ -19,10 +19,10 @@ class Family:
     encoder_decoder: bool = False
     """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 
-    quick: bool = False
+    separates_text: bool = False
     """Whether the HF processor is known to give the same when its text is kept apart from its tensors."""
 
-    sized: bool = False
+    layout_from_size: bool = False
     """Whether the layout of an image follows from its size and the options alone."""
 
     options: frozenset[str] = frozenset(
@@ -39,7 +39,7 @@ class Family:
         del modality, index
         return placeholder
 
-    def written(self, modality: Modality, placeholder: str) -> str:
+    def placeholder_text(self, modality: Modality, placeholder: str) -> str:
         """What stands in a prompt's text where the chat template has written the placeholder token."""
         del modality
         return placeholder
@@ -56,7 +56,7 @@ class Family:
         """An item's tensors as the engine takes them, from the HF processor's, which are torch's."""
         return output
 
-    def own_part(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
+    def item_tokens(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
         """Which tokens of those that the processor puts in a placeholder's place are the item's, and not the text's."""
         del config, replacement
         return slice(None)
@@ -66,13 +66,13 @@ class Family:
 
         The embedding token is the one that the replacement repeats most; without any other token there is no mask.
         """
-        tokens = replacement[self.own_part(config, replacement)]
+        tokens = replacement[self.item_tokens(config, replacement)]
         counts = {token: tokens.count(token) for token in set(tokens)}
         embedding = max(counts, key=lambda token: counts[token], default=None)
         mask = Mask(token == embedding for token in tokens) if len(counts) > 1 else None
         return Layout(tuple(tokens), mask)
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """What is wrong with a feature's values, if anything, that names, dtypes and shapes cannot tell."""
         del config, feature
         return None

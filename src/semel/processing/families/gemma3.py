@@ -20,13 +20,13 @@ class Gemma3(Family):
     them. So the lines are written before the prompt is tokenised, as transformers does.
     """
 
-    quick = True
-    sized = True
+    separates_text = True
+    layout_from_size = True
 
     options = Family.options - {"do_pan_and_scan"}
     """Crops would come with words before the image; vLLM advises against them, and its contract admits one size."""
 
-    def written(self, modality: Modality, placeholder: str) -> str:
+    def placeholder_text(self, modality: Modality, placeholder: str) -> str:
         """The placeholder between blank lines."""
         del modality
         return f"\n\n{placeholder}\n\n"
@@ -37,14 +37,14 @@ class Gemma3(Family):
 
         return {**output, "num_patches": torch.tensor([len(output["pixel_values"])])}
 
-    def own_part(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
+    def item_tokens(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
         """From the start mark to the end mark."""
         start, end = config["boi_token_index"], config["eoi_token_index"]
         if list(replacement[1:2]) != [start] or list(replacement[-2:-1]) != [end]:
             raise ConfigError("an image is not between blank lines: start the engine without do_pan_and_scan")
         return slice(1, -1)
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Images that are not counted right, or that give another number of embeddings than the layout."""
         images = feature.tensors["pixel_values"].shape[0]
         if (count := to_torch(feature.tensors["num_patches"]).tolist()) != [images]:

@@ -15,8 +15,8 @@ __all__ = ["Idefics3"]
 class Idefics3(Family):
     """An item's tiles travel with their number; every tile has the same number of embeddings."""
 
-    quick = True
-    sized = True
+    separates_text = True
+    layout_from_size = True
 
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tiles of the one image, without the dimension of a batch, and how many they are."""
@@ -25,17 +25,17 @@ class Idefics3(Family):
         tiles = {name: value[0] for name, value in output.items()}
         return {**tiles, "num_patches": torch.tensor([len(tiles["pixel_values"])])}
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Tiles that are not counted right, that the encoder would drop, or in which it would see nothing."""
         import torch
 
-        pixels, shown, count = (to_torch(feature.tensors[name]) for name in _NAMES)
-        if count.tolist() != [len(pixels)] or len(shown) != len(pixels):
-            return f"num_patches is {count.tolist()}, pixel_values has {len(pixels)} tiles, the mask {len(shown)}"
+        pixels, mask, count = (to_torch(feature.tensors[name]) for name in _NAMES)
+        if count.tolist() != [len(pixels)] or len(mask) != len(pixels):
+            return f"num_patches is {count.tolist()}, pixel_values has {len(pixels)} tiles, the mask {len(mask)}"
         if not bool(pixels.flatten(1).any(dim=1).all()):
             return "pixel_values has a tile of nothing but zeros, which the encoder leaves out"
-        rows, columns = shown[:, :, :1], shown[:, :1, :]
-        if not torch.equal(shown, rows * columns) or not bool(_leading(rows[..., 0]) and _leading(columns[:, 0])):
+        rows, columns = mask[:, :, :1], mask[:, :1, :]
+        if not torch.equal(mask, rows * columns) or not bool(_leading(rows[..., 0]) and _leading(columns[:, 0])):
             return "pixel_attention_mask does not show one rectangle of each tile, from its upper left corner"
         tower = config["vision_config"]
         embeds = len(pixels) * (tower["image_size"] // tower["patch_size"] // config["scale_factor"]) ** 2

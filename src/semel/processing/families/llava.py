@@ -16,10 +16,10 @@ _CLASS_TOKENS: Final[Mapping[str, int]] = {"clip_vision_model": 1, "siglip_visio
 class Llava(Family):
     """How many embeddings an image has follows from its pixels, which vLLM does not tell by itself."""
 
-    quick = True
-    sized = True
+    separates_text = True
+    layout_from_size = True
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Pixels that give another number of embeddings than the layout."""
         tower = config["vision_config"]
         if (embeds := _CLASS_TOKENS.get(tower["model_type"])) is None:

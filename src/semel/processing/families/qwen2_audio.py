@@ -15,14 +15,14 @@ __all__ = ["Qwen2Audio"]
 class Qwen2Audio(Family):
     """Clips are numbered in the prompt; how many embeddings a clip has follows from its mask."""
 
-    quick = True
+    separates_text = True
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """The line that the family's own template writes for a clip, without its end."""
         del modality
         return f"Audio {index}: <|audio_bos|>{placeholder}<|audio_eos|>"
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """A mask with holes, or one that gives another number of embeddings than the layout."""
         del config
         mask = to_torch(feature.tensors["feature_attention_mask"])[0]

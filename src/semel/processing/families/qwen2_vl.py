@@ -17,8 +17,8 @@ __all__ = ["Qwen2VL"]
 class Qwen2VL(Family):
     """The placeholder stands between two marks; the grid has to fit the patches, or the encoder fails."""
 
-    quick = True
-    sized = True
+    separates_text = True
+    layout_from_size = True
     video_fps = 2.0
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
@@ -33,7 +33,7 @@ class Qwen2VL(Family):
         if plain is not None and tuple(signature(plain).parameters) == _PATCHIFY_ARGUMENTS:
             images.patchify = partial(_patchify, plain)
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """A grid that does not tile into merged patches, or that does not count the patches that are there."""
         name, pixels = _NAMES[feature.modality]
         merge = int(config["vision_config"].get("spatial_merge_size", 2))

@@ -21,7 +21,7 @@ class Whisper(Family):
         del replacement
         return Layout((0,) * int(config["max_source_positions"]))
 
-    def fault(self, config: Mapping[str, Any], feature: Feature) -> str | None:
+    def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Another number of positions than the encoder has."""
         if len(feature.layout) != config["max_source_positions"] or feature.layout.mask is not None:
             return f"{feature.layout!r}, the encoder has {config['max_source_positions']} positions"

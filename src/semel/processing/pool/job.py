@@ -8,17 +8,17 @@ from collections.abc import Callable, Hashable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from semel.cache import Reservation
 from semel.core import Feature, Layout, Media
 from semel.errors import ProtocolError, SemelError
 from semel.media import Pieces
 from semel.processing.pool.pipe import Answer, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
-from semel.telemetry.request_context import span_in_hand
+from semel.telemetry.request_context import current_span
 from semel.telemetry.tracing import Value
 
-__all__ = ["Cutting", "Job", "Laying", "Making", "Spend"]
+__all__ = ["CutJob", "FeatureJob", "Job", "LayoutJob", "Spend"]
 
 
 _T = TypeVar("_T")
@@ -30,6 +30,9 @@ Spend = Callable[[int], None]
 @dataclass(frozen=True, slots=True, eq=False)
 class Job(ABC, Generic[_T]):
     """An item on its way; what comes of it is dropped if its caller has gone."""
+
+    work: ClassVar[str]
+    """What is done with the item, as its span says."""
 
     item: int
     group: Hashable
@@ -46,18 +49,18 @@ class Job(ABC, Generic[_T]):
     context: Context = field(default_factory=copy_context)
     """Of whoever asked first: a process is handed the next item by whoever is there."""
 
-    asked: float = field(default_factory=perf_counter)
+    queued_at: float = field(default_factory=perf_counter)
 
     def trace(self, began: float) -> None:
         """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
-        if (span := span_in_hand()).is_recorded:
+        if (span := current_span()).is_recorded:
             notes: dict[str, Value] = {
-                "semel.item.work": type(self).__name__.lower(),
+                "semel.item.work": self.work,
                 "semel.item.modality": self.media.modality,
                 "semel.item.bytes": len(self.media.data),
-                "semel.pool.wait_seconds": round(began - self.asked, 6),
+                "semel.pool.wait_seconds": round(began - self.queued_at, 6),
             }
-            span.child("process item", perf_counter() - self.asked, notes)
+            span.child("process item", perf_counter() - self.queued_at, notes)
 
     @abstractmethod
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
@@ -83,10 +86,11 @@ class Job(ABC, Generic[_T]):
         return ProtocolError(f"a pool process answered item {self.item} with {type(answer).__name__}")
 
 
-class Making(Job[Feature]):
+class FeatureJob(Job[Feature]):
     """An item that a feature is made of."""
 
     __slots__ = ()
+    work = "making"
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
         """The feature."""
@@ -97,10 +101,11 @@ class Making(Job[Feature]):
         return feature_of(answer, payload if room is None else room.view()[: answer.tensor_bytes])
 
 
-class Laying(Job[Layout]):
+class LayoutJob(Job[Layout]):
     """An item that is looked at, and not made anything of."""
 
     __slots__ = ()
+    work = "laying"
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
         """The layout."""
@@ -112,10 +117,11 @@ class Laying(Job[Layout]):
         return feature_of(answer, payload).layout
 
 
-class Cutting(Job[Pieces]):
+class CutJob(Job[Pieces]):
     """A clip that is cut into pieces."""
 
     __slots__ = ()
+    work = "cutting"
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
         """The pieces."""

@@ -100,7 +100,7 @@ class Description:
             written={
                 modality: text
                 for modality, token in processor.placeholders.items()
-                if (text := processor.written(modality)) != token
+                if (text := processor.placeholder_text(modality)) != token
             },
         )
 

@@ -32,7 +32,7 @@ from semel.errors import (
 )
 from semel.media import DecodeLimits, Pieces
 from semel.processing.folder import read_config
-from semel.processing.pool.job import Cutting, Job, Laying, Making, Spend
+from semel.processing.pool.job import CutJob, FeatureJob, Job, LayoutJob, Spend
 from semel.processing.pool.pipe import (
     Cut,
     Description,
@@ -46,7 +46,7 @@ from semel.processing.pool.pipe import (
     encode_work,
 )
 from semel.processing.pool.process import PoolProcess
-from semel.processing.pool.quarantine import DeadlyMedia
+from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
 from semel.processing.processor import ProcessorKind
 
@@ -86,7 +86,7 @@ class Pool:
         self._memory = memory
         self._items = count()
         self._waiting: FairQueue[Job[Any]] = FairQueue()
-        self._deadly = DeadlyMedia()
+        self._deadly = Quarantine()
         self._children: list[PoolProcess] = []
         self._spares: list[PoolProcess] = []  # loaded, and given nothing to do until they take a child's place
         self._prepared: list[PoolProcess] = []  # spawned before it was known what to load
@@ -172,7 +172,9 @@ class Pool:
         options = options or {}
         order = encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(Making(item, made if group is None else group, media, options, order, made, apart))
+        return await self._wait_for(
+            FeatureJob(item, made if group is None else group, media, options, order, made, apart)
+        )
 
     async def lay_out(
         self, media: Media, options: Mapping[str, object] | None = None, *, group: Hashable | None = None
@@ -183,7 +185,7 @@ class Pool:
         options = options or {}
         order = encode_work(item, media, options, only_layout=True)
         made: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(Laying(item, made if group is None else group, media, options, order, made))
+        return await self._wait_for(LayoutJob(item, made if group is None else group, media, options, order, made))
 
     async def cut(self, media: Media, spend: Spend) -> Pieces:
         """A clip in pieces that the model's encoder takes.
@@ -195,7 +197,7 @@ class Pool:
         item = next(self._items)
         made: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
         order = encode(Cut(item), len(media.data))
-        return await self._wait_for(Cutting(item, made, media, {}, order, made, apart=True, spend=spend))
+        return await self._wait_for(CutJob(item, made, media, {}, order, made, apart=True, spend=spend))
 
     def forget_counts(self) -> None:
         """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
@@ -259,7 +261,7 @@ class Pool:
         try:
             made = await self._make(child, job)
         except SemelError as error:
-            self.failed += isinstance(job, Making)
+            self.failed += isinstance(job, FeatureJob)
             job.fail(error)
         else:
             self.processed += isinstance(made, Feature)

@@ -20,7 +20,7 @@ from blake3 import blake3
 from semel.core import Media, frame
 from semel.errors import RequestError
 
-__all__ = ["DeadlyMedia"]
+__all__ = ["Quarantine"]
 
 _TRIES: Final = 2
 
@@ -34,7 +34,7 @@ class _Record:
     refusal: RequestError
 
 
-class DeadlyMedia:
+class Quarantine:
     """What ended a process lately, and what its sender is told instead of another try."""
 
     def __init__(

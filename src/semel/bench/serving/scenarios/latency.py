@@ -127,10 +127,10 @@ async def repeats(bench: Bench) -> list[Row]:
     """A stream of questions of which four in five show a picture that was shown before."""
     count = bench.effort.long_turns * 5
     bodies = [_question(bench, Size.SQUARE) for _ in range(count)]
-    shown = stream(count, random.Random(bench.pictures.seed))
+    order = stream(count, random.Random(bench.pictures.seed))
 
     async def ask(side: Side, turn: int) -> float:
-        return (await side.client.must(CHAT, bodies[shown[turn]])).seconds * 1e3
+        return (await side.client.must(CHAT, bodies[order[turn]])).seconds * 1e3
 
     turns = await bench.turns("80% repeats", ask, turns=count - 1)
     mean = mean_ratio(turns.semel, turns.vllm)

@@ -26,7 +26,7 @@ __all__ = ["Ask", "Kind", "drive", "mixed", "plan"]
 _AT_A_TIME: Final = 8
 _REFUSED: Final = 0.1
 _ABORTED: Final = 0.1
-_SHOWN: Final = 3  # times, each picture, on average
+_REPEATS: Final = 3  # times, each picture, on average
 
 _REFUSALS: Final[tuple[dict[str, object], ...]] = (
     {"logit_bias": {"8888888": 1.0}},
@@ -58,7 +58,7 @@ class Ask:
 def plan(requests: int, seed: int) -> list[Ask]:
     """The requests of a load, in order."""
     rng = random.Random(seed)
-    pictures = max(requests // _SHOWN, 1)
+    pictures = max(requests // _REPEATS, 1)
     kinds = rng.choices(tuple(Kind), (1 - _REFUSED - _ABORTED, _REFUSED, _ABORTED), k=requests)
     return [Ask(kind, rng.randrange(pictures), rng.randrange(len(_REFUSALS))) for kind in kinds]
 

@@ -25,7 +25,7 @@ from semel.cache.shared.channel import ACCEPTED, HELLO_BYTES, MAX_LEASES, Channe
 from semel.cache.shared.segment import Lease, Window
 from semel.errors import ConfigError, ProtocolError
 
-__all__ = ["Borrowers"]
+__all__ = ["Borrower"]
 
 _MAX_CONNECTIONS: Final = 1_024
 _HELLO_TIMEOUT_S: Final = 2.0
@@ -108,7 +108,7 @@ class _Connection:
             self._on_change(self)
 
 
-class Borrowers:
+class Borrower:
     """Listens for local frontends, and borrows from them: `async with Borrowers(path) as borrowers`."""
 
     def __init__(self, path: Path) -> None:
