@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
 
 from semel.cache import Borrower, SharedCache
 from semel.core import Contract, Key, Keyring, Modality, Target
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
+from semel.frontend.routes.openapi import DocumentedApp
 from semel.frontend.service import FrontendState, ServedModel
 from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
@@ -45,7 +45,7 @@ CONTRACT = Contract(
 class Rig:
     """The application, and what stands behind it."""
 
-    app: FastAPI
+    app: DocumentedApp
     client: httpx.AsyncClient
     engine: EchoEngine
     worker: RemoteWorker

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
 
 import pytest
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from semel.frontend.http.body import CLIENT_CLOSED, unless_disconnected
 from semel.frontend.http.sse import EventStream

@@ -17,9 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Response
 from pydantic import TypeAdapter
 from schemathesis import Case, GenerationMode
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from semel.cache import LruCache
@@ -30,16 +32,15 @@ from semel.frontend.api.fields import REFUSED
 from semel.frontend.api.requests import ChatCompletionRequest, DetokenizeRequest
 from semel.frontend.api.shapes import Detokenized
 from semel.frontend.app import create_app
-from semel.frontend.http.body import as_error
 from semel.frontend.middleware.refusal_rate import RefusalLimits
-from semel.frontend.routes.openapi import DocumentedApp, takes
+from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, takes
 from semel.frontend.service import FrontendState
 from semel.render import ChatRenderer, Pipeline
 from semel.telemetry import Meter
 from semel.testing.engine import EchoEngine
+from semel.web.errors import error_body, error_response
 from semel.web.multipart import FORM
 from semel.web.openapi import JSON, shape
-from semel.web.server import error_body
 from tests.frontend import rig as rigs
 from tests.frontend.conformance import EVENTS, NEGATIVE, POSITIVE, Served, served, validator
 from tests.frontend.hearing import TOKENIZER, Hearing, Spoken, clip
@@ -96,7 +97,7 @@ def patched(engine: EchoEngine, submit: Callable[[Submission], Coroutine[Any, An
 
 
 @asynccontextmanager
-async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = None) -> AsyncIterator[FastAPI]:
+async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = None) -> AsyncIterator[Starlette]:
     """A frontend whose model chats."""
     drawing = Drawing(renderer, LruCache(64 * FEATURE_BYTES))
 
@@ -112,7 +113,7 @@ async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = 
 
 
 @asynccontextmanager
-async def hearing(folder: Path) -> AsyncIterator[FastAPI]:
+async def hearing(folder: Path) -> AsyncIterator[Starlette]:
     """A frontend whose model transcribes."""
 
     async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
@@ -130,7 +131,7 @@ async def hearing(folder: Path) -> AsyncIterator[FastAPI]:
 
 
 @asynccontextmanager
-async def alone(app: FastAPI) -> AsyncIterator[FastAPI]:
+async def alone(app: Starlette) -> AsyncIterator[Starlette]:
     yield app
 
 
@@ -262,16 +263,17 @@ def test_much_that_fits_and_much_that_breaks_the_document_is_answered_as_it_says
     chats.examine(label, NEGATIVE, count=MANY, change=usable)
 
 
-def planted(answer: Callable[[], Response]) -> AbstractAsyncContextManager[FastAPI]:
+def planted(answer: Callable[[], Response]) -> AbstractAsyncContextManager[Starlette]:
     """An application that tells the truth of one route, but for what it answers."""
-    app = DocumentedApp(secured=False)
-    told = takes(TypeAdapter(DetokenizeRequest), {JSON: shape(Detokenized)})
+    operation = takes(TypeAdapter(DetokenizeRequest), {JSON: shape(Detokenized)})
 
-    @app.post("/detokenize", openapi_extra=told)
-    async def detokenize() -> Response:
+    async def detokenize(_: Request) -> Response:
         """The text of tokens."""
         return answer()
 
+    app = DocumentedApp(
+        [DocumentedRoute("/detokenize", detokenize, methods=["POST"], operation=operation)], secured=False
+    )
     return alone(app)
 
 
@@ -309,7 +311,7 @@ def test_an_application_that_answers_otherwise_is_caught(lie: str) -> None:
 @pytest.mark.parametrize("kind", told_kinds(), ids=lambda kind: kind.__name__)
 def test_every_error_is_told_with_its_code_and_headers(kind: type[RequestError | ServiceError]) -> None:
     told = document(secured=True)
-    answer = as_error(kind("why"))
+    answer = error_response(kind("why"))
     error = told["components"]["responses"][f"Error{answer.status_code}"]
     validator(told, error["content"][JSON]["schema"]).validate(json.loads(bytes(answer.body)))
     assert ("Retry-After" in answer.headers) is ("Retry-After" in error.get("headers", {}))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.responses import StreamingResponse
+from starlette.responses import StreamingResponse
 
 from semel.cache import LruCache
 from semel.frontend.budget import Budget, BudgetLimits

@@ -17,7 +17,7 @@ from semel.engine.vllm.compat import TESTED, installed_version
 
 __all__ = ["Finding", "examine", "examine_port"]
 
-_PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "fastapi")
+_PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "starlette")
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
 
 Verdict = Literal["ok", "warning", "problem"]

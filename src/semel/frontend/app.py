@@ -7,36 +7,39 @@ those that nobody can use here in `unsupported`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version as installed_version
-from typing import Any, Final
+from typing import Final
 
-from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
-from semel.frontend.api.chat_response import error_body, model_list
+from semel.frontend.api.chat_response import model_list
 from semel.frontend.api.shapes import ModelList, Readiness, Version
-from semel.frontend.http.body import as_error, as_json
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
+from semel.frontend.middleware.counting import RequestCounter
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
 from semel.frontend.routes.generate import generation_routes
-from semel.frontend.routes.openapi import DocumentedApp, looks, probes
+from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, looks, probes
 from semel.frontend.routes.render import inspection_routes
 from semel.frontend.routes.transcriptions import transcription_routes
 from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import FrontendState
 from semel.telemetry import Meter
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS, REQUESTS_WAITING
+from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS_WAITING
 from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.web.errors import error_response, http_error_response
 from semel.web.openapi import JSON, TEXT, shape
+from semel.web.responses import json_response
 
 __all__ = ["create_app"]
 
@@ -50,69 +53,80 @@ def create_app(
     *,
     tracing: Tracing = NO_TRACING,
     log_requests: bool = True,
-) -> FastAPI:
+) -> DocumentedApp:
     """The HTTP application of one frontend; without keys it is open to everybody who reaches it."""
-    app = DocumentedApp(secured=bool(keys))
 
-    @app.exception_handler(SemelError)
-    async def on_error(request: Request, error: SemelError) -> Response:
-        answer = as_error(error)
+    async def on_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, SemelError)
+        response = error_response(error)
         if isinstance(error, RequestError | Busy | NotReady):
             meter.count(REFUSALS, error.code)
             # What failed has the body: it must not wait with its answer.
             error.__traceback__ = error.__context__ = error.__cause__ = None
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
-        return answer
+        return response
 
-    @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: HTTPException) -> Response:
-        body = error_body(str(error.detail), code="invalid_request", status=error.status_code)
-        return as_json(body, error.status_code, error.headers)
-
-    app.add_middleware(ConcurrencyLimit, gate=service.gate, meter=meter, wait_s=service.refusal_wait_s)
-    app.add_middleware(Authentication, keys=keys or Keyring())
-    app.add_middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests)
-    app.add_middleware(_Counted, meter=meter)  # outermost: what is refused counts as well
-
-    @app.get("/health", openapi_extra=probes({200: ("It is alive.", {})}))
-    async def health() -> Response:
-        """Whether the process is alive."""
-        return Response(status_code=200)
-
-    @app.get(
-        "/ready",
-        openapi_extra=probes({status: (meaning, {JSON: shape(Readiness)}) for status, meaning in _READINESS.items()}),
-    )
-    async def ready() -> Response:
-        """Whether requests are served; if not, why."""
-        body: Readiness = {"ready": not service.reason, "reason": service.reason or None}
-        return as_json(body, status=503 if service.reason else 200)
-
-    @app.get("/metrics", openapi_extra=probes({200: ("In Prometheus' format.", {TEXT: {"type": "string"}})}))
-    async def metrics() -> Response:
-        """Counters for Prometheus."""
-        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/version", openapi_extra=probes({200: ("The version.", {JSON: shape(Version)})}))
-    async def version() -> Response:
-        """The version of semel."""
-        body: Version = {"version": installed_version("semel")}
-        return as_json(body)
-
-    @app.get("/v1/models", openapi_extra=looks({JSON: shape(ModelList)}))
-    async def models() -> Response:
-        """The model that is served."""
-        serving = service.serving()
-        return as_json(model_list(serving.model, serving.contract.max_tokens, service.started))
+    async def on_http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return http_error_response(error)
 
     meter.watch(partial(_budget_samples, service))
     meter.watch(service.gate.samples)
-    app.include_router(completion_routes(service))
-    app.include_router(generation_routes(service))
-    app.include_router(transcription_routes(service))
-    app.include_router(inspection_routes(service))
-    app.include_router(unsupported_routes())
-    return app
+    return DocumentedApp(
+        [
+            *_server_routes(service, meter),
+            *completion_routes(service),
+            *generation_routes(service),
+            *transcription_routes(service),
+            *inspection_routes(service),
+            *unsupported_routes(),
+        ],
+        secured=bool(keys),
+        middleware=[
+            Middleware(RequestCounter, meter=meter),  # outermost: what is refused counts as well
+            Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
+            Middleware(Authentication, keys=keys or Keyring()),
+            Middleware(ConcurrencyLimit, gate=service.gate, meter=meter, wait_s=service.refusal_wait_s),
+        ],
+        exception_handlers={SemelError: on_error, HTTPException: on_http_error},
+    )
+
+
+def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute]:
+    """What the server says of itself."""
+
+    async def health(_: Request) -> Response:
+        """Whether the process is alive."""
+        return Response(status_code=200)
+
+    async def ready(_: Request) -> Response:
+        """Whether requests are served; if not, why."""
+        body: Readiness = {"ready": not service.reason, "reason": service.reason or None}
+        return json_response(body, status=503 if service.reason else 200)
+
+    async def metrics(_: Request) -> Response:
+        """Counters for Prometheus."""
+        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def version(_: Request) -> Response:
+        """The version of semel."""
+        body: Version = {"version": installed_version("semel")}
+        return json_response(body)
+
+    async def models(_: Request) -> Response:
+        """The model that is served."""
+        serving = service.serving()
+        return json_response(model_list(serving.model, serving.contract.max_tokens, service.started))
+
+    readiness = {status: (meaning, {JSON: shape(Readiness)}) for status, meaning in _READINESS.items()}
+    text = {TEXT: {"type": "string"}}
+    return [
+        DocumentedRoute("/health", health, operation=probes({200: ("It is alive.", {})})),
+        DocumentedRoute("/ready", ready, operation=probes(readiness)),
+        DocumentedRoute("/metrics", metrics, operation=probes({200: ("In Prometheus' format.", text)})),
+        DocumentedRoute("/version", version, operation=probes({200: ("The version.", {JSON: shape(Version)})})),
+        DocumentedRoute("/v1/models", models, operation=looks({JSON: shape(ModelList)})),
+    ]
 
 
 def _budget_samples(service: FrontendState) -> Iterator[Sample]:
@@ -120,20 +134,3 @@ def _budget_samples(service: FrontendState) -> Iterator[Sample]:
     yield MEDIA_IN_FLIGHT, budget.in_flight, ()
     yield MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
     yield REQUESTS_WAITING, budget.requests, ()
-
-
-class _Counted:
-    """Counts requests by route and status. Plain ASGI: a middleware of functions would hide that a client has gone."""
-
-    def __init__(self, app: ASGIApp, meter: Meter) -> None:
-        self._app = app
-        self._meter = meter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def count(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "unknown")
-                self._meter.count(REQUESTS, route, str(message["status"]))
-            await send(message)
-
-        await self._app(scope, receive, count)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from semel.errors import RequestError, ServiceError, told_kinds
-from semel.web.server import RETRIED, ErrorBody
+from semel.web.errors import RETRIED, ErrorBody
 
 __all__ = [
     "EVENTS",

@@ -1,5 +1,4 @@
-"""The HTTP server around an application: uvicorn with signals, a socket and deadlines of ours; the routes of operators;
-errors."""
+"""The HTTP server around an application: uvicorn with our signals, socket and deadlines; the routes of operators."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,25 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
-from typing_extensions import TypedDict
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from semel.errors import ConfigError, InvalidRequest, RequestTooSlow
 from semel.telemetry import Meter
+from semel.web.errors import error_body
 
-__all__ = [
-    "RETRIED",
-    "ConnectionLimits",
-    "ErrorBody",
-    "Fault",
-    "HttpServer",
-    "error_body",
-    "operator_routes",
-    "retry_headers",
-]
-
-RETRIED: Final = frozenset({429, 503})
-"""The statuses of what may be sent again unchanged."""
+__all__ = ["STALLED", "ConnectionLimits", "HttpServer", "operator_routes"]
 
 _BACKLOG: Final = 2_048
 _GRACE_S: Final = 3
@@ -128,34 +115,6 @@ def operator_routes(meter: Meter) -> list[Route]:
         return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/health", health), Route("/metrics", metrics)]
-
-
-class Fault(TypedDict):
-    """What is wrong."""
-
-    message: str
-    type: Literal["invalid_request_error", "server_error"]
-    param: str | None
-    """The field of the request that is at fault, where it is one."""
-
-    code: str
-
-
-class ErrorBody(TypedDict):
-    """An error as OpenAI's clients read it."""
-
-    error: Fault
-
-
-def error_body(message: str, *, code: str, status: int, param: str | None = None) -> ErrorBody:
-    """An error as OpenAI's clients read it."""
-    kind: Literal["invalid_request_error", "server_error"] = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def retry_headers(status: int) -> Mapping[str, str] | None:
-    """What tells a client that the same request may be answered in a moment, if it is so."""
-    return {"Retry-After": "1"} if status in RETRIED else None
 
 
 class _Server(uvicorn.Server):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
@@ -22,11 +22,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from semel.core import MIN_KEY_CHARS, is_key
-from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, RequestError, SemelError, ServiceError
+from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, SemelError, ServiceError
 from semel.interchange import injection as outcomes
 from semel.interchange import safetensors
 from semel.telemetry import Meter
-from semel.web.server import error_body, operator_routes, retry_headers
+from semel.web.errors import error_response, http_error_response
+from semel.web.responses import json_response
+from semel.web.server import operator_routes
 from semel.worker.injection import Count, Injectable, inject
 from semel.worker.openapi import CODES, CONTENT_TYPES, Reset, admin_document
 
@@ -71,10 +73,10 @@ def create_admin_app(
         await reset()
         logger.info("%s reset the caches", _peer(request))
         done: Reset = {"reset": True}
-        return _json(done)
+        return json_response(done)
 
     async def tell_routes(_: Request) -> Response:
-        return _json(admin_document())
+        return json_response(admin_document())
 
     return Starlette(
         routes=[
@@ -170,26 +172,15 @@ def _peer(request: Request) -> str:
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestError | ServiceError):
-        logger.error("an internal error reached an operator: %r", error)
-        error = ServiceError("internal error; the worker's log says more")
-    return _error(str(error), error.code, error.status, retry_headers(error.status))
+    assert isinstance(error, SemelError)
+    return error_response(error, process="worker")
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = next(iter(CODES.get(error.status_code, ())), "invalid_request")
-    return _error(error.detail, code, error.status_code, error.headers)
+    return http_error_response(error, code=next(iter(CODES.get(error.status_code, ())), "invalid_request"))
 
 
 async def _on_surprise(_: Request, error: Exception) -> Response:
     logger.error("an admin request failed in a way that we do not expect", exc_info=error)
-    return _error("internal error; the worker's log says more", "internal_error", 500)
-
-
-def _error(message: str, code: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return _json(error_body(message, code=code, status=status), status, headers)
-
-
-def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+    return error_response(ServiceError("internal error; the worker's log says more"))

@@ -16,9 +16,8 @@ from semel.frontend.api.logprobs import Decode, chat_logprobs, prompt_logprobs
 from semel.frontend.api.response_options import ResponseOptions
 from semel.frontend.api.server import Model, ModelList
 from semel.frontend.api.usage import Usage
-from semel.web.server import error_body
 
-__all__ = ["ChatResponse", "Head", "error_body", "model_list"]
+__all__ = ["ChatResponse", "Head", "model_list"]
 
 _NOT_SENT: Final = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 """Of a message."""

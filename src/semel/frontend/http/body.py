@@ -1,31 +1,26 @@
-"""One exchange over HTTP: a body is read and parsed, JSON or an error goes back, and a client may leave meanwhile."""
+"""The body of a request: read within limits, charged as it comes, and parsed; and a client that leaves meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import msgspec
-from fastapi import Request, Response
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
 
-from semel.errors import InvalidRequest, MediaTooLarge, RequestError, RequestTooSlow, SemelError, ServiceError
-from semel.frontend.api.chat_response import error_body
+from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow
 from semel.frontend.api.fields import fault_of
 from semel.frontend.budget import Account
 from semel.frontend.http.sse import EventStream, until_gone
-from semel.telemetry.request_context import current_span, tell_fault
-from semel.web.server import retry_headers
 
 __all__ = [
     "CLIENT_CLOSED",
     "BodyLimits",
-    "as_error",
-    "as_json",
     "parse",
     "read",
     "read_bytes",
@@ -122,24 +117,6 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
     logger.info("a client went away before its answer")
     await _give_up(working)
     return Response(status_code=CLIENT_CLOSED)
-
-
-def as_json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response in JSON."""
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-def as_error(error: SemelError) -> Response:
-    """What a client is told of an error: only what is meant for it."""
-    if not isinstance(error, (RequestError, ServiceError)):
-        logger.error("an internal error reached a client: %r", error)
-        current_span().fail("internal_error")
-        hidden = error_body("internal error; the frontend's log says more", code="internal_error", status=500)
-        return as_json(hidden, 500)
-    tell_fault(error)
-    param = error.param if isinstance(error, RequestError) else None
-    body = error_body(str(error), code=error.code, status=error.status, param=param)
-    return as_json(body, error.status, retry_headers(error.status))
 
 
 def _check_size(size: int, limits: BodyLimits) -> None:

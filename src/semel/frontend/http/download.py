@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from fastapi.responses import StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from semel.frontend.budget import Account

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from fastapi import Request, Response
+from starlette.responses import Response
 
 from semel.core import Output
 from semel.engine import Stream
 from semel.errors import RequestError, ServiceError
-from semel.frontend.api.chat_response import error_body
-from semel.frontend.http.body import as_json
-from semel.frontend.http.sse import DONE, EventStream, event
-from semel.telemetry.request_context import tell_fault
+from semel.frontend.http.sse import DONE, EventStream, error_event, event
+from semel.web.responses import json_response
 
-__all__ = ["AnswerBuilder", "client_request_id", "respond", "with_error_event"]
-
-_MAX_ID_CHARS: Final = 128
+__all__ = ["AnswerBuilder", "respond", "with_error_event"]
 
 
 class AnswerBuilder(Protocol):
@@ -49,7 +45,7 @@ async def respond(stream: Stream, answer: AnswerBuilder, *, streamed: bool) -> R
             answer.add(output)
     finally:
         await stream.close()
-    return as_json(answer.whole())
+    return json_response(answer.whole())
 
 
 async def _events(stream: Stream, answer: AnswerBuilder) -> AsyncIterator[bytes]:
@@ -60,19 +56,11 @@ async def _events(stream: Stream, answer: AnswerBuilder) -> AsyncIterator[bytes]
         yield event(chunk)
 
 
-def client_request_id(request: Request) -> str | None:
-    """What the answer's id is to end with, by its header; inside, requests have ids of our own."""
-    wished = request.headers.get("x-request-id")
-    return wished if wished and len(wished) <= _MAX_ID_CHARS and wished.isprintable() else None
-
-
 async def with_error_event(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The events, then the error that ended them if one did, then the end."""
     try:
         async for one in events:
             yield one
     except (RequestError, ServiceError) as error:
-        tell_fault(error)
-        param = error.param if isinstance(error, RequestError) else None
-        yield event(error_body(str(error), code=error.code, status=error.status, param=param))
+        yield error_event(error)
     yield DONE

@@ -12,8 +12,10 @@ from starlette.types import Receive, Scope, Send
 
 from semel.core import Output
 from semel.engine import Stream
+from semel.errors import SemelError
+from semel.web.errors import public_error_body
 
-__all__ = ["DONE", "EventStream", "event", "merged", "until_gone"]
+__all__ = ["DONE", "EventStream", "error_event", "event", "merged", "until_gone"]
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -86,6 +88,11 @@ async def until_gone(receive: Receive) -> None:
 def event(body: Mapping[str, Any]) -> bytes:
     """One event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def error_event(error: SemelError) -> bytes:
+    """The event that ends a stream with an error."""
+    return event(public_error_body(error))
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]:

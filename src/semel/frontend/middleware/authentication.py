@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
 from semel.errors import InvalidKey
-from semel.frontend.http.body import as_error
+from semel.web.errors import error_response
 
 __all__ = ["OPEN", "OPERATORS", "PROBES", "Authentication", "tenant_name"]
 
@@ -38,7 +38,9 @@ class Authentication:
             return
         name = None if scope["path"] in OPERATORS else self._keys.tenant(_bearer(Request(scope)))
         if name is None:
-            refusal = as_error(InvalidKey("this needs `Authorization: Bearer KEY` with one of this server's API keys"))
+            refusal = error_response(
+                InvalidKey("this needs `Authorization: Bearer KEY` with one of this server's API keys")
+            )
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
             return

@@ -16,12 +16,11 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady, ServiceError
-from semel.frontend.http.body import as_error
-from semel.frontend.http.sse import DONE, EventStream, event
+from semel.frontend.http.sse import DONE, EventStream, error_event
 from semel.frontend.middleware.authentication import PROBES
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
-from semel.web.server import error_body
+from semel.web.errors import error_response
 
 __all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "RequestLimiter"]
 
@@ -143,7 +142,7 @@ class ConcurrencyLimit:
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(REFUSALS, error.code)
-        answer = as_error(error)
+        answer = error_response(error)
         if self._gate.closed:
             answer.headers["Connection"] = "close"  # the next one should go to somebody else
         else:
@@ -164,10 +163,9 @@ class ConcurrencyLimit:
             error = DeadlineExceeded(f"the request took longer than {limit_s:g} s; raise it with --request-timeout-s")
             self._meter.count(REFUSALS, error.code)
             if not answer.begun:
-                await as_error(error)(scope, receive, send)
+                await error_response(error)(scope, receive, send)
             elif answer.is_events:
-                body = event(error_body(str(error), code=error.code, status=error.status))
-                await send({"type": "http.response.body", "body": body + DONE, "more_body": False})
+                await send({"type": "http.response.body", "body": error_event(error) + DONE, "more_body": False})
             else:
                 raise error from None  # half an answer is in no shape at all: the connection ends
 

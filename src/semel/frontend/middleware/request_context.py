@@ -10,19 +10,21 @@ import logging
 import uuid
 from collections.abc import MutableMapping
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import DeadlineExceeded, ServiceError
-from semel.frontend.http.body import CLIENT_CLOSED, as_error
-from semel.frontend.http.respond import client_request_id
+from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.middleware.authentication import PROBES
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.tracing import Tracing
+from semel.web.errors import error_response
 
 __all__ = ["RequestContextMiddleware"]
+
+_MAX_ID_CHARS: Final = 128
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("semel.access")
@@ -45,7 +47,7 @@ class RequestContextMiddleware:
         http_request = Request(scope)
         request = RequestContext(
             uuid.uuid4().hex,
-            client_request_id(http_request),
+            _client_id(http_request),
             self._tracing.begin(http_request.method, "server", http_request.headers),
         )
         name = (b"x-request-id", (request.client_id or request.request_id).encode("latin-1"))
@@ -67,12 +69,20 @@ class RequestContextMiddleware:
                 logger.exception("a request failed in a way that we do not expect")
                 if status is not None:
                     raise
-                await as_error(ServiceError("internal error; the frontend's log says more"))(scope, receive, answer)
+                await error_response(ServiceError("internal error; the frontend's log says more"))(
+                    scope, receive, answer
+                )
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
                     _log(http_request.method, route, status or CLIENT_CLOSED, perf_counter() - began)
+
+
+def _client_id(request: Request) -> str | None:
+    """What the id of the response is to end with, by its header; inside, requests have ids of our own."""
+    name = request.headers.get("x-request-id")
+    return name if name and len(name) <= _MAX_ID_CHARS and name.isprintable() else None
 
 
 def _close(request: RequestContext, method: str, route: str, status: int) -> None:

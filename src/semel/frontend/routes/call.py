@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from fastapi import Request, Response
 from pydantic import TypeAdapter
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from semel.core import Tenant
 from semel.frontend.budget import Account
@@ -23,7 +23,7 @@ from semel.frontend.http.sse import EventStream
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.service import FrontendState, ServedModel
 from semel.render import ChatRequest, Intent, ParsedRequest
-from semel.telemetry.request_context import own_id
+from semel.telemetry.request_context import current_request, own_id
 
 __all__ = ["Call", "Chatting", "serve_call"]
 
@@ -62,6 +62,13 @@ class Call:
     request_id: str
     """Our own, which its submissions begin with."""
 
+    client_id: str | None = None
+    """What its client calls it, by a header."""
+
+    def answer_id(self, named: str | None = None) -> str:
+        """What the id of the answer ends with: by the header, else by the body, else our own."""
+        return self.client_id or named or self.request_id
+
     async def read_chat(self, parsed: Chatting, intent: Intent = "execute") -> ParsedRequest:
         """The draft of a chat. What its base64 decodes to is taken ahead: three quarters of its length at most."""
         self.account.take(3 * self.account.charged // 4)
@@ -83,7 +90,9 @@ async def serve_call(
     ask: Callable[[Request, FrontendState, TypeAdapter[_T], Call], Coroutine[Any, Any, _T]] | None = None,
 ) -> Response:
     """What `work` answers to a request of this kind, read by `ask` if it is no JSON; cancelled if the client goes."""
-    call = Call(service.serving(), tenant_name(request), service.budget.open(), own_id())
+    context = current_request()
+    client_id = None if context is None else context.client_id
+    call = Call(service.serving(), tenant_name(request), service.budget.open(), own_id(), client_id)
     try:
         # Nothing here keeps the body, or what was asked: it is for `work` to let go of.
         response = await unless_disconnected(

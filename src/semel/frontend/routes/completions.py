@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from semel.core import Prompt
 from semel.engine import Stream
@@ -19,40 +19,42 @@ from semel.frontend.api.logprobs import Decode
 from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
 from semel.frontend.api.shapes import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
 from semel.frontend.execution import submit_draft
-from semel.frontend.http.body import as_json
-from semel.frontend.http.respond import client_request_id, respond, with_error_event
+from semel.frontend.http.respond import respond, with_error_event
 from semel.frontend.http.sse import EventStream, event, merged
 from semel.frontend.routes.call import Call, serve_call
-from semel.frontend.routes.openapi import takes
+from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.service import FrontendState, ServedModel
 from semel.web.openapi import EVENTS, JSON, events_of, shape
+from semel.web.responses import json_response
 
 __all__ = ["completion_routes"]
 
 _CHAT: Final = TypeAdapter(ChatCompletionRequest)
 _COMPLETION: Final = TypeAdapter(CompletionRequest)
-_CHAT_ANSWERS: Final = {JSON: shape(ChatCompletion), EVENTS: events_of(ChatCompletionChunk)}
-_TEXT_ANSWERS: Final = {JSON: shape(TextCompletion), EVENTS: events_of(TextCompletionChunk)}
+_CHAT_OPERATION: Final = takes(_CHAT, {JSON: shape(ChatCompletion), EVENTS: events_of(ChatCompletionChunk)}, named=True)
+_TEXT_OPERATION: Final = takes(
+    _COMPLETION, {JSON: shape(TextCompletion), EVENTS: events_of(TextCompletionChunk)}, named=True
+)
 
 
-def completion_routes(service: FrontendState) -> APIRouter:
+def completion_routes(service: FrontendState) -> list[DocumentedRoute]:
     """The routes for chats and completions."""
-    router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=takes(_CHAT, _CHAT_ANSWERS, named=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, whole or as a stream of events."""
-        return await serve_call(request, service, _CHAT, partial(_chat, client_request_id(request)))
+        return await serve_call(request, service, _CHAT, _chat)
 
-    @router.post("/v1/completions", openapi_extra=takes(_COMPLETION, _TEXT_ANSWERS, named=True))
     async def completions(request: Request) -> Response:
         """Go on with one prompt or several, whole or as a stream of events."""
-        return await serve_call(request, service, _COMPLETION, partial(_complete, client_request_id(request)))
+        return await serve_call(request, service, _COMPLETION, _complete)
 
-    return router
+    return [
+        DocumentedRoute("/v1/chat/completions", chat_completions, methods=["POST"], operation=_CHAT_OPERATION),
+        DocumentedRoute("/v1/completions", completions, methods=["POST"], operation=_TEXT_OPERATION),
+    ]
 
 
-async def _chat(client_id: str | None, call: Call, request: ChatCompletionRequest) -> Response:
+async def _chat(call: Call, request: ChatCompletionRequest) -> Response:
     request_id, serving = call.request_id, call.serving
     parsing, role = request.parsing(), request.role
     reading, opening = call.read_chat(request), ConversationPrefix.of_chat(request.messages)
@@ -71,13 +73,13 @@ async def _chat(client_id: str | None, call: Call, request: ChatCompletionReques
         kind=StreamedAnswer if request.stream else BufferedAnswer,
         account=call.account,
     )
-    head = _head("chatcmpl", client_id or request.request_id or request_id, serving)
+    head = _head("chatcmpl", call.answer_id(request.request_id), serving)
     decode = serving.pipeline.tokenizer.decode
     answer = ChatResponse(head, prompt, decode, count=request.n, showing=request.showing(), role=role)
     return await respond(stream, answer, streamed=request.stream)
 
 
-async def _complete(client_id: str | None, call: Call, request: CompletionRequest) -> Response:
+async def _complete(call: Call, request: CompletionRequest) -> Response:
     request_id, serving = call.request_id, call.serving
     streams: list[Stream] = []
     prompts: list[Prompt] = []
@@ -98,7 +100,7 @@ async def _complete(client_id: str | None, call: Call, request: CompletionReques
             streams.append(stream)
             prompts.append(rendered)
         call.account.close()  # what is held from now on are prompts that the model takes
-        head = _head("cmpl", client_id or request.request_id or request_id, serving)
+        head = _head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
         echo = _echo(request, prompts, decode)
         answer = CompletionResponse(head, prompts, decode, count=request.n, showing=request.showing(), echo=echo)
@@ -111,7 +113,7 @@ async def _complete(client_id: str | None, call: Call, request: CompletionReques
         if not handed_over:
             for stream in streams:
                 await stream.close()
-    return as_json(answer.whole())
+    return json_response(answer.whole())
 
 
 async def _completion_events(streams: Sequence[Stream], answer: CompletionResponse) -> AsyncIterator[bytes]:

@@ -15,8 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from semel.core import Digest, Feature, FeatureInfo, Placeholder, Prompt, Submission, Tenant, Timeline
 from semel.engine import Stream
@@ -30,11 +31,11 @@ from semel.frontend.api.generate_response import GenerateResponse
 from semel.frontend.api.render_response import PROMPT, features_body
 from semel.frontend.execution import submit
 from semel.frontend.http.body import BodyLimits, parse, read, read_bytes, take_values
-from semel.frontend.http.respond import client_request_id, respond
+from semel.frontend.http.respond import respond
 from semel.frontend.items.client_features import IdentifiedItem, Owner, features_of, identify_items
 from semel.frontend.items.ownership import with_tags
 from semel.frontend.routes.call import Call, serve_call
-from semel.frontend.routes.openapi import takes
+from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import read_file
@@ -52,19 +53,19 @@ _MAX_NAMED: Final = 16
 _REFUSED_TYPES: Final = frozenset({FORM, "application/octet-stream"})
 
 
-def generation_routes(service: FrontendState) -> APIRouter:
+def generation_routes(service: FrontendState) -> list[DocumentedRoute]:
     """The route for rendered prompts."""
-    router = APIRouter()
 
-    @router.post("/inference/v1/generate", openapi_extra=_operation())
     async def generate(request: Request) -> Response:
         """Go on with a prompt that was rendered elsewhere, in tokens."""
         if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _REFUSED_TYPES:
             raise InvalidRequest(f"{kind} is not taken: send JSON, or {SAFETENSORS} with the prompt in its metadata")
         ask = _ask_file if kind == SAFETENSORS else _ask
-        return await serve_call(request, service, _REQUEST, partial(_generate, client_request_id(request)), ask)
+        return await serve_call(request, service, _REQUEST, _generate, ask)
 
-    return router
+    return [
+        DocumentedRoute("/inference/v1/generate", generate, methods=["POST"], operation=_operation()),
+    ]
 
 
 def _operation() -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _limits(service: FrontendState, call: Call) -> BodyLimits:
     return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)
 
 
-async def _generate(client_id: str | None, call: Call, parsed: GenerateRequest) -> Response:
+async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     request_id, serving = call.request_id, call.serving
     if (renderer := serving.pipeline.chat_renderer) is None:
         raise InvalidRequest(f"{serving.model} transcribes: send the clip to /v1/audio/transcriptions")
@@ -130,7 +131,7 @@ async def _generate(client_id: str | None, call: Call, parsed: GenerateRequest) 
     submission = Submission(request_id, prompt, sent, parsed.sampling(), tenant.prefix_salt, priority=parsed.priority)
     keep = call.account.charged if is_file else sum(feature.nbytes for feature in sent.values())
     stream = await _begin(call, worker, submission, StreamedAnswer if parsed.stream else BufferedAnswer, keep)
-    name = f"generate-tokens-{client_id or parsed.request_id or request_id}"
+    name = f"generate-tokens-{call.answer_id(parsed.request_id)}"
     named = with_tags({"features": features_body(prompt)}, tenant, serving.pipeline.key)["features"] if sent else None
     showing = completion.showing()
     answer = GenerateResponse(name, serving.model, prompt, count=completion.n, showing=showing, features=named)

@@ -6,19 +6,25 @@ can use are not in it: those of `unsupported`, and with API keys those of operat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from semel.errors import InvalidKey, NotReady, ServiceError
 from semel.frontend.middleware.authentication import OPEN, OPERATORS
 from semel.web.openapi import JSON, Schema, answer, document, refusals, told_codes
+from semel.web.responses import json_response
 
-__all__ = ["DocumentedApp", "looks", "probes", "takes"]
+__all__ = ["DocumentedApp", "DocumentedRoute", "looks", "probes", "takes"]
 
 _REF: Final = "#/components/schemas/{model}"
 _REQUEST_ID: Final = {
@@ -51,36 +57,56 @@ def probes(answers: Mapping[int, tuple[str, Mapping[str, Schema]]]) -> dict[str,
     return {"responses": {str(status): answer(meaning, content) for status, (meaning, content) in answers.items()}}
 
 
-class DocumentedApp(FastAPI):
-    """An application whose document is what its routes tell. `secured`: it needs API keys."""
+class DocumentedRoute(Route):
+    """A route that says what it takes and answers. One without an `operation` is not in the document."""
 
-    def __init__(self, *, secured: bool) -> None:
-        super().__init__(title="semel", docs_url=None, redoc_url=None)
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        *,
+        methods: Sequence[str] = ("GET",),
+        operation: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods, include_in_schema=operation is not None)
+        self.methods = set(methods)  # Starlette adds HEAD to GET, which no client of this API sends
+        self.operation = operation or {}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether the route takes a request; it then stands in its scope, for metrics and logs."""
+        match, found = super().matches(scope)
+        return match, found if match is Match.NONE else {**found, "route": self}
+
+
+class DocumentedApp(Starlette):
+    """An application whose document is what its routes say. `secured`: it needs API keys."""
+
+    def __init__(self, routes: Iterable[DocumentedRoute], *, secured: bool, **options: Any) -> None:
+        super().__init__(routes=[DocumentedRoute("/openapi.json", self._send_document), *routes], **options)
         self._secured = secured
 
+    @cache  # noqa: B019 there is one application in a process, and its routes do not change
     def openapi(self) -> dict[str, Any]:
-        """The document, made once: routes do not change."""
-        if self.openapi_schema is None:
-            codes = {status: operation for status, operation in told_codes().items() if self._secured or status != 401}
-            paths = {path: operations for path, operations in self._paths() if operations}
-            self.openapi_schema = document("semel", paths, codes=codes, key=_KEY if self._secured else None)
-        return self.openapi_schema
+        """The document."""
+        codes = {status: named for status, named in told_codes().items() if self._secured or status != 401}
+        paths = {path: operations for path, operations in self._paths() if operations}
+        return document("semel", paths, codes=codes, key=_KEY if self._secured else None)
+
+    async def _send_document(self, _: Request) -> Response:
+        return json_response(self.openapi())
 
     def _paths(self) -> Iterable[tuple[str, dict[str, Any]]]:
         for route in self.routes:
-            if not isinstance(route, APIRoute) or not route.include_in_schema:
-                continue
-            if not (self._secured and route.path in OPERATORS):
-                yield route.path, {method.lower(): self._operation(route) for method in sorted(route.methods)}
+            assert isinstance(route, DocumentedRoute)
+            if route.include_in_schema and not (self._secured and route.path in OPERATORS):
+                yield route.path, {method.lower(): self._operation(route) for method in sorted(route.methods or ())}
 
-    def _operation(self, route: APIRoute) -> dict[str, Any]:
-        operation = dict(route.openapi_extra or {})
+    def _operation(self, route: DocumentedRoute) -> dict[str, Any]:
+        operation = dict(route.operation)
         if self._secured and route.path not in OPEN:
-            operation |= {
-                "security": [{"key": []}],
-                "responses": {**operation["responses"], **refusals([InvalidKey.status])},
-            }
-        return {"operationId": route.name, "summary": route.description, **operation}
+            responses = {**operation["responses"], **refusals([InvalidKey.status])}
+            operation |= {"security": [{"key": []}], "responses": responses}
+        return {"operationId": route.name, "summary": inspect.cleandoc(route.endpoint.__doc__ or ""), **operation}
 
 
 class _Untitled(GenerateJsonSchema):

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from semel.core import Prompt
 from semel.frontend.api.render_response import PROMPT, generate_body, tokens_body
@@ -23,15 +24,15 @@ from semel.frontend.api.requests import (
     TokenizeTextRequest,
 )
 from semel.frontend.api.shapes import Detokenized, RenderedPrompt, Tokenized
-from semel.frontend.http.body import as_json
 from semel.frontend.http.download import Download
 from semel.frontend.items.ownership import with_seals, with_tags
 from semel.frontend.routes.call import Call, serve_call
-from semel.frontend.routes.openapi import takes
+from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import write
 from semel.render import ParsedRequest
 from semel.web.openapi import JSON, shape
+from semel.web.responses import json_response
 
 __all__ = ["SAFETENSORS", "inspection_routes"]
 
@@ -45,33 +46,36 @@ _TOKENIZE: Final[TypeAdapter[TokenizeChatRequest | TokenizeTextRequest]] = TypeA
 _RENDERED: Final = {JSON: shape(RenderedPrompt), SAFETENSORS: {"type": "string", "format": "binary"}}
 
 
-def inspection_routes(service: FrontendState) -> APIRouter:
+def inspection_routes(service: FrontendState) -> list[DocumentedRoute]:
     """The routes for rendering and tokenizing."""
-    router = APIRouter()
 
-    @router.post("/v1/chat/completions/render", openapi_extra=takes(_CHAT, _RENDERED))
     async def render_chat(request: Request) -> Response:
         """The prompt of a chat and where its items sit, or with `Accept` their tensors."""
         if _accepts_tensors(request):
             return await serve_call(request, service, _CHAT, partial(_tensors, service))
         return await serve_call(request, service, _CHAT, _render_chat)
 
-    @router.post("/v1/completions/render", openapi_extra=takes(_COMPLETION, {JSON: shape(list[RenderedPrompt])}))
     async def render_completion(request: Request) -> Response:
         """The tokens of each prompt."""
         return await serve_call(request, service, _COMPLETION, _render_completion)
 
-    @router.post("/tokenize", openapi_extra=takes(_TOKENIZE, {JSON: shape(Tokenized)}))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a chat; those of a chat with its items in place."""
         return await serve_call(request, service, _TOKENIZE, _tokenize)
 
-    @router.post("/detokenize", openapi_extra=takes(_DETOKENIZE, {JSON: shape(Detokenized)}))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         return await serve_call(request, service, _DETOKENIZE, _detokenize)
 
-    return router
+    return [
+        DocumentedRoute(path, endpoint, methods=["POST"], operation=operation)
+        for path, endpoint, operation in (
+            ("/v1/chat/completions/render", render_chat, takes(_CHAT, _RENDERED)),
+            ("/v1/completions/render", render_completion, takes(_COMPLETION, {JSON: shape(list[RenderedPrompt])})),
+            ("/tokenize", tokenize, takes(_TOKENIZE, {JSON: shape(Tokenized)})),
+            ("/detokenize", detokenize, takes(_DETOKENIZE, {JSON: shape(Detokenized)})),
+        )
+    ]
 
 
 def _accepts_tensors(request: Request) -> bool:
@@ -86,7 +90,7 @@ async def _inspect(serving: ServedModel, draft: ParsedRequest) -> Prompt:
 async def _render_chat(call: Call, request: ChatCompletionRequest) -> Response:
     prompt = await _inspect(call.serving, await call.read_chat(request, "inspect"))
     body = _body(call.serving, request, prompt, f"chatcmpl-{uuid.uuid4().hex}")
-    return as_json(with_tags(body, request.tenant(call.tenant), call.serving.pipeline.key))
+    return json_response(with_tags(body, request.tenant(call.tenant), call.serving.pipeline.key))
 
 
 async def _tensors(service: FrontendState, call: Call, request: ChatCompletionRequest) -> Response:
@@ -110,7 +114,7 @@ async def _render_completion(call: Call, request: CompletionRequest) -> Response
         draft = serving.pipeline.read_completion(text, add_special_tokens=request.add_special_tokens)
         its_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
         bodies.append(_body(serving, request, await _inspect(serving, draft), its_id))
-    return as_json(bodies)
+    return json_response(bodies)
 
 
 def _body(
@@ -133,12 +137,12 @@ async def _tokenize(call: Call, request: TokenizeChatRequest | TokenizeTextReque
     max_tokens = serving.contract.max_tokens
     if isinstance(request, TokenizeChatRequest):
         prompt = await _inspect(serving, await call.read_chat(request, "inspect"))
-        return as_json(tokens_body(prompt.token_ids, max_tokens))
+        return json_response(tokens_body(prompt.token_ids, max_tokens))
     serving.check_text(request.prompt)
     encode = serving.pipeline.tokenizer.encode
     token_ids = await asyncio.to_thread(encode, request.prompt, add_special_tokens=request.add_special_tokens)
-    return as_json(tokens_body(token_ids, max_tokens))
+    return json_response(tokens_body(token_ids, max_tokens))
 
 
 async def _detokenize(call: Call, request: DetokenizeRequest) -> Response:
-    return as_json({"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, request.tokens)})
+    return json_response({"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, request.tokens)})

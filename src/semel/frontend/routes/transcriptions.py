@@ -11,8 +11,9 @@ import asyncio
 from functools import partial
 from typing import Final, TypeVar
 
-from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from semel.core import Media, Tenant
 from semel.engine import Stream
@@ -30,10 +31,10 @@ from semel.frontend.api.shapes import (
 from semel.frontend.api.transcription_response import Marks, Task, TranscriptionResponse
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.body import read_bytes
-from semel.frontend.http.respond import client_request_id, respond
+from semel.frontend.http.respond import respond
 from semel.frontend.items.clips import Chain, Clip, read_clip
 from semel.frontend.routes.call import Call, serve_call
-from semel.frontend.routes.openapi import takes
+from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.service import FrontendState, ServedModel
 from semel.render import Tokenizer
 from semel.web.multipart import FORM, read_form
@@ -53,27 +54,47 @@ _START: Final = "<|startoftranscript|>"
 _Speech = TypeVar("_Speech", bound=SpeechRequest)
 _TRANSCRIPTION: Final = TypeAdapter(TranscriptionRequest)
 _TRANSLATION: Final = TypeAdapter(TranslationRequest)
-_ANSWERS: Final = {JSON: shape(Transcription, VerboseTranscription), EVENTS: events_of(TranscriptionChunk)}
-_TRANSLATED: Final = {JSON: shape(Translation, VerboseTranscription), EVENTS: events_of(TranslationChunk)}
+_TRANSCRIBE: Final = takes(
+    _TRANSCRIPTION,
+    {JSON: shape(Transcription, VerboseTranscription), EVENTS: events_of(TranscriptionChunk)},
+    form=FORM,
+    named=True,
+)
+_TRANSLATE: Final = takes(
+    _TRANSLATION,
+    {JSON: shape(Translation, VerboseTranscription), EVENTS: events_of(TranslationChunk)},
+    form=FORM,
+    named=True,
+)
 
 
-def transcription_routes(service: FrontendState) -> APIRouter:
+def transcription_routes(service: FrontendState) -> list[DocumentedRoute]:
     """The routes for clips."""
-    router = APIRouter()
 
-    @router.post("/v1/audio/transcriptions", openapi_extra=takes(_TRANSCRIPTION, _ANSWERS, form=FORM, named=True))
     async def transcriptions(request: Request) -> Response:
         """Write down what is said in a clip."""
-        work = partial(_write_down, client_request_id(request), "transcribe")
+        work = partial(_write_down, "transcribe")
         return await serve_call(request, service, _TRANSCRIPTION, work, partial(_ask, TranscriptionRequest))
 
-    @router.post("/v1/audio/translations", openapi_extra=takes(_TRANSLATION, _TRANSLATED, form=FORM, named=True))
     async def translations(request: Request) -> Response:
         """Write down in English what is said in a clip."""
-        work = partial(_write_down, client_request_id(request), "translate")
+        work = partial(_write_down, "translate")
         return await serve_call(request, service, _TRANSLATION, work, partial(_ask, TranslationRequest))
 
-    return router
+    return [
+        DocumentedRoute(
+            "/v1/audio/transcriptions",
+            transcriptions,
+            methods=["POST"],
+            operation=_TRANSCRIBE,
+        ),
+        DocumentedRoute(
+            "/v1/audio/translations",
+            translations,
+            methods=["POST"],
+            operation=_TRANSLATE,
+        ),
+    ]
 
 
 def decoder_text(language: str, prompt: str, *, times: bool, task: Task = "transcribe") -> str:
@@ -99,7 +120,7 @@ async def _ask(
     return speech
 
 
-async def _write_down(client_id: str | None, task: Task, call: Call, speech: SpeechRequest) -> Response:
+async def _write_down(task: Task, call: Call, speech: SpeechRequest) -> Response:
     serving, tenant = call.serving, Tenant(call.tenant)
     tokenizer = serving.pipeline.tokenizer
     marks = _marks(tokenizer) if speech.is_verbose else None
@@ -115,7 +136,7 @@ async def _write_down(client_id: str | None, task: Task, call: Call, speech: Spe
     chain = Chain(len(clip.files), partial(_hear, call, tenant, clip, text, speech), call.account)
     await chain.begin()
     transcript = TranscriptionResponse(
-        head=Head(f"{task}-{client_id or call.request_id}", serving.model, ""),
+        head=Head(f"{task}-{call.answer_id()}", serving.model, ""),
         task=task,
         seconds=clip.seconds,
         language=language,

@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from semel.frontend.api.chat_response import error_body
-from semel.frontend.http.body import as_json
+from semel.frontend.routes.openapi import DocumentedRoute
+from semel.web.errors import error_body
+from semel.web.responses import json_response
 
 __all__ = ["NOT_SUPPORTED", "UNSUPPORTED", "unsupported_routes"]
 
 NOT_SUPPORTED: Final = "not_supported"
 """The code of the error. Its status is 404: nothing is broken, and trying again does not help."""
 
+_METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
 _POOL: Final = "the model that is served here generates; embeddings, scores and classes are for a server of their own"
 _LORA: Final = "adapters cannot be loaded; serve the merged model"
@@ -60,15 +63,12 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
 """By path: what to do instead. The first path that fits is taken, so names stand before parameters."""
 
 
-def unsupported_routes() -> APIRouter:
+def unsupported_routes() -> list[DocumentedRoute]:
     """A route for each of them."""
-    router = APIRouter(include_in_schema=False)
-    for path in UNSUPPORTED:
-        router.add_api_route(path, _refuse, methods=["GET", "POST", "DELETE"])
-    return router
+    return [DocumentedRoute(path, _refuse, methods=_METHODS) for path in UNSUPPORTED]
 
 
 async def _refuse(request: Request) -> Response:
     path: str = request.scope["route"].path
     message = f"{path} is not supported: {UNSUPPORTED[path]}"
-    return as_json(error_body(message, code=NOT_SUPPORTED, status=404), 404)
+    return json_response(error_body(message, code=NOT_SUPPORTED, status=404), 404)

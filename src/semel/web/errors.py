@@ -1,0 +1,94 @@
+"""Errors become responses here and nowhere else, in the shape that OpenAI's clients read.
+
+A client reads only what is meant for it: the text of a `RequestError` or a `ServiceError`. Any other error is logged,
+and the client is told that there was one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from semel.errors import RequestError, SemelError, ServiceError
+from semel.telemetry.request_context import tell_fault
+from semel.web.responses import json_response
+
+__all__ = [
+    "RETRIED",
+    "ErrorBody",
+    "Fault",
+    "error_body",
+    "error_response",
+    "http_error_response",
+    "public_error",
+    "public_error_body",
+]
+
+RETRIED: Final = frozenset({429, 503})
+"""The statuses of what may be sent again unchanged."""
+
+logger = logging.getLogger(__name__)
+
+
+class Fault(TypedDict):
+    """What is wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    """The field of the request that is at fault, where it is one."""
+
+    code: str
+
+
+class ErrorBody(TypedDict):
+    """An error as OpenAI's clients read it."""
+
+    error: Fault
+
+
+def error_body(message: str, *, code: str, status: int, param: str | None = None) -> ErrorBody:
+    """An error as OpenAI's clients read it."""
+    kind: Literal["invalid_request_error", "server_error"] = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def public_error(error: SemelError, *, process: str = "frontend") -> RequestError | ServiceError:
+    """The error that the client of a process may read. Its code is noted in the span of the request."""
+    if not isinstance(error, RequestError | ServiceError):
+        logger.error("an internal error reached a client: %r", error)
+        error = ServiceError(f"internal error; the {process}'s log says more")
+    tell_fault(error)
+    return error
+
+
+def public_error_body(error: SemelError) -> ErrorBody:
+    """The body of the error that a client may read."""
+    return _body(public_error(error))
+
+
+def error_response(error: SemelError, *, process: str = "frontend") -> Response:
+    """The response to a request that ended with an error."""
+    public = public_error(error, process=process)
+    return json_response(_body(public), public.status, _retry_headers(public.status))
+
+
+def http_error_response(error: HTTPException, *, code: str = "invalid_request") -> Response:
+    """The response to a request that no route takes, or that a route refuses by status."""
+    body = error_body(str(error.detail), code=code, status=error.status_code)
+    return json_response(body, error.status_code, error.headers)
+
+
+def _body(error: RequestError | ServiceError) -> ErrorBody:
+    param = error.param if isinstance(error, RequestError) else None
+    return error_body(str(error), code=error.code, status=error.status, param=param)
+
+
+def _retry_headers(status: int) -> Mapping[str, str] | None:
+    """What tells a client that the same request may be answered in a moment, if it is so."""
+    return {"Retry-After": "1"} if status in RETRIED else None
