@@ -5,6 +5,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     SemelError
     ├── RequestError            the client's request is at fault: 4xx
     │   ├── InvalidRequest      400  a field is missing, malformed or out of bounds
+    │   ├── HeadTooLarge        431  its request line and headers are over a limit
     │   ├── InvalidKey          401  no API key, or one that this server does not know
     │   ├── MediaError          400  the media cannot be used
     │   │   ├── MediaUndecodable     400  not a file of an accepted format, or a damaged one
@@ -47,6 +48,7 @@ __all__ = [
     "EngineFailed",
     "FeatureMissing",
     "FeatureRejected",
+    "HeadTooLarge",
     "InvalidKey",
     "InvalidRequest",
     "MediaDegenerate",
@@ -95,6 +97,13 @@ class RequestError(SemelError):
 
 class InvalidRequest(RequestError):
     """A field is missing, malformed or out of bounds."""
+
+
+class HeadTooLarge(RequestError):
+    """The request line and headers are over a limit (threats S19)."""
+
+    status = 431
+    code = "request_head_too_large"
 
 
 class InvalidKey(RequestError):

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from semel.errors import ConfigError, InvalidRequest, RequestTooSlow
+from semel.errors import ConfigError, HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow
 from semel.telemetry import Meter
 from semel.web.errors import error_body
 
@@ -47,6 +47,12 @@ class ConnectionLimits:
     stall_s: float = 120.0
     """The longest that a client may leave 64 KB unread of an answer, or any of the last one; over it the connection is
     given up."""
+
+    head_bytes: int = 64 * 1024
+    """The most bytes of a request line and headers, trailers included; over it the answer is 431 (threats S19)."""
+
+    head_fields: int = 100
+    """The most headers of a request, trailers included; over it the answer is 431."""
 
     unread_bytes: int = 1024**3
     """The most that is thrown away of a request that has been answered; over it the connection is closed."""
@@ -146,6 +152,11 @@ class _Connection(HttpToolsProtocol):
         """Whether this is closed as soon as there is not."""
 
         self._unread_bytes = 0
+        self._head_bytes = self._head_fields = 0
+        """What has been parsed of the head of the request that is coming, and of its trailers."""
+
+        self._unparsed_bytes = 0
+        """What has come since the parser last gave something to us: part of a head, or of trailers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -160,14 +171,42 @@ class _Connection(HttpToolsProtocol):
         )  # or this would hold itself, and wait for the garbage collector
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        self._unparsed_bytes += len(data)
+        super().data_received(data)
+        if self._unparsed_bytes > self._limits.head_bytes:
+            self._refuse_head()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head_bytes = self._head_fields = self._unparsed_bytes = 0
         if self.transport.is_closing():
             return
         _cancel(self._idle)
         self._headers = self.loop.call_later(self._limits.headers_s, self._give_up_headers)
 
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        if self._head_bytes <= self._limits.head_bytes:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, unless it is one too many: then nothing more is kept, and the request is refused."""
+        self._head_fields += 1
+        self._head_bytes += len(name) + len(value)
+        if self._is_head_too_large():
+            self._refuse_head()
+        else:
+            super().on_header(name, value)
+
+    def on_chunk_header(self) -> None:
+        """httptools calls this where a chunk of a body begins; trailers come behind the last one."""
+        self._unparsed_bytes = 0
+
     def on_headers_complete(self) -> None:
+        self._unparsed_bytes = 0
+        if self._is_head_too_large():
+            self._refuse_head()
         _cancel(self._headers)
         self._headers = None
         if self.transport.is_closing():  # it came in the same piece as the end of what was thrown away
@@ -177,6 +216,9 @@ class _Connection(HttpToolsProtocol):
         self._is_coming, self._unread_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        if self.transport.is_closing():
+            return
         super().on_body(body)
         if self.cycle.response_complete:
             self._unread_bytes += len(body)
@@ -184,6 +226,8 @@ class _Connection(HttpToolsProtocol):
                 self._close()
 
     def on_message_complete(self) -> None:
+        if self.transport.is_closing() and (self.cycle is None or self._is_head_too_large()):
+            return  # it was refused before it had a cycle
         super().on_message_complete()
         self._is_coming = False
         if self._is_ending:
@@ -229,11 +273,20 @@ class _Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _give_up_headers(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._close()  # an answer is under way: a second one would stand in its middle
-            return
         limit_s = self._limits.headers_s
         self._refuse(RequestTooSlow(f"the headers took longer than {limit_s:g} s to come; raise it with --max-body-s"))
+
+    def _is_head_too_large(self) -> bool:
+        return self._head_bytes > self._limits.head_bytes or self._head_fields > self._limits.head_fields
+
+    def _refuse_head(self) -> None:
+        limits = self._limits
+        self._refuse(
+            HeadTooLarge(
+                f"the request line and headers are over {limits.head_bytes:,} bytes or {limits.head_fields} fields: "
+                "send what is long in the body"
+            )
+        )
 
     def _end(self) -> None:
         """Close, but after an answer not before its request has come."""
@@ -257,10 +310,14 @@ class _Connection(HttpToolsProtocol):
         self._count(STALLED)
         self.transport.abort()
 
-    def _refuse(self, error: InvalidRequest | RequestTooSlow) -> None:
+    def _refuse(self, error: RequestError) -> None:
         if self.transport.is_closing():
             return
         self._count(error.code)
+        under_way = self.cycle is not None and not self.cycle.response_complete
+        if under_way and (self.cycle.response_started or not self._is_coming):
+            self._close()  # another answer would stand in the middle of this one, or in its place
+            return
         body = json.dumps(error_body(str(error), code=error.code, status=error.status)).encode()
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
