@@ -2,7 +2,8 @@
 
 Only what the origin says counts: without a lifetime, a response is asked for again every time it is wanted, and nothing
 is ever served stale. What is kept is kept for one tenant alone, so `private` is no obstacle and `s-maxage` no business
-of ours. Times are seconds since 1970.
+of ours. Times are seconds since 1970. A response with a field that is longer than any sensible one is not kept, and no
+field takes more than linear time to read: who sets the fields may mean harm (threats S24).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ HEADERS: Final = ("age", "cache-control", "date", "etag", "expires", "last-modif
 """The fields of a response that decide about its further use."""
 
 _MAX_LIFETIME_S: Final = 365 * 86_400
-_DIRECTIVE: Final = re.compile(r"""\s*([^\s=,;"]+)(?:\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*)))?\s*(?:,|$)""")
+_MAX_FIELD_CHARS: Final = 1_024
+# Possessive: a run of blanks is read once, not split in every way between two quantifiers.
+_DIRECTIVE: Final = re.compile(r"""\s*+([^\s=,;"]++)(?:\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]*+)))?+\s*+(?:,|$)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Freshness:
     @classmethod
     def of(cls, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Self:
         """Read the fields, whose names are in lower case; those that come twice are joined by commas."""
+        if any(len(headers.get(name, "")) > _MAX_FIELD_CHARS for name in HEADERS):
+            return cls(received_at, age_s=0, lifetime_s=0, storable=False)
         directives = dict(_directives(headers.get("cache-control", "")))
         made_at = _seconds_of(headers.get("date"))
         apparent_age_s = 0.0 if made_at is None else max(0.0, received_at - made_at)
