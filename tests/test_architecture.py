@@ -1,113 +1,167 @@
-"""The layers of design.md, the public surface, and what a process may import."""
+"""The layers, the rooms of the frontend, the names, the public surface, and what a process may import."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import pkgutil
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-import semel
+from tests.layers import LAYERS, PAGES, ROOT, SOURCE, imports_of, layer_of, modules, tree_of, with_table
 
-SOURCE = Path(semel.__file__).parent
-LAYERS = (
-    "errors",
-    "core",
-    "sizing",
-    "telemetry",
-    "web",
-    "encoder",
-    "cache",
-    "ledger",
-    "media",
-    "wire",
-    "interchange",
-    "client",
-    "processing",
-    "render",
-    "engine",
-    "fleet",
-    "frontend",
-    "worker",
-    "testing",
-    "bench",
-    "settings",
-    "shutdown",
-    "compose",
-    "cli",
-    "__main__",
+MAX_ROOMS = 10
+WORDS = re.compile(r"(asked|told|given|shown|taken|held)$", re.IGNORECASE)
+"""Everyday words that named technical things: the field has a noun for each of them."""
+
+EXCEPTIONS: Mapping[str, str] = {}
+"""Identifiers that end in one of the words all the same, each with its reason."""
+
+Graph = Mapping[str, Iterable[str]]
+
+
+def import_graph() -> dict[str, set[str]]:
+    return {module: set(imports_of(module)) & (modules().keys() - {module}) for module in modules()}
+
+
+def imports_upwards(graph: Graph) -> list[str]:
+    heights = {name: height for height, name in enumerate(LAYERS)}
+    return [
+        f"{module} imports {name}"
+        for module, names in graph.items()
+        for name in names
+        if module != "semel" and heights[layer_of(name)] > heights[layer_of(module)]
+    ]
+
+
+def circle_in(graph: Graph) -> list[str]:
+    """A circle, if there is one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def rooms(graph: Graph, package: str) -> dict[str, set[str]]:
+    """The direct children of a package, and what each imports of its siblings."""
+    prefix = f"{package}."
+    found: dict[str, set[str]] = {}
+    for module, names in graph.items():
+        if module.startswith(prefix):
+            room = module.removeprefix(prefix).partition(".")[0]
+            siblings = {name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
+            found.setdefault(room, set()).update(siblings - {room})
+    return found
+
+
+def identifiers_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=other):
+                yield from (*name.split("."), other or "")
+
+
+def everyday_words_in(tree: ast.AST) -> set[str]:
+    return {name for name in identifiers_in(tree) if WORDS.search(name)} - EXCEPTIONS.keys()
+
+
+def test_imports_point_down_and_name_modules() -> None:
+    graph = import_graph()
+    assert not imports_upwards(graph)
+    assert not [module for module, names in graph.items() if "semel" in names]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert not circle_in(import_graph())
+
+
+def test_the_frontend_has_few_rooms_and_none_of_them_import_each_other() -> None:
+    found = rooms(import_graph(), "semel.frontend")
+    assert len(found) <= MAX_ROOMS, sorted(found)
+    assert not circle_in(found)
+
+
+def test_mutant_an_import_upwards_a_circle_and_a_room_that_imports_back_are_found() -> None:
+    graph = import_graph()
+    graph["semel.core.digest"] |= {"semel.frontend.app"}
+    assert imports_upwards(graph) == ["semel.core.digest imports semel.frontend.app"]
+    assert "semel.core.digest" in circle_in(graph)
+    graph = import_graph()
+    graph["semel.frontend.api.usage"] |= {"semel.frontend.http.body"}
+    assert {"api", "http"} <= set(circle_in(rooms(graph, "semel.frontend")))
+
+
+def test_the_pages_show_these_layers() -> None:
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert with_table(text) == text, f"{page} shows other layers: run `python -m tests.layers`"
+
+
+def test_no_identifier_is_an_everyday_word_for_a_technical_thing() -> None:
+    found = {module: words for module in modules() if (words := everyday_words_in(tree_of(module)))}
+    assert not found
+
+
+def test_mutant_an_everyday_word_is_found_wherever_a_name_can_stand() -> None:
+    source = "def f(asked, *, b): import a.held as c; d.given = g(told=1); shown = 1\nclass Taken: ..."
+    assert everyday_words_in(ast.parse(source)) == {"asked", "held", "given", "told", "shown", "Taken"}
+
+
+def test_a_worker_imports_nothing_of_a_frontend() -> None:
+    graph = import_graph()
+    of_worker = {module: names for module, names in graph.items() if layer_of(module) == "worker"}
+    assert not [module for module, names in of_worker.items() if any(layer_of(name) == "frontend" for name in names)]
+
+
+def test_only_the_engine_and_what_compares_with_it_know_vllm() -> None:
+    others = [module for module in modules() if layer_of(module) not in {"bench", "engine"}]
+    assert not [module for module in others if any(name.partition(".")[0] == "vllm" for name in imports_of(module))]
+
+
+def test_the_public_surface_is_sorted_and_complete() -> None:
+    wrong = []
+    for module in modules():
+        loaded = importlib.import_module(module)
+        names = getattr(loaded, "__all__", [])
+        if names != sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name)):
+            wrong.append(f"{module} does not sort its names")
+        if missing := set(names) - set(dir(loaded)):
+            wrong.append(f"{module} lists {missing}, which it does not have")
+        own = {name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == module}
+        public = {name for name in own if not name.startswith("_") and not hasattr(loaded, "__path__")}
+        if public - set(names) and layer_of(module) != "cli":
+            wrong.append(f"{module} does not list {public - set(names)}")
+    assert not wrong
+
+
+SERVING = (
+    "semel",
+    "semel.render",
+    "semel.processing.families",
+    "semel.processing.pool.pool",
+    "semel.frontend.app",
+    "semel.fleet.worker",
+    "semel.cli",
+    "semel.testing.models",
 )
-"""From the bottom up: a layer may import itself and what stands before it."""
 
 
-def layer_of(module: str) -> str:
-    return module.removeprefix("semel.").partition(".")[0]
-
-
-def modules() -> list[str]:
-    return [info.name for info in pkgutil.walk_packages([str(SOURCE)], "semel.")]
-
-
-def imports_of(module: str) -> Iterator[str]:
-    path = SOURCE.parent / Path(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively; write the full name"
-            yield node.module or ""
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
-@pytest.mark.parametrize("module", modules())
-def test_imports_point_down(module: str) -> None:
-    height = LAYERS.index(layer_of(module))
-    for name in imports_of(module):
-        if name.startswith("semel."):
-            assert LAYERS.index(layer_of(name)) <= height, f"{module} imports {name}, which is above it"
-        assert name != "semel", f"{module} imports the package itself; name the module"
-
-
-@pytest.mark.parametrize("module", [name for name in modules() if layer_of(name) == "worker"])
-def test_a_worker_imports_nothing_of_a_frontend(module: str) -> None:
-    assert not [name for name in imports_of(module) if name.startswith("semel.frontend")]
-
-
-@pytest.mark.parametrize("module", [name for name in modules() if layer_of(name) not in {"bench", "engine"}])
-def test_only_the_engine_and_what_compares_with_it_know_vllm(module: str) -> None:
-    assert not [name for name in imports_of(module) if name.partition(".")[0] == "vllm"]
-
-
-@pytest.mark.parametrize("module", ["semel", *modules()])
-def test_the_public_surface_is_sorted_and_complete(module: str) -> None:
-    loaded = importlib.import_module(module)
-    names = getattr(loaded, "__all__", [])
-    assert names == sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
-    assert set(names) <= set(dir(loaded))
-    own = {name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == module}
-    public = {name for name in own if not name.startswith("_") and not hasattr(loaded, "__path__")}
-    assert public <= set(names) or layer_of(module) == "cli", f"{module} does not list {public - set(names)}"
-
-
-@pytest.mark.parametrize(
-    "imported",
-    [
-        "semel",
-        "semel.render",
-        "semel.processing.families",
-        "semel.processing.pool.pool",
-        "semel.frontend.app",
-        "semel.fleet.worker",
-        "semel.cli",
-        "semel.testing.models",
-    ],
-)
+@pytest.mark.parametrize("imported", SERVING)
 def test_what_a_serving_process_imports_brings_neither_torch_nor_transformers_nor_vllm(imported: str) -> None:
     program = f"import sys, {imported}; print(*sorted(m for m in sys.modules if '.' not in m))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "torchvision", "transformers", "vllm"} & set(done.stdout.split())
+
+
+def test_every_package_of_the_source_is_a_layer() -> None:
+    top = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert top - {"__init__"} == LAYERS.keys()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import semel
-from semel.core import Digest, Key, Tenant, digest, frame
+from semel.core import Digest, Key, Tenant, digest, frame, hash_parts
 
 KEY = Key(bytes(range(32)))
 parts = st.lists(st.binary(max_size=12), max_size=5)
@@ -75,6 +75,42 @@ def test_the_digest_is_public_and_stable() -> None:
     """Outside frameworks store digests: a change of this value is a change of the protocol."""
     assert semel.digest is digest
     assert one().hex() == "e1c4afb319ba8dfbe63c9b9158f3648ad3b871233d84cc51cbad826f304f9500"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "expected"),
+    [
+        (Tenant("acme"), "b3ff3feaac7b37a49cb08151f5ee8a6238593fbb4ad4dd13ea3a7cb8bcdaa05e"),
+        (Tenant("", ""), "15dbfeccd3966f710d18f0d880da52b1275a17952714ea03f1993fa24b242742"),
+        (Tenant("acme", "sält"), "5414ed69b25fd667e73ea24f3ddcd526786531423ead107c650476cc2e8e9dba"),
+    ],
+)
+def test_a_tenants_digests_are_stable(tenant: Tenant, expected: str) -> None:
+    assert one(tenant=tenant).hex() == expected
+
+
+def naive_parts(tenant: Tenant) -> tuple[bytes, bytes]:
+    """The control: a missing salt is an empty one."""
+    return tenant.name.encode(), (tenant.salt or "").encode()
+
+
+@given(st.text(), st.text(), st.one_of(st.none(), st.text()), st.one_of(st.none(), st.text()))
+def test_no_two_tenants_have_the_same_parts_S12(a: str, b: str, salt_a: str | None, salt_b: str | None) -> None:
+    assert (Tenant(a, salt_a).parts == Tenant(b, salt_b).parts) == ((a, salt_a) == (b, salt_b))
+    assert naive_parts(Tenant(a)) == naive_parts(Tenant(a, ""))
+
+
+def test_half_a_surrogate_pair_is_no_salt_anywhere() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        Tenant("", "\ud800").parts  # noqa: B018
+
+
+def test_a_keyed_hash_of_parts_is_another_than_one_without_a_key() -> None:
+    assert hash_parts([b"a", b"b"]).digest() == hash_parts([b"a", b"b"]).digest()
+    digests = [
+        hash_parts(parts, key).digest() for parts in ([b"a", b"b"], [b"ab"], [b"ab", b""]) for key in (None, KEY)
+    ]
+    assert len(set(digests)) == len(digests)
 
 
 @given(

@@ -7,10 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core import Digest, Item
+from semel.core import Digest, Item, Tenant
 from semel.fleet.affinity import ConversationPrefix
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
+NOBODY = Tenant()
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
@@ -25,8 +26,8 @@ def items(*numbers: int) -> tuple[Item, ...]:
     return tuple(Item("image", Digest(number.to_bytes(32, "big"))) for number in numbers)
 
 
-def key(messages: list[dict[str, Any]], shown: tuple[Item, ...] = (), salt: str | None = None) -> bytes:
-    return ConversationPrefix.of_chat(messages).key(shown, salt)
+def key(messages: list[dict[str, Any]], shown: tuple[Item, ...] = (), tenant: Tenant = NOBODY) -> bytes:
+    return ConversationPrefix.of_chat(messages).key(shown, tenant)
 
 
 def test_later_turns_have_the_key_of_the_first_also_if_they_bring_more_items() -> None:
@@ -37,13 +38,15 @@ def test_later_turns_have_the_key_of_the_first_also_if_they_bring_more_items() -
     assert key(text) == key([*text, {"role": "assistant", "content": "Yes?"}, user("Look", IMAGE)], items(3))
 
 
-def test_words_items_salt_and_where_a_part_ends_tell_conversations_apart() -> None:
+def test_words_items_tenant_and_where_a_part_ends_tell_conversations_apart() -> None:
     keys = [
         key([user("a")]),
         key([user("b")]),
         key([SYSTEM, user("a")]),
-        key([user("a")], salt=""),
-        key([user("a")], salt="s"),
+        key([user("a")], tenant=Tenant("", "")),
+        key([user("a")], tenant=Tenant("", "s")),
+        key([user("a")], tenant=Tenant("s")),
+        key([user("a")], tenant=Tenant("s", "")),
         key([user("a", IMAGE)], items(1)),
         key([user("a", IMAGE)], items(2)),
         key([user("a", "b")]),

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import INVALID_SPAN, NoOpTracer
 from prometheus_client.parser import text_string_to_metric_families
 
 from semel.core import Trace
@@ -16,7 +17,8 @@ from semel.errors import ConfigError, InvalidRequest, ServiceError
 from semel.telemetry import Meter
 from semel.telemetry.otlp import OtlpTracing
 from semel.telemetry.request_context import RequestContext, current_span, entered, own_id, tell_fault, traced
-from semel.telemetry.tracing import NO_SPAN, NO_TRACING, Collector, check_installed, start_tracing
+from semel.telemetry.spans import NO_SPAN, Span
+from semel.telemetry.tracing import NO_TRACING, Collector, check_installed, start_tracing
 from tests.telemetry.spans import DEADLINE_S, Kept, Stuck, Traced, parent_id, span_id, trace_id
 from tests.waiting import until
 
@@ -27,21 +29,41 @@ def dropped(tracing: OtlpTracing) -> dict[str, float]:
     return {labels[0]: value for _, value, labels in tracing.samples()}
 
 
-def test_without_a_collector_opentelemetry_is_not_even_imported() -> None:
+def test_without_a_collector_neither_the_sdk_nor_an_exporter_is_imported() -> None:
+    """The control imports what a collector would need."""
     program = (
         "import sys, semel.compose, semel.frontend.app, semel.worker.worker\n"
         "from semel.telemetry.tracing import start_tracing\n"
         "assert start_tracing(None, 'semel').begin('x', 'server', {}).trace is None\n"
-        "print(*(m for m in sys.modules if m.startswith('opentelemetry')))"
+        "print(*(m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert not done.stdout.split()
+    control = program.replace("import sys,", "import sys, semel.telemetry.otlp,")
+    off, on = (
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True).stdout
+        for text in (program, control)
+    )
+    assert not off.split()
+    assert "opentelemetry.sdk.trace" in on.split()
 
 
 def test_without_a_collector_every_span_is_the_one_that_does_nothing() -> None:
     assert start_tracing(None, "semel") is NO_TRACING
     assert NO_TRACING.begin("a", "server", PARENT.headers) is NO_SPAN
     assert list(NO_TRACING.samples()) == []
+
+
+def test_the_span_that_does_nothing_keeps_nothing_of_any_request() -> None:
+    for _ in range(2):
+        NO_SPAN.add("tokens", 2)
+        NO_SPAN.note("a", 1)
+        NO_SPAN.event("first_token")
+        NO_SPAN.child("parse", 0.25, {"n": 1})
+        NO_SPAN.rename("POST")
+        NO_SPAN.fail("internal_error")
+        NO_SPAN.end()
+    fresh = Span(INVALID_SPAN, NoOpTracer())
+    assert [getattr(NO_SPAN, name) for name in ("_sums", "_failed")] == [fresh._sums, fresh._failed]
+    assert (NO_SPAN.is_recorded, NO_SPAN.trace, NO_SPAN.trace_id) == (False, None, "")
 
 
 def test_a_missing_package_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +127,7 @@ async def test_a_trace_that_its_client_does_not_record_is_not_recorded_here_eith
     span.child("parse", 0.1)
     span.end()
     assert not span.is_recorded
+    assert span.trace is not None
     assert span.trace.parent.endswith("-00")
     assert span.trace.parent[:36] == PARENT.parent[:36]
     assert (await spans.sent()).spans == []

@@ -7,11 +7,10 @@ Python's integers they would take up to 70.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from semel.core import Layout, Mask
+from semel.core import Layout, LruMap, Mask
 
 __all__ = ["LayoutCache"]
 
@@ -27,15 +26,12 @@ class LayoutCache(Generic[_K]):
     """A bounded map from keys to layouts. It belongs to one thread."""
 
     def __init__(self, max_entries: int = 65_536, max_tokens: int = 16 << 20) -> None:
-        self._max_entries = max_entries
-        self._max_tokens = max_tokens
-        self._packed: OrderedDict[_K, _Packed] = OrderedDict()
-        self._tokens = 0
+        self._packed: LruMap[_K, _Packed] = LruMap(max_tokens, _tokens, max_entries=max_entries)
 
     @property
     def tokens(self) -> int:
         """The tokens of the layouts that it holds."""
-        return self._tokens
+        return self._packed.weight
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -44,31 +40,26 @@ class LayoutCache(Generic[_K]):
         return key in self._packed
 
     def __repr__(self) -> str:
-        return f"LayoutCache({len(self):,} layouts, {self._tokens:,} tokens)"
+        return f"LayoutCache({len(self):,} layouts, {self.tokens:,} tokens)"
 
     def get(self, key: _K) -> Layout | None:
         """The layout, which becomes the most recently used."""
         packed = self._packed.get(key)
         if packed is None:
             return None
-        self._packed.move_to_end(key)
         return Layout(tuple(packed.token_ids), None if packed.bits is None else Mask(packed.bits))
 
     def put(self, key: _K, layout: Layout) -> None:
         """Hold a layout, unless it is larger than the cache; the first under a key stays."""
-        if key in self._packed:
-            self._packed.move_to_end(key)
+        if self._packed.get(key) is not None or len(layout) > self._packed.max_weight:
             return
-        if len(layout) > self._max_tokens or not self._max_entries:
-            return
-        while len(self._packed) >= self._max_entries or self._tokens + len(layout) > self._max_tokens:
-            _, oldest = self._packed.popitem(last=False)
-            self._tokens -= len(oldest.token_ids)
         bits = None if layout.mask is None else layout.mask.bits
-        self._packed[key] = _Packed(array("i", layout.token_ids), bits)
-        self._tokens += len(layout)
+        self._packed.put(key, _Packed(array("i", layout.token_ids), bits))
 
     def clear(self) -> None:
         """Give up every layout."""
         self._packed.clear()
-        self._tokens = 0
+
+
+def _tokens(packed: _Packed) -> int:
+    return len(packed.token_ids)

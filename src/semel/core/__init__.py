@@ -2,9 +2,10 @@
 
 from semel.core.answer_parsing import AnswerParsing
 from semel.core.contract import Contract, Field, Normalisation, Target
-from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame
+from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts
 from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
+from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 from semel.core.submission import Output, PromptLogprob, Submission
@@ -24,6 +25,7 @@ __all__ = [
     "Key",
     "Keyring",
     "Layout",
+    "LruMap",
     "Mask",
     "Media",
     "Modality",
@@ -40,5 +42,6 @@ __all__ = [
     "Trace",
     "digest",
     "frame",
+    "hash_parts",
     "is_key",
 ]

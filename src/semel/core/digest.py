@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-__all__ = ["Digest", "Identity", "Key", "Tenant", "digest", "frame"]
+__all__ = ["Digest", "Identity", "Key", "Tenant", "digest", "frame", "hash_parts"]
 
 _DOMAIN: Final = "semel.digest.1"
 _LENGTH_BYTES: Final = 8
@@ -63,6 +63,15 @@ class Tenant:
     salt: str | None = None
 
     @property
+    def parts(self) -> tuple[bytes, bytes]:
+        """What it is in every hash: two parts, to be framed; no two tenants have the same (threats S12).
+
+        A missing salt and an empty one are different tenants: a salt that is there has a byte in front. Half of a
+        surrogate pair is a `UnicodeEncodeError`.
+        """
+        return self.name.encode(), b"" if self.salt is None else b"\x01" + self.salt.encode()
+
+    @property
     def prefix_salt(self) -> str | None:
         """What keeps the tenant's prefixes apart in an engine's cache: no two tenants have the same (threats S12).
 
@@ -92,12 +101,8 @@ class Identity:
     ) -> None:
         tenant = tenant or Tenant()
         canonical = json.dumps(options or {}, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        # A missing salt and an empty one are different tenants: a salt that is there gets a byte in front.
-        salt = b"" if tenant.salt is None else b"\x01" + tenant.salt.encode()
-        parts = (_DOMAIN, modality, fingerprint, canonical, tenant.name)
-        self._shared = blake3(key=key.secret)
-        for piece in frame((*(part.encode() for part in parts), salt)):
-            self._shared.update(piece)
+        shared = (part.encode() for part in (_DOMAIN, modality, fingerprint, canonical))
+        self._shared = hash_parts((*shared, *tenant.parts), key)
 
     def digest(self, media: bytes) -> Digest:
         """The digest of one item."""
@@ -112,6 +117,14 @@ def frame(parts: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
     for part in parts:
         yield _length(part)
         yield part
+
+
+def hash_parts(parts: Iterable[bytes | memoryview], key: Key | None = None) -> blake3:
+    """A hash of the parts, framed; keyed where a key is passed."""
+    hasher = blake3() if key is None else blake3(key=key.secret)
+    for piece in frame(parts):
+        hasher.update(piece)
+    return hasher
 
 
 def digest(

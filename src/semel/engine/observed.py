@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Self
 
 from semel.core import Output, Submission
-from semel.telemetry.tracing import Span
+from semel.telemetry.spans import Span
 
 __all__ = ["Observed"]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Final, Self
 
-from semel.core import Item, frame
+from semel.core import Item, Tenant, hash_parts
 
 __all__ = ["ConversationPrefix"]
 
@@ -53,10 +52,10 @@ class ConversationPrefix:
             return cls(_hash([prompt[:_PROMPT_CHARS].encode(errors="surrogatepass")]))
         return cls(_hash(str(token).encode() for token in prompt[:_PROMPT_TOKENS]))
 
-    def key(self, items: Sequence[Item], salt: str | None) -> bytes:
-        """The key by which its turns find the same worker; `salt` is that of the engine's prefix cache."""
+    def key(self, items: Sequence[Item], tenant: Tenant) -> bytes:
+        """The key by which its turns find the same worker: of each tenant another, as its prefixes are."""
         digests = [item.digest for item in items[: self.items]]
-        return _hash([self.words, *digests, b"" if salt is None else b"\x01" + salt.encode(errors="surrogatepass")])
+        return _hash([self.words, *digests, *tenant.parts])
 
 
 def _texts(content: object) -> Iterator[str | None]:
@@ -70,7 +69,4 @@ def _texts(content: object) -> Iterator[str | None]:
 
 
 def _hash(parts: Iterable[bytes]) -> bytes:
-    hasher = blake2b(digest_size=_KEY_BYTES)
-    for piece in frame(parts):
-        hasher.update(piece)
-    return hasher.digest()
+    return hash_parts(parts).digest(length=_KEY_BYTES)

@@ -78,7 +78,7 @@ async def submit_draft(
     """
     media_bytes = sum(len(media.data) for media in draft.media.values())
     serving.check_items(draft.items)
-    prefix = b"" if opening is None else opening.key(draft.items, tenant.prefix_salt)
+    prefix = b"" if opening is None else opening.key(draft.items, tenant)
     with serving.fleet.preparing(draft.media, prefix=prefix) as worker:
         rendered = await serving.pipeline.render(draft, worker.holding)
     prompt, salt = rendered.prompt, tenant.prefix_salt

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from semel.core import Target, frame
+from semel.core import Target, hash_parts
 from semel.media import CANON
 
 __all__ = ["PACKAGES", "Within", "fingerprint"]
@@ -60,9 +60,7 @@ def fingerprint(
     }
     if within is not None:
         parts["within"] = [within.engine, within.version.partition("+")[0], within.processor]
-    hasher = blake3()
-    for piece in frame((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode())):
-        hasher.update(piece)
+    hasher = hash_parts((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode()))
     return hasher.hexdigest() if within is None else f"{within.engine}:{hasher.hexdigest()}"
 
 

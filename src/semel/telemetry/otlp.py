@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry: made by its SDK, and sent by its exporters in batches, from a thread of theirs.
+"""Tracing by OpenTelemetry: spans are made by its SDK, and sent by its exporters in batches, from a thread of theirs.
 
 Imported only where a collector is named. The provider is ours, not the process's: the engine has its own. Nothing here
 makes a request wait: a span that finds the queue full is dropped and counted, and so is one that cannot be delivered.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Final, Self
@@ -20,93 +19,21 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from semel.core import Trace
 from semel.errors import ConfigError
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import SPANS_DROPPED
-from semel.telemetry.tracing import Collector, SpanKind, Value
+from semel.telemetry.spans import Span, SpanKind
 
-__all__ = ["OtlpSpan", "OtlpTracing"]
+__all__ = ["OtlpTracing"]
 
 _MAX_WAITING: Final = 8_192
 """Spans that wait to be sent: about a kilobyte each."""
 
 _CLOSE_S: Final = 1.5
-_MAX_STATE_CHARS: Final = 512
 _KINDS: Final[Mapping[SpanKind, trace.SpanKind]] = {
     "internal": trace.SpanKind.INTERNAL,
     "server": trace.SpanKind.SERVER,
 }
-
-
-class OtlpSpan:
-    """A span of OpenTelemetry's."""
-
-    __slots__ = ("_context", "_failed", "_span", "_sums", "_tracer")
-
-    def __init__(self, span: trace.Span, tracer: trace.Tracer) -> None:
-        self._span = span
-        self._tracer = tracer
-        self._context = trace.set_span_in_context(span, Context())
-        self._sums: dict[str, int] = {}
-        self._failed = False
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether anybody will see it."""
-        return self._span.is_recording()
-
-    @property
-    def trace_id(self) -> str:
-        """The trace that it belongs to."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id)
-
-    @property
-    def trace(self) -> Trace:
-        """What makes work elsewhere a part of it."""
-        context = self._span.get_span_context()
-        ids = f"{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}"
-        state = context.trace_state.to_header()
-        return Trace(f"00-{ids}-{context.trace_flags:02x}", state if len(state) <= _MAX_STATE_CHARS else "")
-
-    def rename(self, name: str) -> None:
-        """Call it so from now on."""
-        if self._span.is_recording():
-            self._span.update_name(name)
-
-    def note(self, name: str, value: Value) -> None:
-        """Tell something of it."""
-        if self._span.is_recording():
-            self._span.set_attribute(name, value)
-
-    def add(self, name: str, amount: int) -> None:
-        """Tell a number of it that grows."""
-        self._sums[name] = self._sums.get(name, 0) + amount
-        self.note(name, self._sums[name])
-
-    def event(self, name: str) -> None:
-        """Something has happened, now."""
-        if self._span.is_recording():
-            self._span.add_event(name)
-
-    def child(self, name: str, seconds: float, notes: Mapping[str, Value] | None = None) -> None:
-        """A part of it that ends now and took so long."""
-        if self._span.is_recording():
-            now = time.time_ns()
-            begin = now - int(seconds * 1e9)
-            self._tracer.start_span(name, self._context, attributes=notes, start_time=begin).end(now)
-
-    def fail(self, code: str) -> None:
-        """It comes to nothing: the first code tells why."""
-        if self._span.is_recording() and not self._failed:
-            self._failed = True
-            self._span.set_attribute("error.type", code)
-            self._span.set_status(trace.StatusCode.ERROR)
-
-    def end(self) -> None:
-        """It ends, now."""
-        if self._span.is_recording():
-            self._span.end()
 
 
 class OtlpTracing:
@@ -119,9 +46,9 @@ class OtlpTracing:
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
-    def start(cls, collector: Collector, service: str) -> Self:
+    def start(cls, endpoint: str, protocol: str, service: str) -> Self:
         """Send to a collector from now on. Headers, certificates and the like are the SDK's, by its OTEL_* names."""
-        return cls.sending(_exporter(collector), service)
+        return cls.sending(_exporter(endpoint, protocol), service)
 
     @classmethod
     def sending(cls, exporter: SpanExporter, service: str, *, max_waiting: int = _MAX_WAITING) -> Self:
@@ -141,10 +68,10 @@ class OtlpTracing:
         """What every span says of this process."""
         return self._provider.resource.attributes
 
-    def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> OtlpSpan:
+    def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> Span:
         """A span that begins now."""
         context = self._propagator.extract(parent, Context())
-        return OtlpSpan(self._tracer.start_span(name, context, _KINDS[kind]), self._tracer)
+        return Span(self._tracer.start_span(name, context, _KINDS[kind]), self._tracer)
 
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
@@ -211,8 +138,8 @@ def _resource(service: str) -> Resource:
     return found
 
 
-def _exporter(collector: Collector) -> SpanExporter:
-    if collector.protocol == "grpc":
+def _exporter(endpoint: str, protocol: str) -> SpanExporter:
+    if protocol == "grpc":
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
         except ImportError:
@@ -220,7 +147,7 @@ def _exporter(collector: Collector) -> SpanExporter:
                 "spans by grpc need opentelemetry-exporter-otlp-proto-grpc: install it, or name the collector's HTTP "
                 "endpoint, http://HOST:4318/v1/traces"
             ) from None
-        return GrpcExporter(endpoint=collector.endpoint, insecure=not collector.endpoint.startswith("https"))
+        return GrpcExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"))
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    return HttpExporter(endpoint=collector.endpoint)
+    return HttpExporter(endpoint=endpoint)

@@ -16,8 +16,9 @@ from typing import Final
 
 from semel.core import Trace
 from semel.errors import RequestError, ServiceError
+from semel.telemetry.spans import NO_SPAN, Span
 from semel.telemetry.stages import Stage, Timings
-from semel.telemetry.tracing import NO_SPAN, Span, Tracing
+from semel.telemetry.tracing import Tracing
 
 __all__ = ["RequestContext", "current_request", "current_span", "entered", "own_id", "spanning", "tell_fault", "traced"]
 

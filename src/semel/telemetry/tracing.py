@@ -1,87 +1,27 @@
-"""Spans: what was done for a request, when, and inside of what. Off unless a collector is named.
+"""Tracing: where spans come from, and where they go. Off unless a collector is named.
 
-Here is what the rest of semel sees. Without a collector every span is one and the same that does nothing, and
-OpenTelemetry is not imported; with one, `otlp` does the work. A span tells sizes, counts and codes. It never tells a
-digest, a URL, a prompt, a key, or the text of an error, which may have any of these in it.
+Without a collector every span is one and the same that does nothing, and neither OpenTelemetry's SDK nor an exporter is
+imported; with one, `otlp` does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final, Literal, Protocol
 from urllib.parse import urlsplit
 
-from semel.core import Trace
 from semel.errors import ConfigError
 from semel.telemetry.meter import Sample
+from semel.telemetry.spans import NO_SPAN, Span, SpanKind
 
-__all__ = [
-    "NO_SPAN",
-    "NO_TRACING",
-    "Collector",
-    "Span",
-    "SpanKind",
-    "Tracing",
-    "Value",
-    "check_installed",
-    "start_tracing",
-]
+__all__ = ["NO_TRACING", "Collector", "Tracing", "check_installed", "start_tracing"]
 
-Value = str | int | float | Sequence[str]
-SpanKind = Literal["server", "internal"]
 _Transport = Literal["http/protobuf", "grpc"]
 
 _PATH: Final = "/v1/traces"
 _INSTALL: Final = "pip install 'semel[otel]'"
-
-
-class Span(Protocol):
-    """A piece of work, from the moment it is made to its end. After that nothing more is taken."""
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether anybody will see it; if not, nothing need be put together for it."""
-        ...
-
-    @property
-    def trace_id(self) -> str:
-        """The trace that it belongs to, in hexadecimal digits; empty if to none."""
-        ...
-
-    @property
-    def trace(self) -> Trace | None:
-        """What makes work elsewhere a part of it."""
-        ...
-
-    def rename(self, name: str) -> None:
-        """Call it so from now on."""
-        ...
-
-    def note(self, name: str, value: Value) -> None:
-        """Tell something of it."""
-        ...
-
-    def add(self, name: str, amount: int) -> None:
-        """Tell a number of it that grows."""
-        ...
-
-    def event(self, name: str) -> None:
-        """Something has happened, now."""
-        ...
-
-    def child(self, name: str, seconds: float, notes: Mapping[str, Value] | None = None) -> None:
-        """A part of it that ends now and took so long."""
-        ...
-
-    def fail(self, code: str) -> None:
-        """It comes to nothing, for a reason with this code; of several, the first."""
-        ...
-
-    def end(self) -> None:
-        """It ends, now."""
-        ...
 
 
 class Tracing(Protocol):
@@ -98,36 +38,6 @@ class Tracing(Protocol):
     async def close(self) -> None:
         """Send what is left, but not for longer than a moment."""
         ...
-
-
-class _NoSpan:
-    """Is not recorded."""
-
-    __slots__ = ()
-    is_recorded = False
-    trace_id = ""
-    trace = None
-
-    def rename(self, name: str) -> None:
-        """Nothing."""
-
-    def note(self, name: str, value: Value) -> None:
-        """Nothing."""
-
-    def add(self, name: str, amount: int) -> None:
-        """Nothing."""
-
-    def event(self, name: str) -> None:
-        """Nothing."""
-
-    def child(self, name: str, seconds: float, notes: Mapping[str, Value] | None = None) -> None:
-        """Nothing."""
-
-    def fail(self, code: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
 
 
 class _NoTracing:
@@ -147,7 +57,6 @@ class _NoTracing:
         """Nothing."""
 
 
-NO_SPAN: Final[Span] = _NoSpan()
 NO_TRACING: Final[Tracing] = _NoTracing()
 
 
@@ -182,7 +91,7 @@ def check_installed(collector: Collector | None) -> None:
         import_module("semel.telemetry.otlp")
     except ImportError as error:
         raise ConfigError(
-            f"--otlp-traces-endpoint needs OpenTelemetry, and there is no {error.name}: {_INSTALL}"
+            f"--otlp-traces-endpoint needs OpenTelemetry's SDK, and there is no {error.name}: {_INSTALL}"
         ) from None
 
 
@@ -193,4 +102,4 @@ def start_tracing(collector: Collector | None, service: str) -> Tracing:
     check_installed(collector)
     from semel.telemetry.otlp import OtlpTracing
 
-    return OtlpTracing.start(collector, service)
+    return OtlpTracing.start(collector.endpoint, collector.protocol, service)

@@ -8,13 +8,12 @@ lose an item silently, as an engine core whose cache has drifted does, to refuse
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from blake3 import blake3
 
-from semel.core import Contract, Digest, Feature, FeatureInfo, Output, Prompt, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, LruMap, Output, Prompt, Submission
 from semel.engine import ItemCacheWatcher
 from semel.errors import FeatureMissing, InvalidRequest
 
@@ -69,7 +68,7 @@ class EchoEngine:
         self.lost: set[Digest] = set()
         """What the engine core has lost although this process believes that it is held."""
 
-        self._items: OrderedDict[Digest, Feature] = OrderedDict()
+        self._items: LruMap[Digest, Feature] = LruMap(contract.cache_bytes, lambda feature: feature.nbytes)
         self._watchers: list[ItemCacheWatcher] = []
 
     def __len__(self) -> int:
@@ -78,7 +77,7 @@ class EchoEngine:
     @property
     def nbytes(self) -> int:
         """The bytes of the items that are held."""
-        return sum(feature.nbytes for feature in self._items.values())
+        return self._items.weight
 
     def holds(self, digest: Digest) -> bool:
         """Whether an item is held."""
@@ -86,7 +85,7 @@ class EchoEngine:
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
         """What is known of an item that is held."""
-        feature = self._items.get(digest)
+        feature = self._items.peek(digest)
         return None if feature is None else FeatureInfo.of(feature)
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
@@ -101,12 +100,12 @@ class EchoEngine:
         if submission.sampling.get("refuse"):
             raise InvalidRequest("refused, as asked")
         digests = dict.fromkeys(item.digest for item in submission.prompt.items)
-        if missing := [d for d in digests if d not in submission.features and d not in self._items]:
+        found = {d: one for d in digests if (one := submission.features.get(d) or self._items.peek(d)) is not None}
+        if missing := [digest for digest in digests if digest not in found]:
             raise FeatureMissing(missing)
         self.submissions += 1
         self.last = replace(submission, features={})
         self.salts.add(submission.cache_salt)
-        found = {digest: submission.features.get(digest) or self._items[digest] for digest in digests}
         lost = [digest for digest in digests if digest in self.lost and digest not in submission.features]
         for digest in lost:
             self._drop(digest)
@@ -132,18 +131,18 @@ class EchoEngine:
         """Nothing to end."""
 
     def _hold(self, digest: Digest, feature: Feature) -> None:
+        if self._items.get(digest) is not None:
+            return
+        for evicted in self._items.put(digest, feature):
+            self._tell_gone(evicted)
         if digest in self._items:
-            self._items.move_to_end(digest)
-            return
-        if feature.nbytes > self.contract.cache_bytes:
-            return
-        while self.nbytes + feature.nbytes > self.contract.cache_bytes:
-            self._drop(next(iter(self._items)))
-        self._items[digest] = feature
-        for watcher in self._watchers:
-            watcher.hold(digest, FeatureInfo.of(feature))
+            for watcher in self._watchers:
+                watcher.hold(digest, FeatureInfo.of(feature))
 
     def _drop(self, digest: Digest) -> None:
-        if self._items.pop(digest, None) is not None:
-            for watcher in self._watchers:
-                watcher.drop(digest)
+        if self._items.pop(digest) is not None:
+            self._tell_gone(digest)
+
+    def _tell_gone(self, digest: Digest) -> None:
+        for watcher in self._watchers:
+            watcher.drop(digest)

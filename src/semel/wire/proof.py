@@ -10,9 +10,7 @@ import hmac
 from dataclasses import dataclass
 from typing import Literal
 
-from blake3 import blake3
-
-from semel.core import Key, frame
+from semel.core import Key, hash_parts
 
 __all__ = ["HandshakeTranscript", "Role", "curve_secret"]
 
@@ -51,7 +49,4 @@ def curve_secret(key: Key, role: Role) -> bytes:
 
 
 def _derive(key: Key, *parts: bytes) -> bytes:
-    hasher = blake3(key=key.secret)
-    for piece in frame(parts):
-        hasher.update(piece)
-    return hasher.digest()
+    return hash_parts(parts, key).digest()

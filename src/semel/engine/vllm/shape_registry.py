@@ -8,10 +8,9 @@ checked (requirements D7): that is a frontend's and an injector's duty.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
-from semel.core import Digest, Feature
+from semel.core import Digest, Feature, LruMap
 
 __all__ = ["ShapeRegistry"]
 
@@ -23,24 +22,20 @@ class ShapeRegistry:
     """Remembers the shape of every feature that was shown, the latest of them."""
 
     def __init__(self, max_digests: int = _MAX_DIGESTS) -> None:
-        self._max_digests = max_digests
-        self._shapes: OrderedDict[Digest, int] = OrderedDict()
+        self._shapes: LruMap[Digest, int] = LruMap(max_digests)
 
     def agrees(self, digest: Digest, feature: Feature) -> bool:
         """Whether a digest is new or came with the same shape before; then it is remembered."""
         tensors = tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
         shape = hash((feature.modality, feature.layout, tensors))
-        if self._shapes.setdefault(digest, shape) != shape:
+        if self._shapes.peek(digest) not in (None, shape):
             return False
-        self._shapes.move_to_end(digest)
-        if len(self._shapes) > self._max_digests:
-            self._shapes.popitem(last=False)
+        self._shapes.put(digest, shape)
         return True
 
     def refer(self, digest: Digest) -> None:
         """A digest that came without its feature stays in mind as long as one that came with it."""
-        if digest in self._shapes:
-            self._shapes.move_to_end(digest)
+        self._shapes.get(digest)
 
     def forget(self) -> None:
         """Forget all, when the engine does."""

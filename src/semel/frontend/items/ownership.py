@@ -12,13 +12,11 @@ media that they were made of, and a seal tells: it is keyed too, over that diges
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hmac import compare_digest
 from typing import Any, Final
 
-from blake3 import blake3
-
-from semel.core import Digest, Feature, Key, Tenant, Tensor, frame
+from semel.core import Digest, Feature, Key, Tenant, Tensor, hash_parts
 
 __all__ = ["SEALS", "TAGS", "feature_digest", "has_tag", "is_sealed", "tag_of", "with_seals", "with_tags"]
 
@@ -36,7 +34,7 @@ _TAG_BYTES: Final = 16
 
 def tag_of(digest: Digest, tenant: Tenant, key: Key) -> str:
     """The tag that says that a digest is this tenant's."""
-    return _keyed(key, (_DOMAIN, *_parts(tenant), digest)).hexdigest(length=_TAG_BYTES)
+    return hash_parts((_DOMAIN, *tenant.parts, digest), key).hexdigest(length=_TAG_BYTES)
 
 
 def has_tag(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
@@ -47,11 +45,11 @@ def has_tag(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
 def feature_digest(feature: Feature, tenant: Tenant, key: Key) -> Digest:
     """The identity of a tenant's feature by all that it is: names, dtypes, shapes and bytes of tensors, and layout."""
     mask = feature.layout.mask
-    parts: list[bytes | memoryview] = [_FEATURE_DOMAIN, *_parts(tenant), feature.modality.encode()]
+    parts: list[bytes | memoryview] = [_FEATURE_DOMAIN, *tenant.parts, feature.modality.encode()]
     parts += [array("q", feature.layout.token_ids).tobytes(), b"" if mask is None else bytes(mask.bits)]
     for name, tensor in sorted(feature.tensors.items()):
         parts += [name.encode(), tensor.dtype.encode(), array("q", tensor.shape).tobytes(), _bytes(tensor)]
-    return Digest(_keyed(key, parts).digest())
+    return Digest(hash_parts(parts, key).digest())
 
 
 def is_sealed(digest: Digest, made: Digest, seal: str, key: Key) -> bool:
@@ -83,19 +81,7 @@ def with_seals(
 
 
 def _seal_of(digest: Digest, made: Digest, key: Key) -> str:
-    return _keyed(key, (_SEAL_DOMAIN, digest, made)).hexdigest(length=_TAG_BYTES)
-
-
-def _parts(tenant: Tenant) -> tuple[bytes, bytes]:
-    # A missing salt and an empty one are different tenants, as they are in a digest.
-    return tenant.name.encode(), b"" if tenant.salt is None else b"\x01" + tenant.salt.encode(errors="surrogatepass")
-
-
-def _keyed(key: Key, parts: Iterable[bytes | memoryview]) -> blake3:
-    hasher = blake3(key=key.secret)
-    for piece in frame(parts):
-        hasher.update(piece)
-    return hasher
+    return hash_parts((_SEAL_DOMAIN, digest, made), key).hexdigest(length=_TAG_BYTES)
 
 
 def _bytes(tensor: Tensor) -> bytes | memoryview:

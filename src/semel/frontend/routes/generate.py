@@ -175,7 +175,7 @@ def _worker_for(
     """The least busy worker that holds all items that are only named; of foreign ones nothing is looked up."""
     named = {one.item.digest: one.is_own for one in placed if one.feature is None}
     if not named:
-        prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant.prefix_salt)
+        prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant)
         return serving.fleet.choose((one.item.digest for one in placed), prefix=prefix)
     info = serving.held_anywhere()
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:

@@ -6,11 +6,10 @@ finds only what it fetched itself, so that nobody learns by timing what others l
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.core import Tenant
+from semel.core import LruMap, Tenant
 from semel.media.fetch.freshness import Freshness
 from semel.media.fetch.url import WebUrl
 
@@ -36,44 +35,34 @@ class ResponseCache:
     """Holds responses, the most recently used ones, bounded in bytes."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._capacity = capacity_bytes
-        self._stored: OrderedDict[ResponseKey, StoredResponse] = OrderedDict()
-        self._nbytes = 0
+        self._stored: LruMap[ResponseKey, StoredResponse] = LruMap(capacity_bytes, _charge)
 
     @property
     def nbytes(self) -> int:
         """The bytes it holds."""
-        return self._nbytes
+        return self._stored.weight
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def get(self, key: ResponseKey) -> StoredResponse | None:
         """A response, fresh or stale, which becomes the most recently used."""
-        if (stored := self._stored.get(key)) is not None:
-            self._stored.move_to_end(key)
-        return stored
+        return self._stored.get(key)
 
     def peek(self, key: ResponseKey) -> StoredResponse | None:
         """A response, for somebody who leaves no trace."""
-        return self._stored.get(key)
+        return self._stored.peek(key)
 
     def put(self, key: ResponseKey, response: StoredResponse) -> None:
         """Hold a response in place of the one before, unless it may not be held or is larger than the cache."""
-        self.discard(key)
-        charge = _charge(response)
-        if not response.freshness.storable or charge > self._capacity:
-            return
-        while self._nbytes + charge > self._capacity:
-            _, oldest = self._stored.popitem(last=False)
-            self._nbytes -= _charge(oldest)
-        self._stored[key] = response
-        self._nbytes += charge
+        if response.freshness.storable:
+            self._stored.put(key, response)
+        else:
+            self._stored.pop(key)
 
     def discard(self, key: ResponseKey) -> None:
         """Give up a response, if it is held."""
-        if (stored := self._stored.pop(key, None)) is not None:
-            self._nbytes -= _charge(stored)
+        self._stored.pop(key)
 
 
 def _charge(response: StoredResponse) -> int:

@@ -16,7 +16,7 @@ from semel.errors import ProtocolError, SemelError
 from semel.media import Pieces
 from semel.processing.pool.pipe import Answer, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
 from semel.telemetry.request_context import current_span
-from semel.telemetry.tracing import Value
+from semel.telemetry.spans import Value
 
 __all__ = ["CutJob", "FeatureJob", "Job", "LayoutJob", "Spend"]
 

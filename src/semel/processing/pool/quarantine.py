@@ -9,15 +9,14 @@ process does so for everybody. No I/O.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from blake3 import blake3
 
-from semel.core import Media, frame
+from semel.core import LruMap, Media, hash_parts
 from semel.errors import RequestError
 
 __all__ = ["Quarantine"]
@@ -40,10 +39,9 @@ class Quarantine:
     def __init__(
         self, *, max_items: int = 1_024, keep_s: float = 900.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._max_items = max_items
         self._keep_s = keep_s
         self._clock = clock
-        self._records: OrderedDict[_Name, _Record] = OrderedDict()
+        self._records: LruMap[_Name, _Record] = LruMap(max_items)
         self._sizes: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -53,7 +51,7 @@ class Quarantine:
         """Why it is not tried again, if it is not."""
         if not self._may_have(media):
             return None
-        record = self._records.get(name := _name(media, options))
+        record = self._records.peek(name := _name(media, options))
         if record is None:
             return None
         if record.until <= self._clock():
@@ -68,7 +66,7 @@ class Quarantine:
     def suspect(self, media: Media, options: Mapping[str, object], refusal: RequestError) -> None:
         """Note that a process ended over it; not tried again for a while if that happens once more."""
         name = _name(media, options)
-        record = self._records.get(name)
+        record = self._records.peek(name)
         tries_left = _TRIES if record is None or record.until <= self._clock() else record.tries_left
         self._note(name, max(tries_left - 1, 0), refusal)
 
@@ -83,21 +81,20 @@ class Quarantine:
 
     def _note(self, name: _Name, tries_left: int, refusal: RequestError) -> None:
         self._drop(name)
-        self._records[name] = _Record(tries_left, self._clock() + self._keep_s, refusal)
         self._sizes[name[0]] += 1
-        while len(self._records) > self._max_items:
-            self._drop(next(iter(self._records)))
+        for forgotten in self._records.put(name, _Record(tries_left, self._clock() + self._keep_s, refusal)):
+            self._uncount(forgotten)
 
     def _drop(self, name: _Name) -> None:
-        if self._records.pop(name, None) is None:
-            return
+        if self._records.pop(name) is not None:
+            self._uncount(name)
+
+    def _uncount(self, name: _Name) -> None:
         self._sizes[name[0]] -= 1
         if not self._sizes[name[0]]:
             del self._sizes[name[0]]
 
 
 def _name(media: Media, options: Mapping[str, object]) -> _Name:
-    hasher = blake3()
-    for part in frame((media.modality.encode(), msgspec.msgpack.encode(options, order="sorted"), media.data)):
-        hasher.update(part)
-    return len(media.data), hasher.digest()
+    parts = media.modality.encode(), msgspec.msgpack.encode(options, order="sorted"), media.data
+    return len(media.data), hash_parts(parts).digest()

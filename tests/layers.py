@@ -1,0 +1,97 @@
+"""The layers of semel, from the bottom up, and the graph of its imports.
+
+`python -m tests.layers` writes the table into the pages that show it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import semel
+
+SOURCE: Final = Path(semel.__file__).parent
+ROOT: Final = Path(__file__).parent.parent
+
+LAYERS: Final[Mapping[str, str]] = {
+    "errors": "the exceptions, drawn as a tree",
+    "core": "values without I/O: digest, media, feature, prompt, contract, submission",
+    "sizing": "how much memory a host needs",
+    "telemetry": "every metric in one table, logs, spans",
+    "web": "HTTP parts that a frontend and a worker's admin address share",
+    "encoder": "pure: which encoder outputs stay cached, what to encode in a step",
+    "cache": "feature caches: in process, in shared memory, none",
+    "ledger": "pure: what each worker has, announced and replayed",
+    "media": "fetching under a policy, decoding under limits",
+    "wire": "messages, frames, sessions without I/O, and the sockets under them",
+    "interchange": "formats of files and HTTP bodies: safetensors, vLLM's items",
+    "client": "`semel.contract` and `semel.inject`, for outside frameworks",
+    "processing": "features through HF processors, fingerprints, families; the pool of processes",
+    "render": "chat template, tokens, placeholders; the pipeline",
+    "engine": "the `Engine` protocol; `engine/vllm` holds all contact with vLLM",
+    "fleet": "workers: discovery, membership, the choice of one, failover; no HTTP",
+    "frontend": "the OpenAI-compatible server",
+    "worker": "the server around an engine",
+    "testing": "tiny real models, and fakes for what a real part cannot show",
+    "bench": "measured comparisons with bare vLLM",
+    "settings": "what comes from files and the environment",
+    "shutdown": "how a process learns that it should end",
+    "compose": "puts the parts together into processes",
+    "cli": "the `semel` command",
+    "__main__": "`python -m semel`",
+}
+"""What lives in each. A layer may import itself and what stands before it."""
+
+PAGES: Final = ("CONTRIBUTING.md", "docs/design.md")
+BEGIN, END = "<!-- layers: python -m tests.layers -->\n", "<!-- /layers -->\n"
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Every module of semel by its full name."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text())
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """What a module imports, anywhere in it: a module where a module is named, else the module that has the name."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively; write the full name"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in modules() else node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def layer_of(module: str) -> str:
+    return module.removeprefix("semel.").partition(".")[0]
+
+
+def table() -> str:
+    rows = "".join(f"| `{name}` | {content} |\n" for name, content in LAYERS.items())
+    return f"{BEGIN}| layer | what lives there |\n|---|---|\n{rows}{END}"
+
+
+def with_table(page: str) -> str:
+    """The text of a page with the table as it should be."""
+    before, _, rest = page.partition(BEGIN)
+    return before + table() + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        path = ROOT / name
+        path.write_text(with_table(path.read_text()))
