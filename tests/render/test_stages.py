@@ -40,7 +40,7 @@ async def test_a_new_item_is_processed_and_a_known_one_is_not(told: _Told) -> No
 
 async def test_who_only_looks_is_not_timed(told: _Told) -> None:
     draft = await told.pipeline.read_chat(chat(1), intent="inspect")
-    await told.pipeline.render(draft, intent="inspect")
+    await told.pipeline.inspector.render(draft)
     assert told.stages == []
 
 

@@ -4,7 +4,7 @@ from semel.render.chat import ChatRenderer
 from semel.render.content_format import ContentFormat
 from semel.render.draft import FeatureInfoOf, MakeFeature, ParsedRequest, ProcessItem, Rendered
 from semel.render.expand import expand, expand_encoder
-from semel.render.inspection import Inspector
+from semel.render.inspector import Inspector
 from semel.render.intent import Intent
 from semel.render.messages import MESSAGE, Attachment, Conversation, Message, Part, Text, ToolReference
 from semel.render.pipeline import ChatRequest, Lookups, Pipeline, check_chars

@@ -10,7 +10,16 @@ from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Media, Prompt
 from semel.errors import ServiceError
 from semel.media import Pieces
 
-__all__ = ["ComputeLayout", "Cut", "FeatureInfoOf", "MakeFeature", "ParsedRequest", "ProcessItem", "Rendered"]
+__all__ = [
+    "ComputeLayout",
+    "Cut",
+    "FeatureInfoOf",
+    "MakeFeature",
+    "ParsedRequest",
+    "ProcessItem",
+    "Rendered",
+    "nothing_known",
+]
 
 MakeFeature = Callable[[Digest], Awaitable[Feature]]
 """Gives the feature of one item of a request: from the cache, or processed."""
@@ -80,3 +89,8 @@ class Rendered:
     features: Mapping[Digest, Feature]
     make: MakeFeature = _cannot_make
     """For a feature that turns out not to be held."""
+
+
+def nothing_known(_: Digest) -> FeatureInfo | None:
+    """What is known of features where nobody is to be asked."""
+    return None

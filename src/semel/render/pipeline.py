@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from semel.cache import Cache, Flight, LayoutCache, NoCache
-from semel.core import Digest, Feature, FeatureInfo, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
+from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong
 from semel.render.chat import ChatRenderer
 from semel.render.concurrency import concurrently
-from semel.render.draft import ComputeLayout, Cut, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered
+from semel.render.draft import ComputeLayout, Cut, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
 from semel.render.expand import expand, expand_encoder
 from semel.render.inline import is_cheap, run
-from semel.render.inspection import Inspector
+from semel.render.inspector import Inspector
 from semel.render.intent import Intent
 from semel.render.messages import Conversation
 from semel.render.source import Source
@@ -39,10 +39,6 @@ Admit = Callable[[Sequence[Source]], None]
 
 Lookups = Callable[[Modality, int, bool], None]
 """Told of items that were looked up: their modality, how many, and whether no processing was started for them."""
-
-
-def _nothing(_: Digest) -> FeatureInfo | None:
-    return None
 
 
 def _uncounted(modality: Modality, count: int, hit: bool) -> None:
@@ -179,15 +175,8 @@ class Pipeline:
 
         return ParsedRequest((item,), distinct, {}, assembling)
 
-    async def render(
-        self, draft: ParsedRequest, holding: FeatureInfoOf = _nothing, intent: Intent = "execute"
-    ) -> Rendered:
-        """Make the prompt of a draft, and the features of those of its items that `holding` does not know.
-
-        With the intent `inspect` there are no features, only what makes them.
-        """
-        if intent == "inspect":
-            return await self.inspector.render(draft, holding)
+    async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
+        """Make the prompt of a draft, and the features of those of its items that `holding` does not know."""
         counts = Counter(draft.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}

@@ -85,7 +85,7 @@ async def _try(pipeline: Pipeline, modality: Modality | None, intent: Intent, pr
 
 async def _render(pipeline: Pipeline, draft: ParsedRequest, intent: Intent) -> None:
     try:
-        await pipeline.render(draft, intent=intent)
+        await (pipeline.inspector if intent == "inspect" else pipeline).render(draft)
     finally:
         for digest in draft.media:
             pipeline.cache.discard(digest)

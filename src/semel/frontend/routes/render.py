@@ -84,7 +84,7 @@ def _accepts_tensors(request: Request) -> bool:
 
 
 async def _inspect(serving: ServedModel, draft: ParsedRequest) -> Prompt:
-    return (await serving.pipeline.render(draft, serving.held_anywhere(), "inspect")).prompt
+    return (await serving.pipeline.inspector.render(draft, serving.held_anywhere())).prompt
 
 
 async def _render_chat(call: Call, request: ChatCompletionRequest) -> Response:

@@ -15,7 +15,7 @@ from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
 from semel.render.concurrency import concurrently
-from semel.render.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered
+from semel.render.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
 from semel.render.source_fetch import Spend
 
 __all__ = ["Inspector"]
@@ -39,7 +39,7 @@ class Inspector:
 
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
-    async def render(self, draft: ParsedRequest, holding: FeatureInfoOf) -> Rendered:
+    async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a draft, and no features."""
         layouts: dict[Digest, Layout] = {}
 

@@ -41,7 +41,7 @@ def make_cache(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cache]]:
 
 async def inspect(drawing: Drawing, *numbers: int) -> object:
     draft = await drawing.pipeline.read_chat(chat(*numbers))
-    return (await drawing.pipeline.render(draft, intent="inspect")).prompt
+    return (await drawing.pipeline.inspector.render(draft)).prompt
 
 
 requests = st.lists(
@@ -63,7 +63,7 @@ def test_whoever_executes_sees_the_same_whether_others_inspect_or_not_E1(
                 prompt = (await watched.pipeline.render(draft)).prompt
                 assert prompt == (await undisturbed.pipeline.chat(chat(*numbers))).prompt
             elif intent == "inspect":
-                rendered = await watched.pipeline.render(draft, intent="inspect")
+                rendered = await watched.pipeline.inspector.render(draft)
                 assert not rendered.features
                 layouts = [drawn(draft.media[item.digest]).layout for item in draft.items]
                 assert [place.length for place in rendered.prompt.timeline] == [len(layout) for layout in layouts]
@@ -122,7 +122,7 @@ async def test_what_a_worker_has_announced_is_not_processed_for_an_inspection(pa
     drawing = Drawing(parts_renderer, NoCache())
     draft = await drawing.pipeline.read_chat(chat(1, 2))
     held = {digest: FeatureInfo.of(drawn(media)) for digest, media in draft.media.items()}
-    rendered = await drawing.pipeline.render(draft, held.get, "inspect")
+    rendered = await drawing.pipeline.inspector.render(draft, held.get)
     assert rendered.prompt == (await drawing.pipeline.chat(chat(1, 2))).prompt
     assert drawing.processed == [1, 2]  # by the chat
 
@@ -154,7 +154,7 @@ async def test_tensors_are_those_that_are_executed_and_are_bounded(parts_rendere
     assert features == (await drawing.pipeline.chat(chat(5, 6, 5))).features
     with pytest.raises(MediaTooLarge, match="8,191 bytes"):
         await drawing.pipeline.inspector.features(draft, max_bytes=2 * FEATURE_BYTES - 1)
-    rendered = await drawing.pipeline.render(draft, intent="inspect")
+    rendered = await drawing.pipeline.inspector.render(draft)
     assert await rendered.make(draft.items[1].digest) == features[draft.items[1].digest]
 
 
