@@ -206,7 +206,7 @@ def test_a_parser_that_fails_does_not_show_reasoning_that_is_hidden(
 
 
 @pytest.mark.parametrize(
-    "dialogue",
+    "parsing",
     [
         AnswerParsing(tools=[{"type": "nonsense"}], tool_choice="auto"),
         AnswerParsing(tools=[TOOL], tool_choice="perhaps"),

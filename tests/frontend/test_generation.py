@@ -184,7 +184,7 @@ async def test_a_naive_frontend_answers_for_a_digest_that_somebody_else_has_lear
     guarded: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered, _ = await spied(guarded)
-    monkeypatch.setattr(given, "is_of", lambda *_: True)
+    monkeypatch.setattr(given, "has_tag", lambda *_: True)
     reply = await guarded.client.post(GENERATE, json=rendered, headers={"authorization": f"Bearer {UMBRA}"})
     assert reply.status_code == 200
 

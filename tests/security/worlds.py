@@ -229,6 +229,6 @@ def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Pipeline, "_identity", lambda self, modality, options, _: identity(self, modality, options, None)
     )
-    monkeypatch.setattr(given, "is_of", lambda *_: True)
+    monkeypatch.setattr(given, "has_tag", lambda *_: True)
     monkeypatch.setattr(given, "feature_digest", lambda feature, _, key: feature_digest(feature, Tenant(), key))
     monkeypatch.setattr(Tenant, "prefix_salt", property(lambda self: self.salt))

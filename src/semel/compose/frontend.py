@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.pipeline import pipeline_of
-from semel.core import Contract, Digest, Key, Keyring, Modality, Target
+from semel.core import Contract, Digest, Key, Keyring, Modality
 from semel.frontend.budget import Budget, BudgetLimits
 from semel.media import DecodeLimits
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
+from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.processing.pool.process import PoolProcess
 from semel.processing.processor import ProcessorKind
@@ -228,8 +229,8 @@ class _Parts:
             prepared = await self._prepare(stack)
             contract = await _first_contract(fleet, service)
             service.suspend("the model's processor is being loaded")
-            pool = await self._start_pool(stack, folder, contract.target, prepared)
-            pipeline = self._pipeline(folder, pool, fleet, self._fetcher(stack))
+            pool = await self._start_pool(stack, folder, contract, prepared)
+            pipeline = self._pipeline(folder, pool, fleet, self._fetcher(stack), contract.max_tokens)
             service.suspend("the model's processor is being warmed up")
             await warm_up(pipeline, contract.max_items, processes=len(pool.pids))
             pool.forget_counts()
@@ -253,17 +254,18 @@ class _Parts:
         return prepared
 
     async def _start_pool(
-        self, stack: contextlib.AsyncExitStack, folder: Path, target: Target, prepared: list[PoolProcess]
+        self, stack: contextlib.AsyncExitStack, folder: Path, contract: Contract, prepared: list[PoolProcess]
     ) -> Pool:
         ready, prepared[:] = tuple(prepared), ()  # they are the pool's from now on, also if it cannot start
         pool = await Pool.start(
             folder,
-            target,
+            contract.target,
             processes=self.options.processes,
             limits=self.options.limits,
             timeout_s=self.options.max_processing_s,
             max_memory_bytes=self.options.max_processing_bytes,
             memory=self.memory,
+            offers=OfferLimits(max_tokens=contract.max_tokens),
             processor=self.options.processor,
             prepared=ready,
         )
@@ -279,13 +281,14 @@ class _Parts:
         self.meter.watch(fetcher.samples)
         return fetcher
 
-    def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet, fetcher: Fetcher) -> Pipeline:
+    def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int) -> Pipeline:
         options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
         pipeline = replace(
             pipeline_of(folder, pool.process, pool.description, options.key, options.chat_template),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,
+            max_tokens=max_tokens,
             process_apart=partial(pool.process, apart=True),
             lay_out=pool.lay_out,
             cut=pool.cut,

@@ -95,6 +95,9 @@ class Pipeline:
     timings: Timings = untimed
     """Is told how long the stages of requests that execute take."""
 
+    max_tokens: int | None = None
+    """The most tokens of a prompt. Once the items of a request have as many, no more features are made for it."""
+
     layouts: LayoutCache[Digest] = field(default_factory=LayoutCache)
     """Both intents fill it and only `inspect` reads it, so that a look at it changes nothing that `execute` sees."""
 
@@ -181,11 +184,20 @@ class Pipeline:
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
 
+        tokens = 0
+
+        def charge(item: Item, layout: Layout) -> None:
+            nonlocal tokens
+            tokens += counts[item] * len(layout)
+            self._check_tokens(tokens)
+
         def find(item: Item) -> bool:
             if (info := holding(item.digest)) is not None:
                 layouts[item.digest] = info.layout
+                charge(item, info.layout)
             elif (feature := self.cache.get(item.digest)) is not None:
                 features[item.digest] = feature
+                charge(item, feature.layout)
             else:
                 return False
             self.lookups(item.modality, counts[item], True)
@@ -194,7 +206,8 @@ class Pipeline:
         async def find_or_make(item: Item) -> None:
             if not find(item):  # it may have come while this one waited for its turn
                 self.lookups(item.modality, counts[item], False)
-                features[item.digest] = await self._make(draft, item.digest)
+                features[item.digest] = made = await self._make(draft, item.digest)
+                charge(item, made.layout)
 
         watch = Stopwatch(self.timings)
         unknown = [item for item in counts if not find(item)]
@@ -208,6 +221,14 @@ class Pipeline:
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
         watch.lap("render")
         return Rendered(prompt, features, partial(self._make, draft.assembled()))
+
+    def _check_tokens(self, tokens: int) -> None:
+        """Refuse a request whose items alone are too long. Of an encoder-decoder model they are not in the prompt."""
+        if self.max_tokens is not None and self.chat_renderer is not None and tokens >= self.max_tokens:
+            raise PromptTooLong(
+                f"the items alone have {tokens:,} tokens or more; the model takes {self.max_tokens:,} with the answer: "
+                "send fewer or smaller ones"
+            )
 
     async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
         """The feature of an item, cached or processed; nothing is awaited before that is decided."""

@@ -168,10 +168,13 @@ def _answer(
 
 
 def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory: Window | None) -> None:
-    if memory is not None and made.tensor_bytes:
-        pipe.sendall(encode(Offer(made.item, made.tensor_bytes)))
+    if made.tensor_bytes:
+        pipe.sendall(encode(Offer(made.item, made.tensor_bytes, len(made.token_ids))))
         order, _ = _receive(pipe, max_payload_bytes=0)
-        if isinstance(order, Write):
+        if isinstance(order, Drop):
+            pipe.sendall(encode(Dropped()))
+            return
+        if isinstance(order, Write) and memory is not None:
             pipe.sendall(encode(write(made, feature, memory.view(order.offset, made.tensor_bytes))))
             return
     pipe.sendall(head)

@@ -11,20 +11,43 @@ from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
 from semel.cache import Reservation
-from semel.core import Feature, Layout, Media
-from semel.errors import ProtocolError, SemelError
+from semel.core import Feature, Layout, Media, Modality
+from semel.errors import MediaTooLarge, PromptTooLong, ProtocolError, SemelError
 from semel.media import Pieces
 from semel.processing.pool.pipe import Answer, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
 from semel.telemetry.request_context import current_span
 from semel.telemetry.spans import Value
 
-__all__ = ["CutJob", "FeatureJob", "Job", "LayoutJob", "Spend"]
+__all__ = ["CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
 
 
 _T = TypeVar("_T")
 
 Spend = Callable[[int], None]
 """Is told how many more bytes a request is about to hold, and raises if it may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferLimits:
+    """What a feature may be (threats S21): what is larger is dropped where it was made, and no room is made for it."""
+
+    max_bytes: int = 256 * 1024**2
+    """Of its tensors: no more can be sent to a worker."""
+
+    max_tokens: int | None = None
+    """Of its layout: no prompt can have more."""
+
+    def check(self, modality: Modality, offer: Offer) -> None:
+        """Refuse a feature that could never be used."""
+        if offer.nbytes > self.max_bytes:
+            raise MediaTooLarge(
+                f"the {modality} makes {offer.nbytes:,} bytes of tensors; the limit is {self.max_bytes:,}: send a "
+                "smaller one, or lower min_pixels in mm_processor_kwargs"
+            )
+        if self.max_tokens is not None and offer.tokens >= self.max_tokens:
+            raise PromptTooLong(
+                f"the {modality} alone has {offer.tokens:,} tokens; the model takes {self.max_tokens:,} with the answer"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +89,9 @@ class Job(ABC, Generic[_T]):
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
         """What a process answered with, or the error; `room` is where it was told to write."""
 
-    def admit(self, offer: Offer) -> None:
-        """Refuse what a process offers if its request may not hold so much."""
+    def admit(self, offer: Offer, limits: OfferLimits) -> None:
+        """Refuse what a process offers if nobody could use it, or if its request may not hold so much."""
+        del limits
         if self.spend is not None:
             self.spend(offer.nbytes)
 
@@ -91,6 +115,11 @@ class FeatureJob(Job[Feature]):
 
     __slots__ = ()
     work = "making"
+
+    def admit(self, offer: Offer, limits: OfferLimits) -> None:
+        """Refuse a feature that is too large for any worker or any prompt."""
+        limits.check(self.media.modality, offer)
+        Job.admit(self, offer, limits)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
         """The feature."""

@@ -173,10 +173,11 @@ class TensorHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """The feature of an item is made, or a clip is cut, and takes so many bytes."""
+    """The feature of an item is made, or a clip is cut, and takes so many bytes and tokens of a prompt."""
 
     item: int
     nbytes: int
+    tokens: int = 0
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

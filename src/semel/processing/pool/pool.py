@@ -14,6 +14,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -32,7 +33,7 @@ from semel.errors import (
 )
 from semel.media import DecodeLimits, Pieces
 from semel.processing.folder import read_config
-from semel.processing.pool.job import CutJob, FeatureJob, Job, LayoutJob, Spend
+from semel.processing.pool.job import CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
 from semel.processing.pool.pipe import (
     Cut,
     Description,
@@ -73,7 +74,14 @@ logger = logging.getLogger(__name__)
 class Pool:
     """Processes that make features of media, each with the processor of one model folder. Made by `start`."""
 
-    def __init__(self, load: Load, processes: int, max_waiting: int, memory: SharedCache | None = None) -> None:
+    def __init__(
+        self,
+        load: Load,
+        processes: int,
+        max_waiting: int,
+        memory: SharedCache | None = None,
+        offers: OfferLimits | None = None,
+    ) -> None:
         self.processed = 0
         """Features made, including those whose caller had gone."""
         self.failed = 0
@@ -84,6 +92,7 @@ class Pool:
         self._processes = processes
         self._max_waiting = max_waiting
         self._memory = memory
+        self._offers = offers or OfferLimits()
         self._items = count()
         self._waiting: FairQueue[Job[Any]] = FairQueue()
         self._deadly = Quarantine()
@@ -107,6 +116,7 @@ class Pool:
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_waiting: int = 1_024,
         memory: SharedCache | None = None,
+        offers: OfferLimits | None = None,
         processor: ProcessorKind = "auto",
         prepared: Sequence[PoolProcess] = (),
     ) -> Self:
@@ -116,12 +126,13 @@ class Pool:
         loaded and wait until one of those ends: without any, its place is empty for the seconds that loading takes.
         `timeout_s` is for one item, from the moment a process takes it on; `max_memory_bytes` is for one process, on
         top of what it has once it is loaded; `max_waiting` bounds the items that no process has taken on. Into
-        `memory` processes write their features, while it has room; its `put` then holds them where they lie.
+        `memory` processes write their features, while it has room; its `put` then holds them where they lie. Features
+        over the limits of `offers` are refused before there is room for them.
         `prepared` are processes of the same memory that were spawned ahead: they have imported their libraries by now.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
         load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes, processor)
-        pool = cls(load, processes, max_waiting, memory)
+        pool = cls(load, processes, max_waiting, memory, offers)
         pool._prepared = list(prepared)
         try:
             async with asyncio.TaskGroup() as starts:
@@ -142,6 +153,11 @@ class Pool:
         """The processor that every process of the pool has loaded."""
         assert self._description is not None, "a pool that has started has a description"
         return self._description
+
+    @property
+    def _offer_limits(self) -> OfferLimits:
+        """An encoder's positions are none of the prompt's."""
+        return replace(self._offers, max_tokens=None) if self.description.encoder_decoder else self._offers
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -287,7 +303,7 @@ class Pool:
             async with asyncio.timeout(self._load.timeout_s):
                 answer, payload = await child.ask(job.order, job.media.data)
                 if isinstance(answer, Offer):
-                    await _admit_offer(child, job, answer)
+                    await _admit_offer(child, job, answer, self._offer_limits)
                     room = None if self._memory is None or job.apart else self._memory.reserve(answer.nbytes)
                     order = Send() if room is None else Write(room.offset)
                     answer, payload = await child.ask(encode(order))
@@ -391,10 +407,10 @@ class Pool:
         return process
 
 
-async def _admit_offer(child: PoolProcess, job: Job[Any], offer: Offer) -> None:
+async def _admit_offer(child: PoolProcess, job: Job[Any], offer: Offer, limits: OfferLimits) -> None:
     """Let a process keep what it offers, and raise, if the request may not hold it."""
     try:
-        job.admit(offer)
+        job.admit(offer, limits)
     except SemelError:
         await child.ask(encode(Drop()))
         raise

@@ -1,0 +1,106 @@
+"""S21: features that are valid and dear. What no worker or prompt could take is dropped where it was made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semel.cache import LruCache, SharedCache
+from semel.core import Digest
+from semel.errors import MediaTooLarge, PromptTooLong, RequestError
+from semel.processing.pool.job import OfferLimits
+from semel.processing.pool.pool import Pool
+from semel.render import ChatRenderer, Pipeline
+from tests.processing.test_pool import TARGET, picture
+from tests.render.conftest import folder, parts_renderer
+from tests.render.drawn import Drawing, chat
+
+__all__ = ["folder", "parts_renderer"]
+
+Folder = Callable[[str], Path]
+ROOM = 4 << 20
+LIMITS = OfferLimits(max_bytes=1 << 20, max_tokens=64)
+WIDE = {"min_pixels": 1_000_000, "max_pixels": 1_000_000}
+ITEMS = 999
+MAX_TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+async def memory() -> AsyncIterator[SharedCache]:
+    memory = SharedCache.create(ROOM)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture(scope="module")
+async def pool(tiny: Folder, memory: SharedCache) -> AsyncIterator[Pool]:
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=1, spares=0, memory=memory, offers=LIMITS)
+    yield pool
+    await pool.close()
+
+
+async def check_that_a_large_feature_evicts_nothing(pool: Pool, memory: SharedCache, wrong: type[RequestError]) -> None:
+    """A victim's feature stays in the cache while another tenant's small picture is scaled up beyond all use."""
+    memory.clear()
+    victim = Digest(bytes([1]) * 32)
+    memory.put(victim, await pool.process(picture(140, 84)))
+    for apart in (False, True):  # into the shared memory, and through the pipe
+        with pytest.raises(wrong):
+            await pool.process(picture(64, 64), WIDE, apart=apart)
+    assert victim in memory
+    assert (await pool.process(picture(84, 84))).nbytes, "the process works on"
+
+
+async def test_a_picture_that_is_scaled_up_beyond_all_use_is_dropped_before_there_is_room_for_it(
+    pool: Pool, memory: SharedCache
+) -> None:
+    await check_that_a_large_feature_evicts_nothing(pool, memory, MediaTooLarge)
+
+
+async def test_so_is_one_that_alone_is_longer_than_a_prompt(
+    pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_offers", replace(LIMITS, max_bytes=1 << 30))
+    await check_that_a_large_feature_evicts_nothing(pool, memory, PromptTooLong)
+
+
+async def test_mutant_a_pool_that_takes_every_offer_takes_this_one(
+    pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OfferLimits, "check", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await check_that_a_large_feature_evicts_nothing(pool, memory, RequestError)
+
+
+async def features_made(drawing: Drawing) -> int:
+    """How many features are made for a chat with very many pictures, which is refused."""
+    pipeline = replace(drawing.pipeline, max_tokens=MAX_TOKENS)
+    with pytest.raises(PromptTooLong, match=f"the model takes {MAX_TOKENS:,}"):
+        await pipeline.chat(chat(*range(ITEMS)))
+    return len(drawing.processed)
+
+
+async def test_no_more_features_are_made_once_the_prompt_cannot_fit(parts_renderer: ChatRenderer) -> None:
+    drawing = Drawing(parts_renderer, LruCache(1 << 20))
+    assert await features_made(drawing) < 2 * MAX_TOKENS // 3
+    assert len(drawing.cache) < 2 * MAX_TOKENS // 3
+
+
+async def test_items_that_are_known_count_as_well(parts_renderer: ChatRenderer) -> None:
+    drawing = Drawing(parts_renderer, LruCache(1 << 20))
+    await drawing.pipeline.chat(chat(*range(ITEMS)))
+    drawing.processed.clear()
+    assert await features_made(drawing) == 0
+
+
+async def test_mutant_a_pipeline_that_counts_at_the_end_makes_them_all(
+    parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pipeline, "_check_tokens", lambda *_: None)
+    drawing = Drawing(parts_renderer, LruCache(1 << 20))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await features_made(drawing)
+    assert len(drawing.processed) == ITEMS
