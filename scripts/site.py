@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from mkdocs.structure.pages import Page
 
 from semel import errors
 from semel.cli.app import app
+from semel.cli.help import usage_of
+from semel.core.flag import GROUPS, Flag
 from semel.telemetry.metrics import METRICS
 from semel.wire import messages
 
@@ -65,20 +67,16 @@ def pages() -> dict[str, str]:
 
 
 def commands() -> Iterator[str]:
-    """Every command and its flags, from the parser itself."""
-    yield "# Commands and settings\nEvery setting is a flag. Made from the parser of `semel`; `--help` says the same.\n"
+    """Every command and its flags, from their declarations."""
+    yield "# Commands and settings\nEvery setting is a flag. This page and `--help` have the same source."
+    yield "A size is a number of bytes, or a number with a unit: `256MiB`, `4G` (powers of 1024).\n"
     for name, command in _commands("semel", typer.main.get_command(app)):
         yield f"## {name}\n{inspect.cleandoc(command.help or '')}\n"
-        arguments = [given for given in command.params if given.param_type_name == "argument"]
-        options = [given for given in command.params if given.param_type_name == "option" and not given.hidden]
-        for argument in arguments:
-            yield f"- `{argument.name.upper()}`: {_cell(getattr(argument, 'help', '') or '')}"
-        if options:
-            yield "\n| flag | default | meaning |\n|---|---|---|"
-        for option in options:
-            flags = ", ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
-            yield f"| {flags} | {_default(option)} | {_cell(option.help or '')} |"
-        yield ""
+        yield f"`{' '.join([name, *usage_of(command.flags, engine_flags=command.engine_flags)])}`\n"
+        for group in GROUPS:
+            yield from _flag_table(group, [one for one in command.flags if one.group == group])
+        if command.engine_flags:
+            yield f"vLLM's engine flags are taken too, under their own names; `{name} --help=engine` lists them.\n"
 
 
 def metrics() -> Iterator[str]:
@@ -138,22 +136,26 @@ def _normal(path: Path) -> str:
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(command, "commands"):
-        for child, found in sorted(command.commands.items()):
+        for child, found in command.commands.items():  # in the order of `semel --help`
             yield from _commands(f"{name} {child}", found)
     elif not command.hidden:
         yield name, command
 
 
-def _default(option: Any) -> str:
-    match option.default:
-        case None | False | ():
-            return "required" if option.required else ""
-        case value if callable(value):
-            return ""
-        case list(values):
-            return " ".join(f"`{value}`" for value in values)
-        case value:
-            return f"`{value}`"
+def _flag_table(group: str, flags: Sequence[Flag]) -> Iterator[str]:
+    if flags:
+        yield f"**{group}**\n\n| flag | type | default | meaning |\n|---|---|---|---|"
+    for one in flags:
+        kind = ", ".join(filter(None, (one.type_name, one.bounds)))
+        yield f"| `{one.spelling}` | {kind} | {_default(one)} | {_cell(one.help)} |"
+    if flags:
+        yield ""
+
+
+def _default(one: Flag) -> str:
+    if one.is_required:
+        return "required"
+    return _cell(one.readable_default) or ("off" if one.kind is bool else "none")
 
 
 def _kinds(kind: type[errors.SemelError]) -> Iterator[Any]:

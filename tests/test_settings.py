@@ -1,14 +1,28 @@
-"""Key files, and what the environment says."""
+"""Settings: what flags fill, key files, and what the environment says."""
 
 from __future__ import annotations
 
 import os
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.core.flag import Flag, fill, flags_of
 from semel.errors import ConfigError
-from semel.settings import create_key, default_variable, read_api_keys, read_key, trace_collector
+from semel.media.fetch.fetch import FetchOptions
+from semel.settings import (
+    FrontendSettings,
+    ServeSettings,
+    ServingSettings,
+    WorkerSettings,
+    create_key,
+    default_variable,
+    read_api_keys,
+    read_key,
+    trace_collector,
+)
 from semel.telemetry.tracing import Collector
 
 
@@ -85,3 +99,41 @@ def test_a_variable_has_its_default_for_a_while_unless_somebody_has_set_it(monke
     monkeypatch.setenv("SEMEL_TESTS", "theirs")
     with default_variable("SEMEL_TESTS", "ours"):
         assert os.environ["SEMEL_TESTS"] == "theirs"
+
+
+@pytest.mark.parametrize("kind", [FrontendSettings, WorkerSettings, ServeSettings])
+def test_every_flag_fills_its_own_field_and_no_other(kind: type) -> None:
+    flags = flags_of(kind)
+    required = {one.key: _other(one) for one in flags if one.is_required}
+    defaults: Any = fill(kind, required)
+    for one in flags:
+        value = _other(one)
+        filled: Any = fill(kind, required | {one.key: value})
+        expected = int(value * one.scale) if one.scale != 1 else value
+        assert _at(filled, one.path) == expected
+        others = [other.path for other in flags if other is not one]
+        assert [_at(filled, path) for path in others] == [_at(defaults, path) for path in others]
+
+
+def _other(one: Flag) -> Any:
+    """A value that is not the flag's default."""
+    if one.choices:
+        return next(choice for choice in one.choices if choice != one.default)
+    if one.is_list:
+        return ("a", "b")
+    if one.kind is bool:
+        return True
+    if one.kind is Path:
+        return Path("/somewhere/else")
+    if one.kind is str:
+        return "something else"
+    return (one.default or 0) // 2 + 3 if one.kind is int else (one.default or 0.0) + 1.5
+
+
+def _at(settings: Any, path: tuple[str, ...]) -> Any:
+    return reduce(getattr, path, settings)
+
+
+def test_without_flags_every_section_has_the_defaults_that_its_component_has() -> None:
+    assert fill(ServingSettings, {one.key: one.default for one in flags_of(ServingSettings)}) == ServingSettings()
+    assert FetchOptions.of(ServingSettings().fetch) == FetchOptions()

@@ -58,3 +58,13 @@ def test_the_reference_is_that_of_the_code(site: Path) -> None:
     assert all(flag in commands for flag in ("--feature-cache-gb", "--encoder-planning", "--api-keys-file"))
     assert "Submit" in (site / "reference/messages.html").read_text()
     assert "context_length_exceeded" in (site / "reference/errors.html").read_text()
+
+
+def test_the_reference_of_commands_begins_with_serve_and_leaves_no_cell_empty(site: Path) -> None:
+    page = (site / "reference/commands.html").read_text()
+    names = re.findall(r"<h2[^>]*>(semel [a-z ]+?)\s*<", page)
+    assert names[:3] == ["semel serve", "semel frontend", "semel worker"]
+    assert names[-1].startswith("semel bench")
+    assert not re.search(r"<t[dh]>\s*</t[dh]>", page)
+    (port,) = set(re.findall(r"<tr>\s*<td><code>--port</code></td>.*?</tr>", page, re.DOTALL))
+    assert re.findall(r"<td>(.*?)</td>", port)[1:] == ["integer, from 0 to 65535", "8000", "Port to listen on."]

@@ -1,4 +1,8 @@
-"""Settings that come from outside the code: files, flags, the environment. The only place that reads them."""
+"""Settings that come from outside the code: files, flags, the environment. The only place that reads them.
+
+Each component declares its own section, beside it; what is here belongs to a process as a whole, and puts the sections
+together into what a command takes. Light to import: the command line is made from it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,38 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from semel.core import Key, Keyring
+from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
 from semel.errors import ConfigError
-from semel.telemetry.tracing import Collector
+from semel.frontend.budget import BudgetLimits
+from semel.frontend.limits import BodyLimits, ConcurrencyLimits, RefusalLimits
+from semel.media.decode.limits import DecodeLimits, ProcessingLimits
+from semel.media.fetch.settings import FetchSettings
+from semel.web.limits import ConnectionLimits
+
+if TYPE_CHECKING:
+    from semel.telemetry.tracing import Collector
 
 __all__ = [
     "SERVICE_NAME",
     "TRACES_PROTOCOL",
+    "AdminSettings",
+    "ApiKeySettings",
+    "CacheKind",
+    "CacheSettings",
+    "DiscoverySettings",
+    "EncoderSettings",
+    "FrontendSettings",
+    "LogSettings",
+    "PreprocessingSettings",
+    "ServeSettings",
+    "ServerSettings",
+    "ServingSettings",
+    "WorkerSettings",
     "create_key",
     "default_folder",
     "default_variable",
@@ -34,9 +60,225 @@ TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
+CacheKind = Literal["shared", "lru"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where a server is, and how it ends."""
+
+    host: str = flag("127.0.0.1", help="Address to listen on.", group="Serve")
+    port: int = flag(8000, help="Port to listen on.", group="Serve", min=0, max=MAX_PORT)
+    chat_template: str | None = flag(
+        None,
+        help="Chat template: a file, or Jinja text.",
+        group="Serve",
+        default_text="the model's own",
+    )
+    drain_s: float = flag(
+        25.0,
+        help="Seconds for running requests to finish after SIGTERM or Ctrl-C; a second signal ends at once.",
+        group="Serve",
+        unit="seconds",
+        min=0,
+    )
+    """Kubernetes gives a pod 30 s to end: so it ends by itself, and leaves nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverySettings:
+    """Where a frontend finds its workers."""
+
+    workers: tuple[str, ...] = flag(
+        (), "worker", help="Address of a worker: ipc:///DIRECTORY/NAME or tcp://HOST:PORT. Repeatable.", group="Fleet"
+    )
+    workers_file: Path | None = flag(
+        None, help="File of worker addresses, one per line; changes are picked up within a second.", group="Fleet"
+    )
+    workers_dns: tuple[str, ...] = flag(
+        (),
+        help="NAME:PORT; there is a worker at every address that DNS has for the name, over tcp. Repeatable.",
+        group="Fleet",
+    )
+    workers_dns_s: int = flag(10, help="Seconds between DNS lookups.", group="Fleet", unit="seconds", min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeySettings:
+    """The keys of clients."""
+
+    api_keys: tuple[str, ...] = flag(
+        (),
+        "api-key",
+        help="Key that clients must send. Repeatable. Other users of this machine can see it in `ps`.",
+        group="Keys",
+    )
+    api_keys_file: Path | None = flag(
+        None,
+        help="File of keys, one line `TENANT KEY` for each; tenants share no cached data.",
+        group="Keys",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessingSettings:
+    """Who preprocesses, and with what."""
+
+    processes: int | None = flag(
+        None, help="Number of preprocessing processes.", group="Preprocessing", min=1, default_text="one per core"
+    )
+    processor: Literal["auto", "hf", "vllm"] = flag(
+        "auto",
+        help="Preprocessor: the model's own from Hugging Face (hf), or vLLM's. auto takes hf for the model families "
+        "that semel knows. All frontends and workers must use the same.",
+        group="Preprocessing",
+    )
+    limits: ProcessingLimits = section(ProcessingLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The feature cache of a frontend."""
+
+    kind: CacheKind = flag(
+        "shared",
+        "feature-cache",
+        help="Where preprocessed items are cached: in shared memory, or inside the process (lru).",
+        group="Caches",
+    )
+    capacity_bytes: int = flag(
+        GIB,
+        "feature-cache-gb",
+        help="Size of the cache for preprocessed items, in GiB; 0 turns it off.",
+        group="Caches",
+        unit="GiB",
+        min=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What a process tells its operator."""
+
+    log_format: Literal["text", "json"] = flag(
+        "text", help="Log format: lines of text, or one JSON object per line.", group="Logs, metrics and traces"
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        help="Send OpenTelemetry spans to this URL, http://HOST:4318/v1/traces. Needs `semel[otel]`.",
+        group="Logs, metrics and traces",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """All of a frontend but its model, its fleet key and its workers."""
+
+    server: ServerSettings = section(ServerSettings)
+    keys: ApiKeySettings = section(ApiKeySettings)
+    fetch: FetchSettings = section(FetchSettings)
+    decode: DecodeLimits = section(DecodeLimits)
+    preprocessing: PreprocessingSettings = section(PreprocessingSettings)
+    body: BodyLimits = section(BodyLimits)
+    budget: BudgetLimits = section(BudgetLimits)
+    gate: ConcurrencyLimits = section(ConcurrencyLimits)
+    pace: RefusalLimits = section(RefusalLimits)
+    connections: ConnectionLimits = section(ConnectionLimits)
+    cache: CacheSettings = section(CacheSettings)
+    logs: LogSettings = section(LogSettings)
+    disable_access_log: bool = flag(
+        False,
+        "disable-uvicorn-access-log",
+        help="Do not log a line for each request.",
+        group="Logs, metrics and traces",
+    )
+    metrics_port: int | None = flag(
+        None,
+        help="Also serve /metrics on this port of 127.0.0.1. With API keys, it is served only there.",
+        group="Logs, metrics and traces",
+        min=0,
+        max=MAX_PORT,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendSettings:
+    """What `semel frontend` takes."""
+
+    model: str = flag(
+        REQUIRED, help="A model folder, or a model's name on the Hugging Face hub.", group="Serve", is_positional=True
+    )
+    key_file: Path = flag(REQUIRED, help="File with the fleet key; `semel key FILE` makes one.", group="Keys")
+    discovery: DiscoverySettings = section(DiscoverySettings)
+    serving: ServingSettings = section(ServingSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """The admin address of a worker."""
+
+    admin_port: int | None = flag(
+        None,
+        help="Serve metrics, feature injection and cache reset on this port of 127.0.0.1.",
+        group="Worker",
+        min=0,
+        max=MAX_PORT,
+    )
+    admin_key_file: Path | None = flag(
+        None,
+        help="File with the key for injection and reset, at least 16 printable characters. Without it, the admin port "
+        "serves metrics only.",
+        group="Worker",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """Which of semel's parts a worker's engine runs with."""
+
+    encoder_planning: bool = flag(
+        False, help="Let semel schedule the encoder instead of vLLM's scheduler.", group="Worker"
+    )
+    ship_resident_items: bool = flag(
+        False,
+        help="Send image and audio data to the engine's processes even if it is already encoded there, as vLLM does.",
+        group="Worker",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What `semel worker` takes besides vLLM's flags."""
+
+    model: str = same_flag(FrontendSettings, "model")
+    listen: str = flag(
+        REQUIRED, help="Address to listen on: ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).", group="Fleet"
+    )
+    key_file: Path = same_flag(FrontendSettings, "key_file")
+    drain_s: float = same_flag(ServerSettings, "drain_s")
+    processor: Literal["auto", "hf", "vllm"] = same_flag(PreprocessingSettings, "processor")
+    admin: AdminSettings = section(AdminSettings)
+    encoder: EncoderSettings = section(EncoderSettings)
+    logs: LogSettings = section(LogSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """What `semel serve` takes besides vLLM's flags."""
+
+    model: str = same_flag(FrontendSettings, "model")
+    key_file: Path | None = flag(
+        None, help="File with the fleet key.", group="Keys", default_text="a new key for this run"
+    )
+    serving: ServingSettings = section(ServingSettings)
+    admin: AdminSettings = section(AdminSettings)
+    encoder: EncoderSettings = section(EncoderSettings)
+
 
 def trace_collector(endpoint: str | None) -> Collector | None:
     """Where spans go, and how: over HTTP unless the environment says otherwise, under OpenTelemetry's own names."""
+    from semel.telemetry.tracing import Collector
+
     if endpoint is None:
         return None
     protocol = os.environ.get(TRACES_PROTOCOL) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")

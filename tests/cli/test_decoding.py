@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 import semel.compose
-from semel.cli.app import app, frontend
+from semel.cli.app import app
 from semel.compose import FrontendOptions
+from semel.core.flag import flags_of
 from semel.media import DecodeLimits
+from semel.media.decode.limits import ProcessingLimits
 from semel.processing.pool.pool import MAX_MEMORY_BYTES, TIMEOUT_S
-from semel.settings import create_key
+from semel.settings import FrontendSettings, create_key
 
 LIMITS = [field.name for field in fields(DecodeLimits)]
 
@@ -39,22 +40,24 @@ def start(tmp_path: Path, *flags: str) -> int:
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_every_limit_is_a_flag_with_its_own_default(name: str) -> None:
-    assert inspect.signature(frontend).parameters[name].default == getattr(DecodeLimits(), name)
+    (found,) = [one for one in flags_of(FrontendSettings) if one.path == ("serving", "decode", name)]
+    assert found.key == name
+    assert found.default == getattr(DecodeLimits(), name)
 
 
 def test_without_flags_a_frontend_has_the_defaults_of_the_pool(tmp_path: Path, started: list[FrontendOptions]) -> None:
     assert start(tmp_path) == 0
     (options,) = started
-    assert options.limits == DecodeLimits()
-    assert (options.max_processing_s, options.max_processing_bytes) == (TIMEOUT_S, MAX_MEMORY_BYTES)
+    assert options.serving.decode == DecodeLimits()
+    assert options.serving.preprocessing.limits == ProcessingLimits(TIMEOUT_S, MAX_MEMORY_BYTES)
 
 
 def test_every_flag_arrives(tmp_path: Path, started: list[FrontendOptions]) -> None:
     flags = [f"--{name.replace('_', '-')}={number}" for number, name in enumerate(LIMITS, 100)]
     assert start(tmp_path, *flags, "--max-processing-s=7", "--max-processing-memory-gb=0.5") == 0
     (options,) = started
-    assert [getattr(options.limits, name) for name in LIMITS] == list(range(100, 100 + len(LIMITS)))
-    assert (options.max_processing_s, options.max_processing_bytes) == (7.0, 512 << 20)
+    assert [getattr(options.serving.decode, name) for name in LIMITS] == list(range(100, 100 + len(LIMITS)))
+    assert options.serving.preprocessing.limits == ProcessingLimits(7.0, 512 << 20)
 
 
 def test_a_limit_that_cannot_be_is_refused(tmp_path: Path, started: list[FrontendOptions]) -> None:

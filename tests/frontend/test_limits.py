@@ -6,23 +6,22 @@ import asyncio
 import base64
 import contextlib
 import gc
-import inspect
 import json
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel.cli.app import frontend
 from semel.core import Feature, Media, Output, Submission
+from semel.core.flag import flags_of
 from semel.engine import Stream
 from semel.frontend.api.requests import ChatCompletionRequest
 from semel.frontend.budget import Budget, BudgetLimits
 from semel.frontend.http.body import BodyLimits
-from semel.frontend.middleware.refusal_rate import RefusalLimits
+from semel.settings import ServingSettings
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import Drawing, chat, drawn
@@ -148,25 +147,13 @@ async def test_json_of_very_many_values_is_refused_before_it_is_parsed(app: Rig)
         assert "--max-body-values" in exchange.message
 
 
-def test_the_flags_have_the_defaults_of_the_limits() -> None:
-    defaults = {name: parameter.default for name, parameter in inspect.signature(frontend).parameters.items()}
-    body, budget = BodyLimits(), BudgetLimits()
-    assert [getattr(body, field.name) for field in fields(body)] == [
-        defaults[name] for name in ("max_body_bytes", "max_body_values", "max_body_s")
-    ]
-    assert [getattr(budget, field.name) for field in fields(budget)] == [
-        defaults[name] for name in ("max_request_media_bytes", "max_media_bytes_in_flight", "max_waiting_requests")
-    ]
-    assert RefusalLimits().per_s == defaults["max_refusals_per_s"]
-
-
 def test_the_page_on_limits_has_every_limit_that_is_a_flag_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
-    for name, parameter in inspect.signature(frontend).parameters.items():
-        if name.startswith(("max_", "min_")):
-            flag = f"--{name.replace('_', '-')}"
-            (row,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{flag}` |" in line]
-            assert f"| {parameter.default:.15g} |" in row, (flag, parameter.default)
+    limits = [one for one in flags_of(ServingSettings) if one.key.startswith(("max_", "min_"))]
+    assert limits
+    for one in limits:
+        (row,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{one.spelling}` |" in line]
+        assert f"| {one.default:.15g} |" in row, one.spelling
 
 
 class _Gated:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from semel.bench.ports import free_port
 from semel.bench.report import Check, Report, describe_machine
+from semel.bench.settings import StreamsOptions
 from semel.errors import ServiceError
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.meter import Meter
@@ -37,33 +38,10 @@ Tell = Callable[[float, str], None]
 _START_S: Final = 300.0
 _END_S: Final = 30.0
 _POLL_S: Final = 0.1
-_OPENED_PER_S: Final = 100
-"""Streams that are opened in a second, at the least: as long as that, the first of them are longer."""
-
 _MAX_LAG_S: Final = 0.05
 _MAX_DELAY_S: Final = 1.0
 _QUICK_STREAMS: Final = 300
 _QUICK_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class StreamsOptions:
-    """What to measure."""
-
-    streams: int = 2_000
-    rate: float = 5.0
-    """Tokens a second of each."""
-
-    seconds: float = 20.0
-    """How long all of them are open, at least."""
-
-    phases: int = 1
-    """Groups of requests that the engine takes in turn; 1: a token for every stream in one step."""
-
-    @property
-    def tokens(self) -> int:
-        """Of each stream: enough to be still running when the last one has been open for long enough."""
-        return int(self.rate * (self.seconds + self.streams / _OPENED_PER_S)) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from semel.engine.vllm.compat import TESTED, installed_version
+from semel.errors import ConfigError
+from semel.web.address import bind
 
 __all__ = ["Finding", "examine", "examine_port"]
 
@@ -90,13 +91,12 @@ def _shared_memory() -> Finding:
 
 
 def examine_port(host: str, port: int) -> Finding:
-    """Whether a port can be served at."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return Finding("port", "problem", f"{host}:{port}: {error.strerror}", "choose another with --port")
+    """Whether an address can be served at."""
+    try:
+        bind(host, port).close()
+    except ConfigError as error:
+        detail, _, remedy = str(error).partition("; ")
+        return Finding("port", "problem", detail, remedy)
     return Finding("port", "ok", f"{host}:{port} is free")
 
 

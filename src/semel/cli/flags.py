@@ -1,52 +1,150 @@
-"""Flags that one command takes for another: declared once, with the command that they are meant for."""
+"""Commands from settings: what a command takes is read off the settings section that it fills."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, get_type_hints
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Annotated, Any, Final, Generic, TypeVar
 
-__all__ = ["as_arguments", "takes_flags_of"]
+import typer
+from typer.core import TyperCommand, TyperGroup
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
+from semel.cli.help import command_help, group_help, usage_of
+from semel.core.flag import Flag, arguments_of, fill, flags_of
+from semel.errors import ConfigError
+
+__all__ = ["Call", "FlagCommand", "HelpGroup", "command"]
+
+_ENGINE_HELP: Final = "--help=engine"
+_PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+_S = TypeVar("_S")
 
 
-def takes_flags_of(other: Callable[..., None], *, but: Collection[str]) -> Callable[[_Command], _Command]:
-    """Give a command the flags of another one, but for these; it gets their values by name, in its `**flags`."""
+@dataclass(frozen=True, slots=True)
+class Call(Generic[_S]):
+    """One call of a command."""
 
-    def decorate(command: _Command) -> _Command:
-        hints = get_type_hints(command, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[name])
-            for name, parameter in inspect.signature(command).parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        their_hints = get_type_hints(other, include_extras=True)
-        theirs = [
-            parameter.replace(annotation=their_hints[name], kind=parameter.KEYWORD_ONLY)
-            for name, parameter in inspect.signature(other).parameters.items()
-            if name not in but
-        ]
-        signature: Any = inspect.Signature([*own, *theirs])
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *theirs)}
-        return command
+    settings: _S
+    values: Mapping[str, Any]
+    """Of its flags, by their keys, as they were written: in the flags' own units."""
+
+    rest: Sequence[str] = ()
+    """What is not semel's: vLLM's flags."""
+
+    def arguments(self, section: type, *, but: Collection[str] = ()) -> list[str]:
+        """The values of those flags that a section has too, but for some, as they stand on a command line."""
+        return arguments_of(tuple(one for one in flags_of(section) if one.key not in but), self.values)
+
+
+class FlagCommand(TyperCommand):
+    """A command whose help is made from its flags."""
+
+    flags: tuple[Flag, ...] = ()
+    engine_flags: bool = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the command line apart; vLLM's help is shown at once."""
+        if self.engine_flags and _ENGINE_HELP in args:
+            typer.echo(_engine_help())
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 typer's
+        """What follows the name of the command, for errors."""
+        return usage_of(self.flags, engine_flags=self.engine_flags)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(
+            command_help(
+                ctx.command_path, inspect.cleandoc(self.help or ""), self.flags, engine_flags=self.engine_flags
+            )
+        )
+
+
+class HelpGroup(TyperGroup):
+    """A command that has commands of its own."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        listed = [(name, _purpose(self.commands[name])) for name in self.list_commands(ctx)]
+        formatter.write(group_help(ctx.command_path, inspect.cleandoc(self.help or ""), listed))
+
+
+class _FlagError(typer.BadParameter):
+    """A value that a flag does not take: one line."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it."""
+        path = self.ctx.command_path if self.ctx is not None else "semel"
+        typer.echo(f"{path}: {self.message}", file=file or sys.stderr)
+
+
+def command(
+    app: typer.Typer, settings: type[_S], name: str | None = None, *, engine_flags: bool = False
+) -> Callable[[Callable[[Call[_S]], None]], Callable[[Call[_S]], None]]:
+    """Make a function a command that takes the flags of a settings section, and vLLM's too if it says so."""
+    flags = flags_of(settings)
+
+    def decorate(run: Callable[[Call[_S]], None]) -> Callable[[Call[_S]], None]:
+        def called(context: typer.Context, **texts: Any) -> None:
+            values = {one.key: _value(one, texts[one.key], context) for one in flags}
+            run(Call(fill(settings, values), values, tuple(context.args)))
+
+        parameters = [_parameter(one) for one in flags]
+        own = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        called.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in (own, *parameters)}
+        called.__doc__ = run.__doc__
+        kind = type("Command", (FlagCommand,), {"flags": flags, "engine_flags": engine_flags})
+        passed_on = _PASS_ON if engine_flags else None
+        app.command(name or run.__name__, cls=kind, context_settings=passed_on)(called)
+        return run
 
     return decorate
 
 
-def as_arguments(flags: Mapping[str, object]) -> list[str]:
-    """The flags as they stand on a command line."""
-    arguments: list[str] = []
-    for name, value in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        match value:
-            case None | False:
-                continue
-            case True:
-                arguments.append(flag)
-            case list() | tuple():
-                arguments += [f"{flag}={one}" for one in value]
-            case _:
-                arguments.append(f"{flag}={value}")
-    return arguments
+def _parameter(one: Flag) -> inspect.Parameter:
+    """The flag for typer, which only takes command lines apart: values are the flag's own business."""
+    kind: Any = bool if one.kind is bool else list[str] if one.is_list else str
+    default: Any = inspect.Parameter.empty if one.is_required else False if one.kind is bool else None
+    info = (
+        typer.Argument(metavar=one.spelling, help=one.help)
+        if one.is_positional
+        else typer.Option(one.spelling, metavar=one.placeholder or None, help=one.help)
+    )
+    optional = kind if one.is_required or one.kind is bool else kind | None
+    return inspect.Parameter(
+        one.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[optional, info]
+    )
+
+
+def _value(one: Flag, text: Any, context: typer.Context) -> Any:
+    if one.kind is bool:
+        return bool(text)
+    if text is None or text == []:
+        return one.default
+    try:
+        return tuple(map(one.parse, text)) if one.is_list else one.parse(text)
+    except ValueError as error:
+        raise _FlagError(str(error), ctx=context) from None
+
+
+def _purpose(found: Any) -> str:
+    """The first sentence of what a command says of itself."""
+    sentence = " ".join(inspect.cleandoc(found.help or "").split()).partition(". ")[0]
+    return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+def _engine_help() -> str:
+    try:
+        from semel.engine.vllm.arguments import engine_help
+
+        return engine_help()
+    except ImportError:
+        raise ConfigError(
+            "vLLM is not installed here, so its flags cannot be listed; see `vllm serve --help`"
+        ) from None

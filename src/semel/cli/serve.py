@@ -19,14 +19,14 @@ from typing import Final
 
 from rich.console import Console
 
-from semel.cli.doctor import examine_port
 from semel.cli.output import Output
 from semel.cli.supervisor import Child, end_at_once, end_in_order
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
-from semel.settings import create_key
+from semel.settings import ServerSettings, create_key
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.logs import LogFormat, log_to_stderr
+from semel.web.address import bind
 
 __all__ = ["ServeOptions", "serve"]
 
@@ -44,14 +44,12 @@ class ServeOptions:
     """What `semel serve` was asked for."""
 
     model: str
-    host: str
-    port: int
+    server: ServerSettings
     key_file: Path | None
-    engine_flags: Sequence[str]
-    frontend_flags: Sequence[str]
-    drain_s: float = 25.0
-    """For requests in flight when it is stopped."""
+    worker_flags: Sequence[str]
+    """semel's and vLLM's."""
 
+    frontend_flags: Sequence[str]
     worker: Sequence[str] = ("worker",)
     """The command of semel that starts the worker."""
 
@@ -63,25 +61,19 @@ class ServeOptions:
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        return f"http://{self.host}:{self.port}"
+        return f"http://{self.server.host}:{self.server.port}"
 
 
 def serve(options: ServeOptions) -> int:
     """Run until Ctrl-C; the exit code."""
     log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s")
     logger.setLevel(logging.INFO)
-    _check_port(options.host, options.port)
+    bind(options.server.host, options.server.port).close()  # before half a minute of loading
     folder = Path(tempfile.mkdtemp(prefix="semel-"))  # mode 0700: sockets and key live here
     try:
         return asyncio.run(_supervise(options, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_port(host: str, port: int) -> None:
-    """Before half a minute of loading: another server at the port would also answer for us."""
-    if (finding := examine_port(host, port)).verdict != "ok":
-        raise ConfigError(f"cannot serve at {finding.detail}; {finding.remedy}")
 
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
@@ -101,7 +93,7 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         with console.status("ending"):
-            await stopping.unless_forced(end_in_order(reversed(children), options.drain_s + _END_S))
+            await stopping.unless_forced(end_in_order(reversed(children), options.server.drain_s + _END_S))
             await end_at_once(children, _END_S)
         if output is not None:
             output.close()
@@ -115,9 +107,8 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
     address = f"ipc://{folder}/worker.sock"
     command = [sys.executable, "-m", "semel"]
     common = ["--key-file", str(key_file)]
-    worker = [*command, *options.worker, options.model, "--listen", address, *common, *options.engine_flags]
-    frontend = [*command, "frontend", options.model, "--worker", address, *common]
-    frontend += ["--host", options.host, "--port", str(options.port), *options.frontend_flags]
+    worker = [*command, *options.worker, options.model, "--listen", address, *common, *options.worker_flags]
+    frontend = [*command, "frontend", options.model, "--worker", address, *common, *options.frontend_flags]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
     fits = len(str(folder)) + SOCKET_NAME_CHARS <= _MAX_SOCKET_CHARS
     sockets = {SOCKET_FOLDER: str(folder)} if fits else {}

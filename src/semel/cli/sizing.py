@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 
-from semel.cli import fetching
-from semel.cli.options import MIB, CacheGb, MaxMediaInFlight
-from semel.sizing import GIB, Host, Part, memory_of
+from semel.core.flag import GIB, flag, same_flag
+from semel.frontend.budget import BudgetLimits
+from semel.media.fetch.settings import FetchSettings
+from semel.settings import CacheSettings
+from semel.sizing import Host, Part, memory_of
 
-__all__ = ["size"]
+__all__ = ["SizeSettings", "print_size"]
 
 
-def size(
-    processes: Annotated[int, typer.Option(min=1, help="Preprocessing processes of each frontend.")] = 2,
-    frontends: Annotated[int, typer.Option(min=0, help="Frontends on the host.")] = 1,
-    workers: Annotated[int, typer.Option(min=0, help="Workers on the host.")] = 1,
-    feature_cache_gb: CacheGb = 1.0,
-    media_cache_gb: fetching.CacheGb = 0.25,
-    max_media_bytes_in_flight: MaxMediaInFlight = 2_048 * MIB,
-    mm_processor_cache_gb: Annotated[float, typer.Option(help="GiB of each engine's item cache.")] = 4.0,
-    weights_gb: Annotated[float, typer.Option(help="GiB of weights in the host's memory; on a GPU 0.")] = 0.0,
-    kv_cache_gb: Annotated[float, typer.Option(help="GiB of KV cache in the host's memory; on a GPU 0.")] = 0.0,
-) -> None:
-    """Say how much memory a host needs at most, and for what."""
+@dataclass(frozen=True, slots=True)
+class SizeSettings:
+    """What `semel size` takes."""
+
+    processes: int = flag(2, help="Preprocessing processes of each frontend.", group="Host", min=1)
+    frontends: int = flag(1, help="Frontends on the host.", group="Host", min=0)
+    workers: int = flag(1, help="Workers on the host.", group="Host", min=0)
+    feature_cache_bytes: int = same_flag(CacheSettings, "capacity_bytes")
+    media_cache_bytes: int = same_flag(FetchSettings, "cache_bytes")
+    max_media_bytes: int = same_flag(BudgetLimits, "max_bytes")
+    item_cache_bytes: int = flag(
+        4 * GIB,
+        "mm-processor-cache-gb",
+        help="Size of each engine's multimodal cache, in GiB, as for vLLM.",
+        group="Caches",
+        unit="GiB",
+        min=0,
+    )
+    weights_bytes: int = flag(
+        0, "weights-gb", help="Model weights in the host's memory, in GiB; 0 on a GPU.", group="Host", unit="GiB", min=0
+    )
+    kv_cache_bytes: int = flag(
+        0, "kv-cache-gb", help="KV cache in the host's memory, in GiB; 0 on a GPU.", group="Host", unit="GiB", min=0
+    )
+
+
+def print_size(settings: SizeSettings) -> None:
+    """Print the parts of the sum, and the sum."""
     host = Host(
-        processes=processes,
-        frontends=frontends,
-        feature_cache=int(feature_cache_gb * GIB),
-        media_cache=int(media_cache_gb * GIB),
-        media_in_flight=max_media_bytes_in_flight,
-        workers=workers,
-        item_cache=int(mm_processor_cache_gb * GIB),
-        weights=int(weights_gb * GIB),
-        kv_cache=int(kv_cache_gb * GIB),
+        processes=settings.processes,
+        frontends=settings.frontends,
+        feature_cache=settings.feature_cache_bytes,
+        media_cache=settings.media_cache_bytes,
+        media_in_flight=settings.max_media_bytes,
+        workers=settings.workers,
+        item_cache=settings.item_cache_bytes,
+        weights=settings.weights_bytes,
+        kv_cache=settings.kv_cache_bytes,
     )
     parts = memory_of(host)
     console = Console()

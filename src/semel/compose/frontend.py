@@ -13,20 +13,26 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.pipeline import pipeline_of
 from semel.core import Contract, Digest, Key, Keyring, Modality
-from semel.frontend.budget import Budget, BudgetLimits
-from semel.media import DecodeLimits
+from semel.frontend.budget import Budget
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
+from semel.processing.cores import usable_cores
 from semel.processing.pool.job import OfferLimits
-from semel.processing.pool.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.processing.pool.process import PoolProcess
-from semel.processing.processor import ProcessorKind
 from semel.render import Pipeline, warm_up
+from semel.settings import (
+    CacheKind,
+    FrontendSettings,
+    ServingSettings,
+    read_api_keys,
+    read_key,
+    trace_collector,
+)
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.lookups import CacheLookups
@@ -54,15 +60,10 @@ if TYPE_CHECKING:
     from semel.fleet.discovery import AddressSource
     from semel.fleet.fleet import Fleet
     from semel.fleet.worker import RemoteWorker
-    from semel.frontend.http.body import BodyLimits
-    from semel.frontend.middleware.concurrency import ConcurrencyLimits
-    from semel.frontend.middleware.refusal_rate import RefusalLimits
     from semel.frontend.service import FrontendState
-    from semel.web.server import ConnectionLimits, HttpServer
+    from semel.web.server import HttpServer
 
 __all__ = ["GC_THRESHOLDS", "CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
-
-CacheKind = Literal["shared", "lru"]
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 """How often the collector runs. A request of 32,768 items makes so many objects that with Python's own 700 collections
@@ -83,38 +84,38 @@ def create_cache(kind: CacheKind, capacity_bytes: int) -> Cache:
 
 @dataclass(frozen=True, slots=True)
 class FrontendOptions:
-    """What a frontend process was asked for."""
+    """What a frontend process runs with: its settings, and what the files that they name hold."""
 
     model: str
-    workers: Sequence[str]
     key: Key
-    host: str
-    port: int
-    chat_template: str | None
     processes: int
-    body: BodyLimits
-    budget: BudgetLimits
-    pace: RefusalLimits
-    cache_kind: CacheKind
-    cache_bytes: int
-    fetching: FetchOptions = field(default_factory=FetchOptions)
-    processor: ProcessorKind = "auto"
-    api_keys: Keyring = field(default_factory=Keyring)
-    metrics_port: int | None = None
-    limits: DecodeLimits = field(default_factory=DecodeLimits)
-    max_processing_s: float = TIMEOUT_S
-    max_processing_bytes: int = MAX_MEMORY_BYTES
+    workers: Sequence[str] = ()
     sources: Sequence[AddressSource] = ()
     """What names workers besides those, and may name others later."""
 
+    serving: ServingSettings = field(default_factory=ServingSettings)
+    fetching: FetchOptions = field(default_factory=FetchOptions)
+    api_keys: Keyring = field(default_factory=Keyring)
     collector: Collector | None = None
     """Where spans are sent; without one there are none."""
 
-    log_requests: bool = True
-    gate: ConcurrencyLimits | None = None
-    connections: ConnectionLimits | None = None
-    drain_s: float = 25.0
-    """For requests in flight when it is stopped."""
+    @classmethod
+    def of(cls, settings: FrontendSettings) -> Self:
+        """Read the files that the settings name; what makes no sense is refused with its flag's name."""
+        from semel.fleet.discovery import sources_of
+
+        discovery, serving = settings.discovery, settings.serving
+        return cls(
+            model=settings.model,
+            key=read_key(settings.key_file),
+            processes=serving.preprocessing.processes or usable_cores(),
+            workers=discovery.workers,
+            sources=sources_of(discovery.workers_file, discovery.workers_dns, discovery.workers_dns_s),
+            serving=serving,
+            fetching=FetchOptions.of(serving.fetch),
+            api_keys=read_api_keys(serving.keys.api_keys_file, serving.keys.api_keys),
+            collector=trace_collector(serving.logs.otlp_traces_endpoint),
+        )
 
 
 async def run_frontend(options: FrontendOptions) -> None:
@@ -127,13 +128,16 @@ async def run_frontend(options: FrontendOptions) -> None:
     from semel.web.server import HttpServer, operator_routes
 
     _raise_file_limit()
-    gate = RequestLimiter(options.gate)
-    service = FrontendState(body=options.body, budget=Budget(options.budget), pace=options.pace, gate=gate)
+    serving = options.serving
+    gate = RequestLimiter(serving.gate)
+    service = FrontendState(body=serving.body, budget=Budget(serving.budget), pace=serving.pace, gate=gate)
     tracing = start_tracing(options.collector, "semel-frontend")
-    parts = _Parts(options, create_cache(options.cache_kind, options.cache_bytes))
-    app = create_app(service, parts.meter, options.api_keys, tracing=tracing, log_requests=options.log_requests)
+    parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes))
+    log_requests = not serving.disable_access_log
+    app = create_app(service, parts.meter, options.api_keys, tracing=tracing, log_requests=log_requests)
     count = partial(parts.meter.count, REFUSALS)
-    server = HttpServer(app, options.host, options.port, options.connections, count)
+    limits = replace(serving.connections, headers_s=serving.body.max_s, stall_s=serving.body.max_s)
+    server = HttpServer(app, serving.server.host, serving.server.port, limits, count)
     parts.meter.watch(tracing.samples)
     parts.meter.watch(parts.lookups.samples)
     parts.meter.watch(partial(_cache_samples, parts.cache))
@@ -141,23 +145,24 @@ async def run_frontend(options: FrontendOptions) -> None:
         stack.push_async_callback(tracing.close)
         stack.callback(parts.cache.close)
         stack.callback(LoopLag(parts.meter).close)
-        if options.metrics_port is not None:
-            metrics = HttpServer(Starlette(routes=operator_routes(parts.meter)), "127.0.0.1", options.metrics_port)
+        if serving.metrics_port is not None:
+            operator = Starlette(routes=operator_routes(parts.meter))
+            metrics = HttpServer(operator, "127.0.0.1", serving.metrics_port, port_flag="--metrics-port")
             await stack.enter_async_context(metrics.running())
         fleet, keep_linked = await parts.link(stack)
-        serving = asyncio.create_task(server.serve())
+        running = asyncio.create_task(server.serve())
         linking = asyncio.create_task(keep_linked())
         following = asyncio.create_task(parts.follow(fleet, service))
         telling = asyncio.create_task(_tell_hits(parts.lookups))
         stopping = ShutdownSignal.listening()
-        if await stopping.wait(serving, linking, following):
-            await _drain(service, server, stopping, options.drain_s)
+        if await stopping.wait(running, linking, following):
+            await _drain(service, server, stopping, serving.server.drain_s)
         else:
             service.drain("the frontend has failed")
         server.stop(at_once=bool(service.gate.requests))
         following.cancel()
         telling.cancel()
-        ended = await asyncio.gather(serving, following, return_exceptions=True)
+        ended = await asyncio.gather(running, following, return_exceptions=True)
         linking.cancel()
         for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
             if isinstance(result, Exception):
@@ -247,26 +252,28 @@ class _Parts:
     async def _prepare(self, stack: contextlib.AsyncExitStack) -> list[PoolProcess]:
         """Processes that import their libraries while the engine loads: what to load, a worker's contract tells."""
         memory = None if self.memory is None else self.memory.fileno()
+        max_memory_bytes = self.options.serving.preprocessing.limits.max_memory_bytes
         prepared: list[PoolProcess] = []
         stack.push_async_callback(_end_all, prepared)
         for _ in range(self.options.processes):  # one by one: what was started is ended, also if the next cannot start
-            prepared += [await PoolProcess.spawn(self.options.max_processing_bytes, memory, in_background=True)]
+            prepared += [await PoolProcess.spawn(max_memory_bytes, memory, in_background=True)]
         return prepared
 
     async def _start_pool(
         self, stack: contextlib.AsyncExitStack, folder: Path, contract: Contract, prepared: list[PoolProcess]
     ) -> Pool:
+        preprocessing = self.options.serving.preprocessing
         ready, prepared[:] = tuple(prepared), ()  # they are the pool's from now on, also if it cannot start
         pool = await Pool.start(
             folder,
             contract.target,
             processes=self.options.processes,
-            limits=self.options.limits,
-            timeout_s=self.options.max_processing_s,
-            max_memory_bytes=self.options.max_processing_bytes,
+            limits=self.options.serving.decode,
+            timeout_s=preprocessing.limits.timeout_s,
+            max_memory_bytes=preprocessing.limits.max_memory_bytes,
             memory=self.memory,
             offers=OfferLimits(max_tokens=contract.max_tokens),
-            processor=self.options.processor,
+            processor=preprocessing.processor,
             prepared=ready,
         )
         stack.push_async_callback(pool.close)
@@ -284,7 +291,7 @@ class _Parts:
     def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int) -> Pipeline:
         options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
         pipeline = replace(
-            pipeline_of(folder, pool.process, pool.description, options.key, options.chat_template),
+            pipeline_of(folder, pool.process, pool.description, options.key, options.serving.server.chat_template),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,

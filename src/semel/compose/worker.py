@@ -8,12 +8,21 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Borrower
 from semel.core import Key, Modality
 from semel.processing.processor import ProcessorKind
-from semel.settings import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable
+from semel.settings import (
+    SERVICE_NAME,
+    TRACES_PROTOCOL,
+    WorkerSettings,
+    default_folder,
+    default_variable,
+    read_admin_key,
+    read_key,
+    trace_collector,
+)
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
@@ -50,6 +59,24 @@ class WorkerOptions:
     collector: Collector | None = None
     """Where spans are sent, ours and the engine's; without one there are none."""
     ship_resident_items: bool = False
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, engine_flags: Sequence[str]) -> Self:
+        """Read the files that the settings name."""
+        admin_key_file = settings.admin.admin_key_file
+        return cls(
+            model=settings.model,
+            listen=settings.listen,
+            key=read_key(settings.key_file),
+            engine_flags=engine_flags,
+            encoder_planning=settings.encoder.encoder_planning,
+            admin_port=settings.admin.admin_port,
+            admin_key=None if admin_key_file is None else read_admin_key(admin_key_file),
+            drain_s=settings.drain_s,
+            processor=settings.processor,
+            collector=trace_collector(settings.logs.otlp_traces_endpoint),
+            ship_resident_items=settings.encoder.ship_resident_items,
+        )
 
 
 async def run_worker(options: WorkerOptions) -> None:
@@ -126,7 +153,7 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
         lookups.count(engine.contract.model, modality, "worker", 1, hit)
 
     app = create_admin_app(engine, meter, key=options.admin_key, count=count, reset=worker.reset)
-    async with HttpServer(app, "127.0.0.1", options.admin_port).running():
+    async with HttpServer(app, "127.0.0.1", options.admin_port, port_flag="--admin-port").running():
         yield
 
 

@@ -10,27 +10,42 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
+from semel.core.flag import MIB, flag
 from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
 
 __all__ = ["Account", "Budget", "BudgetLimits"]
-
-_MIB: Final = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
     """How much may be in flight."""
 
-    max_request_bytes: int = 512 * _MIB
-    """What one request may bring, in its body, decoded and fetched; over it the answer is 413."""
-
-    max_bytes: int = 2_048 * _MIB
-    """What all requests of the process may hold; over it the answer is 429."""
-
-    max_requests: int = 2_048
-    """Requests that wait for their answer to begin; over it the answer is 429."""
+    max_request_bytes: int = flag(
+        512 * MIB,
+        "max-request-media-bytes",
+        help="Maximum bytes of one request: its body, its decoded media and its fetched media; over it the answer is "
+        "413.",
+        group="Limits",
+        unit="bytes",
+        min=1,
+    )
+    max_bytes: int = flag(
+        2_048 * MIB,
+        "max-media-bytes-in-flight",
+        help="Maximum bytes of all requests together until their answers begin; over it the answer is 429.",
+        group="Limits",
+        unit="bytes",
+        min=1,
+    )
+    max_requests: int = flag(
+        2_048,
+        "max-waiting-requests",
+        help="Maximum number of requests whose answers have not begun; more are answered with 429.",
+        group="Limits",
+        min=1,
+    )
 
     def __post_init__(self) -> None:
         if self.max_request_bytes < 1:

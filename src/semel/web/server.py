@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -20,9 +18,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from semel.errors import ConfigError, HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow
+from semel.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow
 from semel.telemetry import Meter
+from semel.web.address import bind
 from semel.web.errors import error_body
+from semel.web.limits import ConnectionLimits
 
 __all__ = ["STALLED", "ConnectionLimits", "HttpServer", "operator_routes"]
 
@@ -31,31 +31,6 @@ _GRACE_S: Final = 3
 
 STALLED: Final = "client_stalled"
 """What is counted when a client has not read its answer: it cannot be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """How long a connection may do nothing, or nothing that is of use (threats S18)."""
-
-    idle_s: float = 75.0
-    """Until a request begins: the first one, or the next after an answer; then it is closed. What is still to come of
-    the last one when it has been answered is thrown away meanwhile."""
-
-    headers_s: float = 120.0
-    """The longest that the headers of a request may take to come; over it the answer is 408."""
-
-    stall_s: float = 120.0
-    """The longest that a client may leave 64 KB unread of an answer, or any of the last one; over it the connection is
-    given up."""
-
-    head_bytes: int = 64 * 1024
-    """The most bytes of a request line and headers, trailers included; over it the answer is 431 (threats S19)."""
-
-    head_fields: int = 100
-    """The most headers of a request, trailers included; over it the answer is 431."""
-
-    unread_bytes: int = 1024**3
-    """The most that is thrown away of a request that has been answered; over it the connection is closed."""
 
 
 class HttpServer:
@@ -68,10 +43,16 @@ class HttpServer:
         port: int,
         limits: ConnectionLimits | None = None,
         count: Callable[[str], None] = lambda _: None,
+        *,
+        port_flag: str = "--port",
     ) -> None:
-        """`count` is told the code of what was refused, or given up, before any application saw it."""
+        """`count` is told the code of what was refused, or given up, before any application saw it.
+
+        `port_flag` is what an error names if the port cannot be served at.
+        """
         limits = limits or ConnectionLimits()
-        self._socket = _bind(host, port)
+        self._socket = bind(host, port, port_flag)
+        self._socket.listen(_BACKLOG)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -339,16 +320,3 @@ class _ResponseTransport:
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"cannot serve at {host}:{port}: {error.strerror}; choose another --host or --port") from None
-    bound.listen(_BACKLOG)
-    return bound

@@ -10,7 +10,7 @@ from semel.engine.vllm.compat import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULE
 from semel.engine.vllm.parsing import ParserFlags
 from semel.errors import ConfigError
 
-__all__ = ["parse_engine_flags", "take_parser_flags"]
+__all__ = ["engine_help", "parse_engine_flags", "take_parser_flags"]
 
 
 def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
@@ -33,6 +33,15 @@ class _Flags(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise it."""
         raise ConfigError(message)
+
+
+def engine_help() -> str:
+    """All of vLLM's engine flags, as its own parser describes them; its own `--help` shows only their groups."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage="MODEL [vLLM's engine flags]"))
+    return argparse.ArgumentParser.format_help(parser)
 
 
 def parse_engine_flags(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +16,7 @@ from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow
 from semel.frontend.api.fields import fault_of
 from semel.frontend.budget import Account
 from semel.frontend.http.sse import EventStream, until_gone
+from semel.frontend.limits import BodyLimits
 
 __all__ = [
     "CLIENT_CLOSED",
@@ -42,21 +42,6 @@ _MAX_ERRORS: Final = 100
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """What the body of a request may be (threats S18)."""
-
-    max_bytes: int = 256 * 1024**2
-    """The largest that is read; over it the answer is 413."""
-
-    max_values: int = 262_144
-    """The most numbers, strings, lists and objects in it; over it the answer is 413. Reading JSON cannot be
-    interrupted, and a million values take 0.3 s of everybody's time and 70 times the body's bytes."""
-
-    max_s: float = 120.0
-    """The longest that it may take to come, in seconds; over it the answer is 408."""
 
 
 async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:

@@ -10,38 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady, ServiceError
+from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
 from semel.frontend.http.sse import DONE, EventStream, error_event
+from semel.frontend.limits import ConcurrencyLimits
 from semel.frontend.middleware.authentication import PROBES
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.web.errors import error_response
 
 __all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "RequestLimiter"]
-
-
-@dataclass(frozen=True, slots=True)
-class ConcurrencyLimits:
-    """How many requests a frontend answers at the same time, and how long it may take."""
-
-    max_requests: int = 4_096
-    """In flight, streams included; over it the answer is 429."""
-
-    max_tenant_requests: int = 0
-    """The same for each tenant; 0 leaves a tenant all of them."""
-
-    max_request_s: float = 0.0
-    """The longest that a request may take, from its headers to the end of its answer, in seconds; over it the answer
-    is 504, or where it has begun, an error is its last event. 0 lets it take as long as it takes."""
-
-    def __post_init__(self) -> None:
-        if self.max_requests < 1:
-            raise ConfigError(f"--max-requests is {self.max_requests:,}: it must be at least 1")
 
 
 class RequestLimiter:

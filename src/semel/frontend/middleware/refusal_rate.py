@@ -9,23 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from semel.frontend.limits import RefusalLimits
 
 __all__ = ["RefusalLimits", "RefusalThrottle"]
-
-
-@dataclass(frozen=True, slots=True)
-class RefusalLimits:
-    """How fast one tenant is refused."""
-
-    per_s: float = 20.0
-    """Refusals a second, once there were more than `burst`; 0 never lets one wait."""
-
-    burst: int = 20
-    """Refusals that are answered at once, after a while without any."""
-
-    max_wait_s: float = 5.0
-    """The longest that one waits, in seconds."""
 
 
 class RefusalThrottle:

@@ -1,11 +1,13 @@
-"""What a piece of media may decode to. Values only; the modules beside this one keep to them."""
+"""What a piece of media may decode to, and what that may take. Values only; the modules that decode keep to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CANON", "DecodeLimits"]
+from semel.core.flag import GIB, flag
+
+__all__ = ["CANON", "DecodeLimits", "ProcessingLimits"]
 
 CANON: Final = 4
 """The version of the canonical form; part of every fingerprint, so that changing it never mixes features."""
@@ -13,25 +15,67 @@ CANON: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """What a piece of media may decode to. Every field is a flag of `semel serve` and `semel frontend`."""
+    """What a piece of media may decode to."""
 
-    max_image_pixels: int = 178_956_970
-    """Width × height of an image, or of a frame of a video; the default is where Pillow itself refuses a bomb."""
+    max_image_pixels: int = flag(
+        178_956_970,
+        help="Maximum width × height of an image, or of a video's frame.",
+        group="Media",
+        unit="pixels",
+        min=1,
+    )
+    """The default is where Pillow itself refuses a bomb."""
 
-    min_image_side: int = 2
-    """Shortest side of an image in pixels. One-pixel images have killed engines (threats S8)."""
+    min_image_side: int = flag(
+        2, help="Minimum length of the shorter side of an image or video, in pixels.", group="Media", min=1
+    )
+    """One-pixel images have killed engines (threats S8)."""
 
-    max_audio_s: float = 3_600.0
-    """Length of a clip in seconds."""
+    max_audio_s: float = flag(
+        3_600.0, help="Maximum length of an audio clip, in seconds.", group="Media", unit="seconds", min=0.001
+    )
+    max_audio_channels: int = flag(64, help="Maximum number of channels of an audio clip.", group="Media", min=1)
+    """They are averaged, and each is decoded for that."""
 
-    max_audio_channels: int = 64
-    """Channels of a clip. They are averaged, and each is decoded for that."""
+    max_video_s: float = flag(
+        3_600.0, help="Maximum length of a video, in seconds.", group="Media", unit="seconds", min=0.001
+    )
+    """Every frame up to the last one that is looked at has to be decoded."""
 
-    max_video_s: float = 3_600.0
-    """Length of a video in seconds: every frame up to the last one that is looked at has to be decoded."""
+    max_video_frames: int = flag(
+        216_000, help="Maximum number of frames of a video, sampled or not.", group="Media", min=1
+    )
+    """The default is an hour of 60 a second."""
 
-    max_video_frames: int = 216_000
-    """Frames of a video, looked at or not; the default is an hour of 60 a second."""
+    max_video_pixels: int = flag(
+        400_000_000,
+        help="Maximum number of pixels of all sampled frames of a video together.",
+        group="Media",
+        unit="pixels",
+        min=1,
+    )
+    """Each takes 3 bytes while it is processed."""
 
-    max_video_pixels: int = 400_000_000
-    """Pixels of all the frames of a video that are looked at; each takes 3 bytes while it is processed."""
+
+@dataclass(frozen=True, slots=True)
+class ProcessingLimits:
+    """What decoding and preprocessing one item may take."""
+
+    timeout_s: float = flag(
+        30.0,
+        "max-processing-s",
+        help="Timeout for decoding and preprocessing one item, in seconds.",
+        group="Preprocessing",
+        unit="seconds",
+        min=0.1,
+    )
+    """From the moment a process takes the item on."""
+
+    max_memory_bytes: int = flag(
+        4 * GIB,
+        "max-processing-memory-gb",
+        help="Maximum memory of one preprocessing process, in GiB, on top of what it needs to start.",
+        group="Preprocessing",
+        unit="GiB",
+        min=0.125,
+    )

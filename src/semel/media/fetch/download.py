@@ -27,6 +27,7 @@ from semel.media.fetch.freshness import HEADERS, Freshness
 from semel.media.fetch.keyed_limit import KeyedLimit
 from semel.media.fetch.policy import MediaPolicy, unreachable
 from semel.media.fetch.responses import StoredResponse
+from semel.media.fetch.settings import FetchLimits
 from semel.media.fetch.url import WebUrl
 
 __all__ = ["Downloader", "FetchLimits"]
@@ -35,42 +36,6 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _FIELDS: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "semel"}
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """How much a fetch may take of anything."""
-
-    max_bytes: int = 64 * 1024**2
-    """Bytes of one item, counted as they come."""
-
-    total_s: float = 30.0
-    """Seconds for all of a fetch: waiting for its turn and a connection, redirects, headers and body."""
-
-    connect_s: float = 5.0
-    """Seconds for one connection to be made, TLS included."""
-
-    idle_s: float = 10.0
-    """Seconds between two pieces of a response, and to its first."""
-
-    max_redirects: int = 3
-    """Hops after the first."""
-
-    connections: int = 128
-    """Connections at a time, and lookups of names."""
-
-    connections_per_host: int = 16
-    """Of those, to one host and port."""
-
-    @property
-    def fetches_per_tenant(self) -> int:
-        """Fetches of one tenant under way at a time."""
-        return max(1, self.connections // 4)
-
-    @property
-    def fetches_per_tenant_and_host(self) -> int:
-        """Of those, from one host and port."""
-        return max(1, self.connections_per_host // 2)
 
 
 class Downloader:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from semel.cache import Flight
 from semel.core import Tenant
@@ -25,6 +25,7 @@ from semel.media.fetch.download import Downloader, FetchLimits
 from semel.media.fetch.local import read_file
 from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
+from semel.media.fetch.settings import FetchSettings
 from semel.media.fetch.url import FileUrl, Url, WebUrl
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import (
@@ -62,8 +63,19 @@ class FetchOptions:
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
     limits: FetchLimits = field(default_factory=FetchLimits)
-    cache_bytes: int = 256 * 1024**2
+    cache_bytes: int = FetchSettings().cache_bytes
     """Bytes of responses to keep for as long as their servers allow; 0 keeps none."""
+
+    @classmethod
+    def of(cls, settings: FetchSettings) -> Self:
+        """From what an operator writes; what makes no sense is refused with its flag's name."""
+        policy = MediaPolicy.of(
+            domains=settings.allowed_domains,
+            allow_http=settings.allow_http,
+            networks=settings.allowed_networks,
+            local_path=settings.allowed_local_path,
+        )
+        return cls(policy, settings.limits, settings.cache_bytes)
 
 
 class _Unpaid(Exception):

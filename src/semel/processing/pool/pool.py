@@ -32,6 +32,7 @@ from semel.errors import (
     ServiceError,
 )
 from semel.media import DecodeLimits, Pieces
+from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config
 from semel.processing.pool.job import CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
 from semel.processing.pool.pipe import (
@@ -53,10 +54,10 @@ from semel.processing.processor import ProcessorKind
 
 __all__ = ["MAX_MEMORY_BYTES", "TIMEOUT_S", "Pool"]
 
-MAX_MEMORY_BYTES: Final = 4 << 30
+MAX_MEMORY_BYTES: Final = ProcessingLimits().max_memory_bytes
 """What a process may use, on top of what it has once it is loaded."""
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = ProcessingLimits().timeout_s
 """What one item may take, from the moment a process takes it on."""
 
 _CRASHES: Final = {

@@ -1,0 +1,72 @@
+"""What the benchmarks are told on a command line. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from semel.core.flag import flag, section
+
+__all__ = ["OPENED_PER_S", "CompareSettings", "ReportSettings", "StreamsOptions", "StreamsSettings"]
+
+OPENED_PER_S: Final = 100
+"""Streams that are opened in a second, at the least: as long as that, the first of them are longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSettings:
+    """How thorough a benchmark is, and where its figures go."""
+
+    quick: bool = flag(False, help="Finish within a minute; the figures are rougher.", group="Measurement")
+    as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")
+    plot: Path | None = flag(None, help="Draw the figures to this PNG file.", group="Output")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsOptions:
+    """What `semel bench streams` measures."""
+
+    streams: int = flag(2_000, help="Number of streams open at the same time.", group="Measurement", min=1)
+    rate: float = flag(5.0, help="Tokens per second of each stream.", group="Measurement", min=0.1)
+    seconds: float = flag(
+        20.0, help="How long all streams are open, in seconds.", group="Measurement", unit="seconds", min=1
+    )
+    phases: int = flag(1, help="Number of groups of streams that get their tokens in turn.", group="Measurement", min=1)
+    """1: a token for every stream in one step."""
+
+    @property
+    def tokens(self) -> int:
+        """Of each stream: enough to be still running when the last one has been open for long enough."""
+        return int(self.rate * (self.seconds + self.streams / OPENED_PER_S)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSettings:
+    """What `semel bench streams` takes."""
+
+    load: StreamsOptions = section(StreamsOptions)
+    report: ReportSettings = section(ReportSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """What `semel bench serve` takes besides vLLM's flags."""
+
+    model: str | None = flag(
+        None,
+        help="A model folder, or a model's name on the Hugging Face hub, for both servers.",
+        group="Measurement",
+        is_positional=True,
+        default_text="a tiny model made for the run",
+    )
+    baseline: str | None = flag(None, help="URL of a running vLLM server; needs --semel.", group="Measurement")
+    semel: str | None = flag(None, help="URL of a running semel; needs --baseline.", group="Measurement")
+    api_key: str | None = flag(None, help="API key of these two servers.", group="Measurement")
+    only: tuple[str, ...] = flag(
+        (), help="Scenario to run. Repeatable.", group="Measurement", default_text="all scenarios"
+    )
+    quick: bool = flag(False, help="Fewer rounds: faster, and rougher figures.", group="Measurement")
+    check: bool = flag(False, help="Exit with code 1 if a target is missed.", group="Output")
+    as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")
+    plot: Path | None = flag(None, help="Draw the figures into this folder.", group="Output")

@@ -1,0 +1,112 @@
+"""`semel testing`: what one needs to try semel without downloading anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+from rich.console import Console
+
+from semel.cli.flags import Call, HelpGroup, command
+from semel.core.flag import REQUIRED, flag, same_flag, section
+from semel.settings import FrontendSettings, ServingSettings, WorkerSettings
+
+__all__ = ["ModelSettings", "TestingServeSettings", "TestingWorkerSettings", "testing"]
+
+testing = typer.Typer(
+    help="What one needs to try semel without downloading anything.",
+    cls=HelpGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What `semel testing model` takes."""
+
+    family: str = flag(
+        REQUIRED,
+        help="One of qwen2-vl, qwen2.5-vl, llava, idefics3, gemma3, qwen2-audio or whisper.",
+        group="Output",
+        is_positional=True,
+    )
+    directory: Path = flag(REQUIRED, help="The model folder to write.", group="Output", is_positional=True)
+
+
+@command(testing, ModelSettings)
+def model(call: Call[ModelSettings]) -> None:
+    """Write a tiny real model with random weights: real code paths, exact answers, no meaning in the text."""
+    from semel.testing.models import build
+
+    family, directory = call.settings.family, call.settings.directory
+    with console.status(f"building {family}"):
+        build(family, directory)
+    console.print(f"{directory}: a tiny {family}", highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TestingWorkerSettings:
+    """What `semel testing worker` takes."""
+
+    model: str = same_flag(FrontendSettings, "model")
+    listen: str = same_flag(WorkerSettings, "listen")
+    key_file: Path = same_flag(FrontendSettings, "key_file")
+    rate: float = flag(20.0, help="Tokens per second for each request.", group="Worker", min=0.01)
+    phases: int = flag(1, help="Number of groups of requests that get their tokens in turn.", group="Worker", min=1)
+    drain_s: float = same_flag(WorkerSettings, "drain_s")
+    processor: Literal["auto", "hf", "vllm"] = same_flag(WorkerSettings, "processor")
+
+
+@command(testing, TestingWorkerSettings, "worker")
+def rehearsal(call: Call[TestingWorkerSettings]) -> None:
+    """Start a worker whose engine has no model: it answers with numbered words at a steady rate."""
+    import uvloop
+
+    from semel.compose import WorkerOptions
+    from semel.compose.modelless_worker import run_modelless_worker
+    from semel.settings import read_key
+    from semel.telemetry.logs import log_to_stderr
+
+    log_to_stderr("text")
+    settings = call.settings
+    options = WorkerOptions(
+        settings.model,
+        settings.listen,
+        read_key(settings.key_file),
+        (),
+        False,
+        None,
+        None,
+        settings.drain_s,
+        settings.processor,
+    )
+    uvloop.run(run_modelless_worker(options, rate=settings.rate, phases=settings.phases))
+
+
+@dataclass(frozen=True, slots=True)
+class TestingServeSettings:
+    """What `semel testing serve` takes."""
+
+    model: str = same_flag(FrontendSettings, "model")
+    rate: float = same_flag(TestingWorkerSettings, "rate")
+    serving: ServingSettings = section(ServingSettings)
+
+
+@command(testing, TestingServeSettings, "serve")
+def rehearse(call: Call[TestingServeSettings]) -> None:
+    """Serve a model without its engine: numbered words at a steady rate, for trying clients without weights."""
+    from semel.cli.serve import ServeOptions, serve
+
+    options = ServeOptions(
+        call.settings.model,
+        call.settings.serving.server,
+        None,
+        worker_flags=call.arguments(TestingWorkerSettings, but=("model",)),
+        frontend_flags=call.arguments(ServingSettings),
+        worker=("testing", "worker"),
+    )
+    raise typer.Exit(serve(options))

@@ -1,0 +1,344 @@
+"""Flags: each is declared once, on the field of the settings section that it fills.
+
+A section is a frozen dataclass beside its component. `flag` makes one of its fields a flag, with a default, bounds,
+help and a group; a field whose type is a section itself holds that section's flags. The command line, `--help`, the
+reference page and the tests are made from `flags_of`. Values only: nothing here knows a parser or a component.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+__all__ = [
+    "GIB",
+    "GROUPS",
+    "KIB",
+    "MAX_PORT",
+    "MIB",
+    "REQUIRED",
+    "Flag",
+    "Group",
+    "arguments_of",
+    "fill",
+    "flag",
+    "flags_of",
+    "same_flag",
+    "section",
+]
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+MAX_PORT: Final = 65_535
+
+Group = Literal[
+    "Serve",
+    "Fleet",
+    "Keys",
+    "Media",
+    "Preprocessing",
+    "Limits",
+    "Caches",
+    "Logs, metrics and traces",
+    "Worker",
+    "Host",
+    "Measurement",
+    "Output",
+]
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+"""In the order in which `--help` and the reference show them."""
+
+Unit = Literal["", "bytes", "GiB", "seconds", "pixels"]
+Number = int | float
+
+REQUIRED: Final[Any] = MISSING
+"""The default of a flag that has to be named."""
+
+_KEY: Final = "semel.flag"
+_SIZES: Final = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB, "t": 1 << 40}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(?:ib)?|b)?", re.IGNORECASE)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag of a command, or one of its arguments."""
+
+    name: str
+    """Without dashes: `max-body-bytes`."""
+
+    path: tuple[str, ...]
+    """The fields that lead to its value, from the settings of a command down."""
+
+    kind: type
+    """Of one value: int, float, str, bool or Path."""
+
+    default: Any
+    """As it is written on a command line, in the flag's own unit; `REQUIRED` if there is none."""
+
+    help: str
+    group: Group
+    choices: tuple[str, ...] = ()
+    is_list: bool = False
+    is_positional: bool = False
+    min: Number | None = None
+    max: Number | None = None
+    unit: Unit = ""
+    scale: int = 1
+    """What its value is multiplied with for the field."""
+
+    default_text: str = ""
+    """What happens without it, where the default does not say so."""
+
+    @property
+    def key(self) -> str:
+        """Its name as an identifier."""
+        return self.name.replace("-", "_")
+
+    @property
+    def spelling(self) -> str:
+        """As it stands on a command line, without its value."""
+        return self.name.upper() if self.is_positional else f"--{self.name}"
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a command refuses to run without it."""
+        return self.default is REQUIRED
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for its value in `--help`."""
+        if self.kind is bool:
+            return ""
+        if self.choices:
+            return "|".join(self.choices)
+        if self.unit == "bytes":
+            return "SIZE"
+        if self.unit in ("seconds", "GiB"):
+            return "SECONDS" if self.unit == "seconds" else "GIB"
+        return {int: "N", float: "NUMBER", Path: "PATH"}.get(self.kind, "TEXT")
+
+    @property
+    def type_name(self) -> str:
+        """The type, for the reference."""
+        if self.choices:
+            return " or ".join(f"`{choice}`" for choice in self.choices)
+        if self.unit in ("bytes", "GiB", "seconds"):
+            return {"bytes": "size", "GiB": "GiB", "seconds": "seconds"}[self.unit]
+        name = {int: "integer", float: "number", Path: "path", bool: "switch"}.get(self.kind, "text")
+        return f"{name}, repeatable" if self.is_list and not self.is_positional else name
+
+    @property
+    def bounds(self) -> str:
+        """Which values it takes, in words; empty if any."""
+        if self.min is not None and self.max is not None:
+            return f"from {self.min} to {self.max}"
+        if self.min is not None:
+            return f"at least {self.min}"
+        return "" if self.max is None else f"at most {self.max}"
+
+    @property
+    def readable_default(self) -> str:
+        """The default as a person reads it: `256 MiB`, `120 s`; empty if there is none."""
+        if self.default_text or self.is_required:
+            return self.default_text
+        match self.default:
+            case None | False | ():
+                return ""
+            case tuple():
+                return ", ".join(map(str, self.default))
+            case bool():
+                return "on"
+            case int() | float() if self.unit == "bytes":
+                return _size_text(int(self.default))
+            case int() | float():
+                unit = {"seconds": " s", "GiB": " GiB"}.get(self.unit, "")
+                return f"{self.default:.15g}{unit}"
+        return str(self.default)
+
+    def parse(self, text: str) -> Any:
+        """One value from a command line; a `ValueError` says which flag, which value and what it takes."""
+        try:
+            value = self._convert(text)
+        except (ValueError, OverflowError):
+            value = None
+        if value is None or not self._is_inside(value):
+            raise ValueError(f"{self.spelling} {text}: must be {self._description()}")
+        return value
+
+    def _convert(self, text: str) -> Any:
+        if self.choices:
+            return text if text in self.choices else None
+        if self.unit == "bytes":
+            return _size(text)
+        if self.kind is float:
+            number = float(text)
+            return None if math.isnan(number) or (self.scale != 1 and math.isinf(number)) else number
+        return self.kind(text)
+
+    def _is_inside(self, value: Any) -> bool:
+        return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+
+    def _description(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        nouns = {"bytes": "a number of bytes or a size such as 256MiB", "seconds": "a number of seconds"}
+        noun = nouns.get(self.unit) or {int: "a whole number", float: "a number"}.get(self.kind, "text")
+        separator = " " if self.bounds.startswith("from") else ", "
+        return f"{noun}{separator}{self.bounds}" if self.bounds else noun
+
+
+def flag(
+    default: _T,
+    name: str = "",
+    *,
+    help: str,  # noqa: A002 the word of every parser
+    group: Group,
+    min: Number | None = None,  # noqa: A002
+    max: Number | None = None,  # noqa: A002
+    unit: Unit = "",
+    default_text: str = "",
+    is_positional: bool = False,
+) -> _T:
+    """A field that is a flag. `name` is needed where it is not the field's; a flag in GiB fills a field of bytes."""
+    declared = _Declared(name, help, group, min, max, unit, default_text, is_positional)
+    return field(default=default, metadata={_KEY: declared})
+
+
+def same_flag(other: type, name: str) -> Any:
+    """A field that is the same flag as a field of another section."""
+    (found,) = [one for one in fields(other) if one.name == name]
+    declared: _Declared = found.metadata[_KEY]
+    named = replace(declared, name=declared.name or name.replace("_", "-"))
+    return field(default=found.default, metadata={_KEY: named})
+
+
+def section(kind: type[_T]) -> _T:
+    """A field that is a section; its flags have their defaults unless it is filled."""
+    return field(default_factory=kind)
+
+
+def flags_of(kind: type) -> tuple[Flag, ...]:
+    """All flags of a section and of the sections in it, in the order of their fields."""
+    hints = get_type_hints(kind)
+    found: list[Flag] = []
+    for one in fields(kind):
+        if _KEY in one.metadata:
+            found.append(_resolve(one, hints[one.name]))
+        elif is_dataclass(hints[one.name]):
+            inner = flags_of(cast("type", hints[one.name]))
+            found += [_below(one.name, flag) for flag in inner]
+    return tuple(found)
+
+
+def fill(kind: type[_T], values: Mapping[str, Any]) -> _T:
+    """A section with these values of its flags, by their keys; what has none keeps its default."""
+    tree: dict[str, Any] = {}
+    for one in flags_of(kind):
+        if one.key in values:
+            value = values[one.key]
+            node = tree
+            for step in one.path[:-1]:
+                node = node.setdefault(step, {})
+            node[one.path[-1]] = int(value * one.scale) if one.scale != 1 else value
+    return _build(kind, tree)
+
+
+def arguments_of(flags: tuple[Flag, ...], values: Mapping[str, Any]) -> list[str]:
+    """Flags and their values as they stand on a command line."""
+    arguments: list[str] = []
+    for one in flags:
+        match values.get(one.key):
+            case None | False:
+                continue
+            case True:
+                arguments.append(one.spelling)
+            case list() | tuple() as several:
+                arguments += [f"{one.spelling}={value}" for value in several]
+            case value:
+                arguments.append(f"{one.spelling}={value}")
+    return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What `flag` was called with."""
+
+    name: str
+    help: str
+    group: Group
+    min: Number | None
+    max: Number | None
+    unit: Unit
+    default_text: str
+    is_positional: bool
+
+
+def _resolve(one: Field[Any], hint: Any) -> Flag:
+    declared: _Declared = one.metadata[_KEY]
+    kind, choices, is_list = _kind(hint)
+    scale = GIB if declared.unit == "GiB" else 1
+    default: Any = one.default
+    return Flag(
+        name=declared.name or one.name.replace("_", "-"),
+        path=(one.name,),
+        kind=float if scale != 1 else kind,
+        default=default / scale if scale != 1 else default,
+        help=declared.help,
+        group=declared.group,
+        choices=choices,
+        is_list=is_list,
+        is_positional=declared.is_positional,
+        min=declared.min,
+        max=declared.max,
+        unit=declared.unit,
+        scale=scale,
+        default_text=declared.default_text,
+    )
+
+
+def _kind(hint: Any) -> tuple[type, tuple[str, ...], bool]:
+    """The type of one value, its choices, and whether there are several."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        (hint,) = [one for one in arguments if one is not type(None)]
+        return _kind(hint)
+    if origin is tuple:
+        return arguments[0], (), True
+    return (str, arguments, False) if origin is Literal else (hint, (), False)
+
+
+def _below(name: str, inner: Flag) -> Flag:
+    return replace(inner, path=(name, *inner.path))
+
+
+def _build(kind: type[_T], tree: Mapping[str, Any]) -> _T:
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            name: _build(hints[name], value) if isinstance(value, dict) and is_dataclass(hints[name]) else value
+            for name, value in tree.items()
+        }
+    )
+
+
+def _size(text: str) -> int:
+    """A number of bytes: `268435456`, `256MiB`, `256M`; units are powers of 1024."""
+    if (found := _SIZE.fullmatch(text.strip())) is None:
+        return int(text)
+    number, unit = found.groups(default="")
+    return int((float(number) if "." in number else int(number)) * _SIZES[unit.lower()])
+
+
+def _size_text(nbytes: int) -> str:
+    for size, unit in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
+        if nbytes and nbytes % size == 0:
+            return f"{nbytes // size} {unit}"
+    return f"{nbytes} bytes"

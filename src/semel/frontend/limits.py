@@ -1,0 +1,95 @@
+"""What a frontend allows its clients. Values only; the modules beside this one keep to them (threats S18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.core.flag import MIB, flag
+from semel.errors import ConfigError
+
+__all__ = ["BodyLimits", "ConcurrencyLimits", "RefusalLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What the body of a request may be."""
+
+    max_bytes: int = flag(
+        256 * MIB,
+        "max-body-bytes",
+        help="Maximum size of a request body; larger ones are answered with 413.",
+        group="Limits",
+        unit="bytes",
+        min=1,
+    )
+    max_values: int = flag(
+        262_144,
+        "max-body-values",
+        help="Maximum number of JSON values in a request body, estimated as commas plus opening brackets; more are "
+        "answered with 413.",
+        group="Limits",
+        min=1,
+    )
+    """Reading JSON cannot be interrupted, and a million values take 0.3 s of everybody's time and 70 times the body's
+    bytes."""
+
+    max_s: float = flag(
+        120.0,
+        "max-body-s",
+        help="Timeout for receiving a request body, in seconds; over it the answer is 408. A client may also stop "
+        "reading its answer for this long.",
+        group="Limits",
+        unit="seconds",
+        min=0.001,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyLimits:
+    """How many requests a frontend answers at the same time, and how long it may take."""
+
+    max_requests: int = flag(
+        4_096,
+        help="Maximum number of requests in flight, streams included; more are answered with 429.",
+        group="Limits",
+        min=1,
+    )
+    max_tenant_requests: int = flag(
+        0,
+        help="The same for each tenant of the API keys; 0 sets no separate limit.",
+        group="Limits",
+        min=0,
+    )
+    max_request_s: float = flag(
+        0.0,
+        "request-timeout-s",
+        help="Timeout for a whole request, from its headers to the end of its answer, in seconds; over it the answer "
+        "is 504, or an error event if it has begun. 0 sets no timeout.",
+        group="Limits",
+        unit="seconds",
+        min=0,
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1:
+            raise ConfigError(f"--max-requests is {self.max_requests:,}: it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalLimits:
+    """How fast one tenant is refused."""
+
+    per_s: float = flag(
+        20.0,
+        "max-refusals-per-s",
+        help="Error answers per second to one tenant; further ones are delayed, by 5 s at most. 0 delays none.",
+        group="Limits",
+        min=0,
+    )
+    """Once there were more than `burst`."""
+
+    burst: int = 20
+    """Refusals that are answered at once, after a while without any."""
+
+    max_wait_s: float = 5.0
+    """The longest that one waits, in seconds."""

@@ -1,0 +1,33 @@
+"""The address of a server: a socket is bound to it, or the flag that is at fault is named."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+from semel.errors import ConfigError
+
+__all__ = ["bind"]
+
+_OF_THE_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
+
+
+def bind(host: str, port: int, port_flag: str = "--port") -> socket.socket:
+    """A socket at this address; a `ConfigError` names `--host` or the port's flag, whichever has to change."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        raise ConfigError(f"cannot serve at {host}:{port}: {_reason(error, port_flag)}") from None
+    return bound
+
+
+def _reason(error: OSError | OverflowError, port_flag: str) -> str:
+    if isinstance(error, OverflowError):
+        return f"{port_flag} must be from 0 to 65535"
+    if error.errno in _OF_THE_PORT:
+        return f"{error.strerror}; choose another with {port_flag}"
+    return f"{error.strerror}; choose an address of this machine with --host"

@@ -1,0 +1,255 @@
+"""Every flag of every command: declared once, described, bounded, and still there."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from semel.cli import help as help_pages
+from semel.cli.app import app
+from semel.cli.flags import Call, FlagCommand, command
+from semel.core.flag import GROUPS, Flag, flag, flags_of
+from semel.engine.vllm import arguments
+from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
+from tests.cli.test_app import semel
+
+PINNED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "pinned_flags.json").read_text())
+"""The flags and defaults that users have in their scripts. A new flag need not be here; none here may go or change."""
+
+OF_VLLM = ("--served-model-name", "--max-model-len", "--tensor-parallel-size")
+
+
+def commands(name: str = "", found: Any = None) -> dict[str, FlagCommand]:
+    found = found or typer.main.get_command(app)
+    if hasattr(found, "commands"):
+        return {
+            path: one
+            for child, below in found.commands.items()
+            for path, one in commands(f"{name} {child}".strip(), below).items()
+        }
+    return {name: found}
+
+
+COMMANDS = commands()
+
+
+def help_of(name: str, width: int = 80) -> str:
+    environment = os.environ | {"COLUMNS": str(width)}
+    done = CliRunner().invoke(app, [*name.split(), "--help"], env=environment)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_takes_is_what_is_declared(name: str) -> None:
+    found = COMMANDS[name]
+    assert isinstance(found, FlagCommand), "it is not made from a declaration"
+    spelt = [one.metavar if one.param_type_name == "argument" else one.opts[0] for one in found.params]
+    assert spelt == [one.spelling for one in found.flags]
+    assert not [one for one in found.params if getattr(one, "secondary_opts", [])]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_has_help_a_group_bounds_and_a_default_within_them(name: str) -> None:
+    for one in COMMANDS[name].flags:
+        assert one.help[0].isupper(), one.help
+        assert one.help.endswith("."), one.help
+        assert one.group in GROUPS
+        assert one.min is not None or one.kind not in (int, float), one.spelling
+        if one.default is not None and not one.is_required and one.kind is not bool:
+            values = one.default if one.is_list else (one.default,)
+            assert tuple(one.parse(str(value)) for value in values) == values
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_no_flag_has_vanished_or_changed_its_default(name: str) -> None:
+    now = {
+        one.name if one.is_positional else one.spelling: "REQUIRED" if one.is_required else one.default
+        for one in COMMANDS[name].flags
+    }
+    plain = {spelling: list(value) if isinstance(value, tuple) else value for spelling, value in now.items()}
+    assert {spelling: plain.get(spelling, "gone") for spelling in PINNED[name]} == PINNED[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("width", [80, 60, 200])
+def test_help_cuts_no_name_and_keeps_to_the_width(name: str, width: int) -> None:
+    check_help(help_of(name, width), COMMANDS[name].flags, width)
+
+
+def check_help(shown: str, flags: Sequence[Flag], width: int) -> None:
+    lines = shown.splitlines()
+    for one in flags:
+        starts = [line for line in lines if re.match(rf"  {re.escape(one.spelling)}(\s|$)", line)]
+        assert len(starts) == 1, f"{one.spelling} is not shown once"
+    assert "…" not in shown.replace("file:///…", "")
+    assert max(map(len, lines)) <= width
+
+
+def test_mutant_help_that_cuts_long_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(help_pages, "_name", lambda one: one.spelling[:21] + "…" * (len(one.spelling) > 21))
+    with pytest.raises(AssertionError, match="is not shown once"):
+        check_help(help_of("serve"), COMMANDS["serve"].flags, 80)
+
+
+def test_mutant_a_command_that_declares_its_flag_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = typer.Typer()
+
+    @other.command()
+    def stray(port: int = 8000) -> None: ...
+
+    monkeypatch.setitem(COMMANDS, "stray", typer.main.get_command(other))
+    with pytest.raises(AssertionError, match="not made from a declaration"):
+        test_what_a_command_takes_is_what_is_declared("stray")
+
+
+def test_serve_shows_its_groups_in_order_sizes_in_words_and_where_vllms_flags_are() -> None:
+    shown = help_of("serve")
+    headings = re.findall(r"^([A-Z][^:\n]*):$", shown, re.MULTILINE)
+    assert headings == [group for group in GROUPS if group in headings]
+    assert headings[0] == "Serve"
+    assert {"Media", "Limits", "Caches", "Keys", "Logs, metrics and traces", "Worker"} <= set(headings)
+    assert "[default: 256 MiB]" in shown
+    assert "268435456" not in shown
+    assert "<" not in shown
+    for passed_on in ("--admin-port", "--admin-key-file", "--encoder-planning", "--ship-resident-items"):
+        assert passed_on in shown
+    end = " ".join(shown.split("\n\n")[-1].split())
+    assert all(name in end for name in OF_VLLM)
+    assert "serve --help=engine` lists them" in end
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["serve", "m", "--port", "99999"], "--port 99999: must be a whole number from 0 to 65535"),
+        (["frontend", "m", "--key-file", "k", "--port", "-1"], "--port -1: must be a whole number from 0 to 65535"),
+        (["doctor", "--port", "65536"], "--port 65536: must be a whole number from 0 to 65535"),
+        (["serve", "m", "--admin-port", "65536"], "--admin-port 65536: must be a whole number from 0 to 65535"),
+        (["serve", "m", "--max-body-bytes", "1 GB"], "--max-body-bytes 1 GB: must be a number of bytes or a size"),
+        (["serve", "m", "--processor", "torch"], "--processor torch: must be one of auto, hf, vllm"),
+        (["bench", "streams", "--rate", "0"], "--rate 0: must be a number, at least 0.1"),
+    ],
+)
+def test_a_value_out_of_bounds_is_one_line_with_flag_value_and_bound(arguments: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    (line,) = done.output.splitlines()
+    assert complaint in line
+
+
+def test_every_bound_is_checked_on_the_command_line() -> None:
+    for name, found in COMMANDS.items():
+        required = [part for one in found.flags if one.is_required for part in _some(one)]
+        for one in found.flags:
+            if one.is_positional or one.kind not in (int, float):
+                continue
+            outside = [] if one.min is None else [one.min - 1]
+            outside += [] if one.max is None else [one.max + 1]
+            for value in outside:
+                with pytest.raises(typer.BadParameter) as caught:
+                    found.main([*required, f"{one.spelling}={value}"], name, standalone_mode=False)
+                assert str(caught.value).startswith(f"{one.spelling} {value}: must be")
+                assert one.bounds in str(caught.value)
+
+
+def _some(one: Flag) -> list[str]:
+    return ["x"] if one.is_positional else [one.spelling, "x"]
+
+
+def test_a_host_that_cannot_be_bound_is_named_by_its_flag_and_a_port_by_its_own() -> None:
+    host = semel("serve", "m", "--host", "192.0.2.1")  # for documentation: no machine has it
+    assert host.returncode == 2
+    assert "192.0.2.1" in host.stderr
+    assert "--host" in host.stderr
+    assert "--port" not in host.stderr
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        taken = semel("serve", "m", "--port", str(port))
+    assert taken.returncode == 2
+    assert str(port) in taken.stderr
+    assert "--port" in taken.stderr
+    assert "--host" not in taken.stderr
+
+
+def test_sizes_may_have_units_and_reach_the_settings() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Settings:
+        nbytes: int = flag(1, "size", help="A size.", group="Limits", unit="bytes", min=1)
+
+    other, calls = typer.Typer(), list[Call[Any]]()
+    command(other, Settings, "run")(calls.append)
+    assert CliRunner().invoke(other, ["--size", "4KiB"]).exit_code == 0
+    (call,) = calls
+    assert call.settings.nbytes == 4096
+
+
+def test_what_serve_hands_to_its_worker_and_frontend_they_take() -> None:
+    serving, worker = set(_keys(ServingSettings)), set(_keys(WorkerSettings))
+    passed_on = set(_keys(ServeSettings)) - {"model", "key_file"}
+    assert passed_on == serving | (worker - {"model", "key_file", "listen"})
+    assert serving <= set(_keys(FrontendSettings))
+
+
+def _keys(kind: type) -> list[str]:
+    keys = [one.key for one in flags_of(kind)]
+    assert len(keys) == len(set(keys)), f"{kind.__name__} has a flag twice"
+    return keys
+
+
+def test_a_field_that_is_no_flag_belongs_to_a_section_that_says_why() -> None:
+    """Whoever adds a field to a section makes it a flag, or writes below it what it is."""
+
+    def unexplained(kind: type) -> list[str]:
+        names = {one.path[0] for one in flags_of(kind)}
+        source = inspect.getsource(kind)
+        missing = []
+        for one in fields(kind):
+            inner = get_type_hints(kind)[one.name]
+            if isinstance(inner, type) and is_dataclass(inner):
+                missing += unexplained(inner)
+            elif one.name not in names and not re.search(rf'^    {one.name}: .*\n    """', source, re.MULTILINE):
+                missing.append(f"{kind.__name__}.{one.name}")
+        return missing
+
+    assert unexplained(FrontendSettings) == []
+    assert unexplained(WorkerSettings) == []
+
+
+def test_vllms_flags_are_listed_by_its_own_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "engine_help", lambda: "all of vLLM's flags")
+    for name in ("serve", "worker", "bench serve"):
+        done = CliRunner().invoke(app, [*name.split(), "--help=engine"])
+        assert (done.exit_code, done.output) == (0, "all of vLLM's flags\n")
+    assert CliRunner().invoke(app, ["frontend", "--help=engine"]).exit_code == 2
+
+
+@pytest.mark.engine
+def test_vllms_flags_are_there_whichever_they_are() -> None:
+    done = semel("serve", "--help=engine")
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in OF_VLLM)
+
+
+def test_help_loads_no_server_and_no_model() -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from semel.cli.app import app;"
+        "assert CliRunner().invoke(app, ['serve', '--help']).exit_code == 0;"
+        "print(*sorted(m for m in sys.modules if '.' not in m))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    heavy = {"torch", "transformers", "vllm", "numpy", "av", "fastapi", "uvicorn", "aiohttp", "prometheus_client"}
+    assert not heavy & set(done.stdout.split())
