@@ -9,7 +9,7 @@ import pytest
 
 from semel.core import Digest, Item, Output, Placeholder, Prompt, Timeline
 from semel.frontend.api.chat_response import ChatResponse, Head
-from semel.frontend.api.response_options import ALL, ResponseOptions
+from semel.frontend.api.response_options import ResponseOptions
 
 HEAD = Head("chatcmpl-r", "tiny", "semel-0", created=0)
 TEXT = Prompt([1, 2, 3], Timeline.decoder([]), ())
@@ -120,7 +120,7 @@ def test_log_probabilities_are_shown_in_the_order_and_number_asked_for() -> None
 
     assert top(ResponseOptions(logprobs=True)) == []
     assert top(ResponseOptions(logprobs=True, top_logprobs=2)) == [("é", -2.0), ("b", -0.5)]
-    assert top(ResponseOptions(logprobs=True, top_logprobs=ALL))[-1] == ("<6>", -9999.0)
+    assert top(ResponseOptions(logprobs=True, top_logprobs=None))[-1] == ("<6>", -9999.0)
     assert top(ResponseOptions(logprobs=True, top_logprobs=1, tokens_as_ids=True)) == [("token_id:7", -2.0)]
     (entry,) = whole(step, showing=ResponseOptions(logprobs=True))["choices"][0]["logprobs"]["content"]
     assert (entry["token"], entry["logprob"], entry["bytes"]) == ("é", -2.0, [0xC3, 0xA9])

@@ -24,6 +24,10 @@ def totals(answer: Mapping[str, Any]) -> tuple[int, int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
+def choices(answer: Mapping[str, Any]) -> list[Any]:
+    return list(answer["choices"])
+
+
 async def expected(app: Rig, text: str) -> list[int]:
     tokens = (await app.ok("/tokenize", {"prompt": text}))["tokens"]
     return list(echo(Prompt(tokens, Timeline.decoder([]), ()), {}))
@@ -99,10 +103,11 @@ def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
     for prompt, index, token in ((1, 0, 1), (0, 1, 3), (1, 0, 3), (1, 0, 1)):
         whole.add(prompt, output(index, token, "length"))
         (chunk,) = streamed.chunks(prompt, output(index, token))
-        offsets.append((chunk["choices"][0]["index"], chunk["choices"][0]["logprobs"]["text_offset"]))
+        (piece,) = choices(chunk)
+        offsets.append((piece["index"], piece["logprobs"]["text_offset"]))
     assert offsets == [(2, [0]), (1, [0]), (2, [2]), (2, [5])]
     answer = whole.whole()
-    third = answer["choices"][2]
+    third = choices(answer)[2]
     assert third["text"] == "abdefab"
     assert third["logprobs"]["tokens"] == ["ab", "def", "ab"]
     assert third["logprobs"]["text_offset"] == [0, 2, 5]
@@ -118,7 +123,7 @@ def test_an_echo_begins_with_the_prompt_and_what_is_known_of_its_tokens() -> Non
     echoing = continuing([1, 2], echo=Echo(["abC"], alone=False))
     echoing.add(0, first)
     echoing.add(0, output(1, 1, "stop"))
-    one, other = echoing.whole()["choices"]
+    one, other = choices(echoing.whole())
     assert (one["text"], other["text"]) == ("abCdef", "abCab")
     assert one["logprobs"]["tokens"] == ["ab", "C", "def"]
     assert one["logprobs"]["token_logprobs"] == [None, -1.0, -0.5]
@@ -126,5 +131,6 @@ def test_an_echo_begins_with_the_prompt_and_what_is_known_of_its_tokens() -> Non
     assert one["prompt_logprobs"][1]["1"] == {"logprob": -9999.0, "rank": 1, "decoded_token": "ab"}
     alone = continuing([1, 2], echo=Echo(["abC"], alone=True))
     alone.add(0, first)
-    assert alone.whole()["choices"][0]["text"] == "abC"
-    assert alone.whole()["choices"][0]["logprobs"]["tokens"] == ["ab", "C"]
+    begun, _ = choices(alone.whole())
+    assert begun["text"] == "abC"
+    assert begun["logprobs"]["tokens"] == ["ab", "C"]

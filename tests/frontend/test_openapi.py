@@ -29,8 +29,8 @@ from semel.core import Feature, Key, Keyring, Layout, Media, Output, Submission,
 from semel.engine import Stream
 from semel.errors import MediaUndecodable, RequestError, ServiceError, told_kinds
 from semel.frontend.api.fields import REFUSED
+from semel.frontend.api.render_response import Detokenized
 from semel.frontend.api.requests import ChatCompletionRequest, DetokenizeRequest
-from semel.frontend.api.shapes import Detokenized
 from semel.frontend.app import create_app
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, takes

@@ -20,8 +20,7 @@ from starlette.responses import Response
 
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
-from semel.frontend.api.chat_response import model_list
-from semel.frontend.api.shapes import ModelList, Readiness, Version
+from semel.frontend.api.server import ModelList, Readiness, Version, model_list
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter

@@ -9,21 +9,146 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Literal, NotRequired, cast
 
-from semel.core import Output, Prompt, PromptLogprob
-from semel.frontend.api.logprobs import Decode, chat_logprobs, prompt_logprobs
+from typing_extensions import TypedDict
+
+from semel.core import Output, Prompt
+from semel.frontend.api.logprobs import (
+    ChatLogprobs,
+    Decode,
+    PromptLogprob,
+    PromptPositions,
+    TokenLogprob,
+    chat_logprobs,
+    prompt_logprobs,
+)
 from semel.frontend.api.response_options import ResponseOptions
-from semel.frontend.api.server import Model, ModelList
-from semel.frontend.api.usage import Usage
+from semel.frontend.api.usage import StreamedUsage, Usage, UsageCounter
 
-__all__ = ["ChatResponse", "Head", "model_list"]
+__all__ = [
+    "CalledFunction",
+    "CalledFunctionDelta",
+    "ChatChoice",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "ChatDelta",
+    "ChatMessage",
+    "ChatResponse",
+    "Head",
+    "ToolCall",
+    "ToolCallDelta",
+]
 
-_NOT_SENT: Final = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
-"""Of a message."""
 
-_NOT_REPORTED: Final = dict.fromkeys(("prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics"))
-"""Of an answer."""
+class CalledFunction(TypedDict):
+    """A function, and its arguments in JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    """What the model says."""
+
+    role: str
+    content: str | None
+    refusal: None
+    annotations: None
+    audio: None
+    function_call: None
+    reasoning: str | None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    """One of the `n` answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: Sequence[int] | None
+    routed_experts: None
+
+
+class ChatCompletion(TypedDict):
+    """The answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    service_tier: None
+    system_fingerprint: str
+    usage: Usage
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None
+    prompt_token_ids: Sequence[int] | None
+    prompt_text: None
+    kv_transfer_params: None
+    ec_transfer_params: None
+    metrics: None
+
+
+class CalledFunctionDelta(TypedDict):
+    """More of a function's name or arguments."""
+
+    name: NotRequired[str | None]
+    arguments: NotRequired[str | None]
+
+
+class ToolCallDelta(TypedDict):
+    """More of a call."""
+
+    index: int
+    id: NotRequired[str | None]
+    type: NotRequired[Literal["function"] | None]
+    function: NotRequired[CalledFunctionDelta | None]
+
+
+class ChatDelta(TypedDict):
+    """What to add to the message."""
+
+    role: NotRequired[str | None]
+    content: NotRequired[str | None]
+    reasoning: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallDelta]]
+
+
+class ChatChunkChoice(TypedDict):
+    """More of one of the `n` answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[int | str | None]
+    token_ids: NotRequired[Sequence[int] | None]
+
+
+class ChatCompletionChunk(TypedDict):
+    """More of the answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: NotRequired[str]
+    usage: NotRequired[StreamedUsage]
+    prompt_token_ids: NotRequired[Sequence[int] | None]
+    prompt_text: NotRequired[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +162,6 @@ class Head:
 
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def of(self, kind: str) -> dict[str, Any]:
-        """The beginning of an object of this kind."""
-        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
-
 
 @dataclass(slots=True)
 class _Choice:
@@ -49,7 +170,7 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     message: Mapping[str, Any] | None = None
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     completion_tokens: int = 0
@@ -70,12 +191,12 @@ class ChatResponse:
     ) -> None:
         self._head = head
         self._prompt_ids = prompt.token_ids
-        self._usage = Usage.of(prompt)
+        self._usage = UsageCounter.of(prompt)
         self._decode = decode
         self._showing = showing
         self._role = role
         self._choices = [_Choice() for _ in range(count)]
-        self._prompt_logprobs: Sequence[Mapping[int, PromptLogprob] | None] | None = None
+        self._prompt_logprobs: PromptPositions | None = None
         self._begun = False
 
     def add(self, output: Output) -> None:
@@ -92,20 +213,26 @@ class ChatResponse:
         if output.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> ChatCompletion:
         """The answer in one piece."""
         return {
-            **self._head.of("chat.completion"),
+            "id": self._head.answer_id,
+            "object": "chat.completion",
+            "created": self._head.created,
+            "model": self._head.model,
             "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)],
             "service_tier": None,
             "system_fingerprint": self._head.fingerprint,
             "usage": self._usage.whole(),
             "prompt_logprobs": prompt_logprobs(self._prompt_logprobs),
             "prompt_token_ids": self._prompt_ids if self._showing.token_ids else None,
-            **_NOT_REPORTED,
+            "prompt_text": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
         }
 
-    def chunks(self, output: Output) -> Iterator[Mapping[str, Any]]:
+    def chunks(self, output: Output) -> Iterator[ChatCompletionChunk]:
         """The chunks of a stream that an output becomes: before the first, who speaks, for every choice."""
         self._usage.add(output)
         if not self._begun:
@@ -115,7 +242,7 @@ class ChatResponse:
         choice.completion_tokens += len(output.token_ids)
         if (shaped := self._piece(output)) is None:
             return
-        chunk = {**self._head.of("chat.completion.chunk"), "choices": [shaped]}
+        chunk = self._chunk([shaped])
         if output.finish_reason is not None:
             shaped["stop_reason"] = output.stop_reason
             if not self._showing.usage:
@@ -124,13 +251,24 @@ class ChatResponse:
             chunk["usage"] = self._running_usage(choice.completion_tokens)
         yield chunk
 
-    def closing(self) -> Iterator[Mapping[str, Any]]:
+    def closing(self) -> Iterator[ChatCompletionChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
         if self._showing.usage:
-            chunk = {**self._head.of("chat.completion.chunk"), "choices": [], "usage": self._usage.known()}
-            yield {**chunk, "system_fingerprint": self._head.fingerprint}
+            chunk = self._chunk([])
+            chunk["usage"] = self._usage.known()
+            chunk["system_fingerprint"] = self._head.fingerprint
+            yield chunk
 
-    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        return {
+            "id": self._head.answer_id,
+            "object": "chat.completion.chunk",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": choices,
+        }
+
+    def _whole_choice(self, index: int, choice: _Choice) -> ChatChoice:
         hidden = self._is_hidden(choice.message)
         return {
             "index": index,
@@ -142,33 +280,48 @@ class ChatResponse:
             "routed_experts": None,
         }
 
-    def _message(self, choice: _Choice) -> dict[str, Any]:
-        read = {"content": "".join(choice.text)} if choice.message is None else choice.message
-        said = {"role": self._role, "content": read.get("content"), **_NOT_SENT, "reasoning": read.get("reasoning")}
-        return {**said, "tool_calls": read["tool_calls"]} if read.get("tool_calls") else said
+    def _message(self, choice: _Choice) -> ChatMessage:
+        text = "".join(choice.text)
+        read: Mapping[str, Any] = {"content": text} if choice.message is None else choice.message
+        message: ChatMessage = {
+            "role": self._role,
+            "content": read.get("content"),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": read.get("reasoning"),
+        }
+        if calls := read.get("tool_calls"):
+            message["tool_calls"] = calls
+        return message
 
-    def _beginning(self) -> Iterator[Mapping[str, Any]]:
+    def _beginning(self) -> Iterator[ChatCompletionChunk]:
         for index in range(len(self._choices)):
-            delta = {"role": self._role, "content": ""}
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            prompt = {"prompt_token_ids": self._prompt_ids if self._showing.token_ids else None, "prompt_text": None}
-            chunk = {**self._head.of("chat.completion.chunk"), "choices": [choice], **prompt}
-            yield {**chunk, "usage": self._running_usage(0)} if self._showing.running_usage else chunk
+            delta: ChatDelta = {"role": self._role, "content": ""}
+            chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            chunk["prompt_token_ids"] = self._prompt_ids if self._showing.token_ids else None
+            chunk["prompt_text"] = None
+            if self._showing.running_usage:
+                chunk["usage"] = self._running_usage(0)
+            yield chunk
 
-    def _piece(self, output: Output) -> dict[str, Any] | None:
+    def _piece(self, output: Output) -> ChatChunkChoice | None:
         """The choice in a chunk; None if it would say nothing."""
         hidden = self._is_hidden(output.message)
-        logprobs = token_ids = None
+        logprobs: ChatLogprobs | None = None
+        token_ids: Sequence[int] | None = None
         if self._showing.logprobs and not hidden:
             logprobs = {"content": chat_logprobs(output, self._showing, self._decode)}
         if self._showing.token_ids and not hidden:
             token_ids = output.token_ids
-        said = {"content": output.text} if output.message is None else output.message
-        if not said and output.finish_reason is None and logprobs is None and token_ids is None:
+        # The engine's parsers make deltas in this shape. They go out as they came: one per token is not copied.
+        delta: ChatDelta = {"content": output.text} if output.message is None else cast("ChatDelta", output.message)
+        if not delta and output.finish_reason is None and logprobs is None and token_ids is None:
             return None
         return {
             "index": output.index,
-            "delta": said,
+            "delta": delta,
             "logprobs": logprobs,
             "finish_reason": output.finish_reason,
             "token_ids": token_ids,
@@ -178,18 +331,8 @@ class ChatResponse:
         """Whether tokens must not be shown because reasoning must not, and there may be some."""
         return message is not None and not self._showing.reasoning
 
-    def _running_usage(self, completion_tokens: int) -> dict[str, Any]:
+    def _running_usage(self, completion_tokens: int) -> StreamedUsage:
         """That of one choice; its reasoning is counted at its end."""
-        reasoning = self._usage.reasoning_tokens
-        return {
-            "prompt_tokens": self._usage.prompt_tokens,
-            "total_tokens": self._usage.prompt_tokens + completion_tokens,
-            "completion_tokens": completion_tokens,
-            "completion_tokens_details": None if reasoning is None else {"reasoning_tokens": reasoning},
-        }
-
-
-def model_list(name: str, max_tokens: int, created: int) -> ModelList:
-    """What `/v1/models` answers."""
-    model: Model = {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
-    return {"object": "list", "data": [model]}
+        usage = self._usage.running(completion_tokens)
+        usage["completion_tokens_details"] = self._usage.completion_details()
+        return usage

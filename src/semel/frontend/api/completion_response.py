@@ -2,19 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NotRequired
 
-from semel.core import Output, Prompt, PromptLogprob
+from typing_extensions import TypedDict
+
+from semel.core import Output, Prompt
 from semel.frontend.api.chat_response import Head
-from semel.frontend.api.logprobs import Decode, Step, TextLogprobs, prompt_logprobs, prompt_steps, steps_of
+from semel.frontend.api.logprobs import (
+    Decode,
+    PromptLogprob,
+    PromptPositions,
+    Step,
+    TextLogprobs,
+    append_steps,
+    extend_logprobs,
+    no_logprobs,
+    prompt_logprobs,
+    prompt_steps,
+    steps_of,
+)
 from semel.frontend.api.response_options import ResponseOptions
-from semel.frontend.api.usage import Usage
+from semel.frontend.api.usage import StreamedUsage, Usage, UsageCounter
 
-__all__ = ["CompletionResponse", "Echo"]
+__all__ = ["CompletionResponse", "Echo", "TextChoice", "TextChunkChoice", "TextCompletion", "TextCompletionChunk"]
 
-_NOT_REPORTED: Final = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+
+class TextChoice(TypedDict):
+    """One of the `n` answers to a prompt."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: Sequence[int] | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None
+    prompt_token_ids: Sequence[int] | None
+    routed_experts: None
+
+
+class TextCompletion(TypedDict):
+    """How prompts go on."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    service_tier: None
+    system_fingerprint: str
+    usage: Usage
+    kv_transfer_params: None
+    ec_transfer_params: None
+    metrics: None
+
+
+class TextChunkChoice(TypedDict):
+    """More of one of the `n` answers to a prompt."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    prompt_token_ids: Sequence[int] | None
+    token_ids: Sequence[int] | None
+
+
+class TextCompletionChunk(TypedDict):
+    """More of how prompts go on."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    system_fingerprint: NotRequired[str]
+    usage: NotRequired[StreamedUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +98,7 @@ class _Choice:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: TextLogprobs = field(default_factory=TextLogprobs)
+    logprobs: TextLogprobs = field(default_factory=no_logprobs)
     offset: int = 0
     """Where the text of the next token begins."""
 
@@ -64,64 +130,81 @@ class CompletionResponse:
         self._count = count
         self._showing = showing
         self._echo = echo
-        self._usage = Usage(sum(map(len, self._prompts)))
+        self._usage = UsageCounter(sum(map(len, self._prompts)))
         self._choices = [_Choice() for _ in range(len(prompts) * count)]
-        self._prompt_logprobs: dict[int, Sequence[Mapping[int, PromptLogprob] | None]] = {}
+        self._prompt_logprobs: dict[int, PromptPositions] = {}
 
     def add(self, prompt: int, output: Output) -> None:
         """Keep an output of the prompt of this number for the whole answer."""
         choice, text, logprobs = self._take(prompt, output)
         choice.text.append(text)
         choice.token_ids += output.token_ids
-        choice.logprobs.extend(logprobs)
+        if logprobs is not None:
+            extend_logprobs(choice.logprobs, logprobs)
         if output.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> TextCompletion:
         """The answer in one piece."""
         return {
-            **self._head.of("text_completion"),
+            "id": self._head.answer_id,
+            "object": "text_completion",
+            "created": self._head.created,
+            "model": self._head.model,
             "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)],
             "service_tier": None,
             "system_fingerprint": self._head.fingerprint,
             "usage": self._usage.whole(),
-            **_NOT_REPORTED,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
         }
 
-    def chunks(self, prompt: int, output: Output) -> Iterator[Mapping[str, Any]]:
+    def chunks(self, prompt: int, output: Output) -> Iterator[TextCompletionChunk]:
         """The chunks of a stream that an output of the prompt of this number becomes."""
         index = prompt * self._count + output.index
         is_first = not self._choices[index].begun
         choice, text, logprobs = self._take(prompt, output)
         if not (text or output.token_ids or choice.completion_tokens):
             return  # the prompt is still being computed
-        shaped = {
+        shaped: TextChunkChoice = {
             "index": index,
             "text": text,
-            "logprobs": asdict(logprobs) if self._showing.logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_token_ids": self._prompts[prompt] if is_first and self._tells_prompt else None,
             "token_ids": output.token_ids if self._showing.token_ids else None,
         }
-        chunk = {**self._head.of("text_completion"), "choices": [shaped]}
+        chunk = self._chunk([shaped])
         if output.finish_reason is not None and not self._showing.usage:
             chunk["system_fingerprint"] = self._head.fingerprint
         if self._showing.running_usage:
-            chunk["usage"] = Usage(len(self._prompts[prompt]), completion_tokens=choice.completion_tokens).totals()
+            chunk["usage"] = UsageCounter(len(self._prompts[prompt])).running(choice.completion_tokens)
         yield chunk
 
-    def closing(self) -> Iterator[Mapping[str, Any]]:
+    def closing(self) -> Iterator[TextCompletionChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
         if self._showing.usage:
-            chunk = {**self._head.of("text_completion"), "choices": [], "usage": self._usage.known()}
-            yield {**chunk, "system_fingerprint": self._head.fingerprint}
+            chunk = self._chunk([])
+            chunk["usage"] = self._usage.known()
+            chunk["system_fingerprint"] = self._head.fingerprint
+            yield chunk
+
+    def _chunk(self, choices: list[TextChunkChoice]) -> TextCompletionChunk:
+        return {
+            "id": self._head.answer_id,
+            "object": "text_completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": choices,
+        }
 
     @property
     def _tells_prompt(self) -> bool:
         return self._showing.token_ids or self._echo is not None
 
-    def _take(self, prompt: int, output: Output) -> tuple[_Choice, str, TextLogprobs]:
+    def _take(self, prompt: int, output: Output) -> tuple[_Choice, str, TextLogprobs | None]:
         """Count an output; its choice, and its text and log probabilities with what is echoed before it."""
         self._usage.add(output)
         if output.prompt_logprobs is not None:
@@ -132,8 +215,10 @@ class CompletionResponse:
         if self._echo is not None:
             text, steps = self._echoed(self._echo, prompt, text, steps, is_first=not choice.begun)
         choice.begun = True
-        logprobs = TextLogprobs()
-        choice.offset = logprobs.add(steps, self._showing, self._decode, offset=choice.offset)
+        if not self._showing.logprobs:
+            return choice, text, None
+        logprobs = no_logprobs()
+        choice.offset = append_steps(logprobs, steps, self._showing, self._decode, offset=choice.offset)
         return choice, text, logprobs
 
     def _echoed(
@@ -147,12 +232,12 @@ class CompletionResponse:
         logprobs = self._prompt_logprobs.get(prompt, ()) if self._showing.logprobs else ()
         return echoed + text, [*prompt_steps(self._prompts[prompt], logprobs), *steps]
 
-    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _whole_choice(self, index: int, choice: _Choice) -> TextChoice:
         prompt = index // self._count
         return {
             "index": index,
             "text": "".join(choice.text),
-            "logprobs": asdict(choice.logprobs) if self._showing.logprobs else None,
+            "logprobs": choice.logprobs if self._showing.logprobs else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids if self._showing.token_ids else None,

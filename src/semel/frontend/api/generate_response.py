@@ -6,35 +6,109 @@ Fields that vLLM has and semel never fills are there, and null; so are the ranks
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import islice
+from typing import Literal, NotRequired
 
-from semel.core import Output, Prompt, PromptLogprob
-from semel.frontend.api.logprobs import prompt_logprobs, steps_of
-from semel.frontend.api.render_response import features_body
-from semel.frontend.api.response_options import ALL, ResponseOptions
-from semel.frontend.api.usage import Usage
+from typing_extensions import TypedDict
 
-__all__ = ["GenerateResponse"]
+from semel.core import Modality, Output, Prompt
+from semel.frontend.api.logprobs import LEAST, PromptLogprob, PromptPositions, prompt_logprobs, steps_of
+from semel.frontend.api.render_response import RenderedFeatures, RenderedPlace, places_of
+from semel.frontend.api.response_options import ResponseOptions
+from semel.frontend.api.usage import StreamedUsage, Usage, UsageCounter
 
-_LEAST: Final = -9999.0
-_NOT_REPORTED: Final = dict.fromkeys(("routed_experts", "sampling_mask", "weight_versions"))
-"""Of a choice."""
+__all__ = [
+    "GenerateResponse",
+    "Generated",
+    "GeneratedChoice",
+    "GeneratedChunk",
+    "RankedLogprob",
+    "TokenIdLogprob",
+    "TokenIdLogprobs",
+]
 
-_UNKNOWN: Final = dict.fromkeys(
-    (
-        *("prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders"),
-        *("metrics", "kv_transfer_params", "ec_transfer_params"),
-    )
-)
-"""Of an answer, unless the prompt is to be shown."""
+
+class RankedLogprob(TypedDict):
+    """One of the likeliest tokens, by its id."""
+
+    token_id: int
+    logprob: float
+    rank: None
+
+
+class TokenIdLogprob(TypedDict):
+    """A token by its id, and the likeliest in its place."""
+
+    token_id: int
+    logprob: float
+    rank: None
+    top_logprobs: list[RankedLogprob]
+
+
+class TokenIdLogprobs(TypedDict):
+    """One entry for each token."""
+
+    content: list[TokenIdLogprob]
+
+
+class GeneratedChoice(TypedDict):
+    """One of the `n` answers, or more of it, in tokens."""
+
+    index: int
+    logprobs: TokenIdLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: Sequence[int]
+    routed_experts: None
+    sampling_mask: None
+    weight_versions: None
+
+
+class Generated(TypedDict):
+    """How a rendered prompt goes on, in tokens."""
+
+    request_id: str
+    model: str
+    created: int
+    usage: Usage
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None
+    prompt_token_id_logprobs: None
+    prompt_token_ids: Sequence[int] | None
+    mm_placeholders: dict[Modality, list[RenderedPlace]] | None
+    metrics: None
+    kv_transfer_params: None
+    ec_transfer_params: None
+    features: NotRequired[RenderedFeatures]
+    output_mode: Literal["tokens"]
+    choices: list[GeneratedChoice]
+
+
+class GeneratedChunk(TypedDict):
+    """More of how a rendered prompt goes on, in tokens."""
+
+    request_id: str
+    usage: StreamedUsage | None
+    prompt_token_ids: NotRequired[Sequence[int]]
+    mm_placeholders: NotRequired[dict[Modality, list[RenderedPlace]] | None]
+    features: NotRequired[RenderedFeatures]
+    output_mode: Literal["tokens"]
+    choices: list[GeneratedChoice]
+
+
+class _PromptPart(TypedDict, total=False):
+    """What an answer, or the first chunk of one, tells of its prompt."""
+
+    prompt_token_ids: Sequence[int]
+    mm_placeholders: dict[Modality, list[RenderedPlace]] | None
+    features: RenderedFeatures
 
 
 @dataclass(slots=True)
 class _Choice:
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenIdLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     completion_tokens: int = 0
@@ -51,17 +125,20 @@ class GenerateResponse:
         *,
         count: int,
         showing: ResponseOptions,
-        features: Mapping[str, Any] | None = None,
+        features: RenderedFeatures | None = None,
     ) -> None:
         self._request_id = request_id
         self._model = model
         self._showing = showing
-        self._usage = Usage.of(prompt)
-        # By these names what the client has sent can be named from now on; vLLM has no such field.
-        named = {} if features is None else {"features": features}
-        self._prompt = {**_prompt_part(prompt), **named} if showing.token_ids else named
+        self._usage = UsageCounter.of(prompt)
+        self._prompt: _PromptPart = {}
+        if showing.token_ids:
+            self._prompt = {"prompt_token_ids": prompt.token_ids, "mm_placeholders": places_of(prompt) or None}
+        if features is not None:
+            # By these names what the client has sent can be named from now on; vLLM has no such field.
+            self._prompt["features"] = features
         self._choices = [_Choice() for _ in range(count)]
-        self._prompt_logprobs: Sequence[Mapping[int, PromptLogprob] | None] | None = None
+        self._prompt_logprobs: PromptPositions | None = None
         self._created = int(time.time())
 
     def add(self, output: Output) -> None:
@@ -75,10 +152,15 @@ class GenerateResponse:
         if output.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> Generated:
         """The answer in one piece."""
         return {
-            **_UNKNOWN,
+            "prompt_token_id_logprobs": None,
+            "prompt_token_ids": None,
+            "mm_placeholders": None,
+            "metrics": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
             "request_id": self._request_id,
             "model": self._model,
             "created": self._created,
@@ -86,39 +168,31 @@ class GenerateResponse:
             "prompt_logprobs": prompt_logprobs(self._prompt_logprobs),
             **self._prompt,
             "output_mode": "tokens",
-            "choices": [
-                {
-                    "index": index,
-                    "logprobs": {"content": choice.logprobs} if self._showing.logprobs else None,
-                    "finish_reason": choice.finish_reason or "stop",
-                    "stop_reason": choice.stop_reason,
-                    "token_ids": choice.token_ids,
-                    **_NOT_REPORTED,
-                }
-                for index, choice in enumerate(self._choices)
-            ],
+            "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)],
         }
 
-    def chunks(self, output: Output) -> Iterator[Mapping[str, Any]]:
+    def chunks(self, output: Output) -> Iterator[GeneratedChunk]:
         """The chunk of a stream that an output becomes, unless it has neither tokens nor an end."""
         self._usage.add(output)
         if not output.token_ids and output.finish_reason is None:
             return
         choice = self._choices[output.index]
         choice.completion_tokens += len(output.token_ids)
-        shaped = {
+        shaped: GeneratedChoice = {
             "index": output.index,
             "logprobs": {"content": _logprobs(output, self._showing)} if self._showing.logprobs else None,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "token_ids": output.token_ids,
-            **_NOT_REPORTED,
+            "routed_experts": None,
+            "sampling_mask": None,
+            "weight_versions": None,
         }
         prompt, self._prompt = self._prompt, {}
         usage = self._running_usage(choice) if self._showing.running_usage else None
         yield {"request_id": self._request_id, "usage": usage, **prompt, "output_mode": "tokens", "choices": [shaped]}
 
-    def closing(self) -> Iterator[Mapping[str, Any]]:
+    def closing(self) -> Iterator[GeneratedChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
         if self._showing.usage:
             yield {
@@ -128,29 +202,35 @@ class GenerateResponse:
                 "choices": [],
             }
 
-    def _running_usage(self, choice: _Choice) -> Mapping[str, Any]:
-        prompt, made = self._usage.prompt_tokens, choice.completion_tokens
-        details = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
-        return {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made, **details}
+    def _whole_choice(self, index: int, choice: _Choice) -> GeneratedChoice:
+        return {
+            "index": index,
+            "logprobs": {"content": choice.logprobs} if self._showing.logprobs else None,
+            "finish_reason": choice.finish_reason or "stop",
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids,
+            "routed_experts": None,
+            "sampling_mask": None,
+            "weight_versions": None,
+        }
+
+    def _running_usage(self, choice: _Choice) -> StreamedUsage:
+        usage = self._usage.running(choice.completion_tokens)
+        usage["prompt_tokens_details"] = usage["completion_tokens_details"] = None
+        return usage
 
 
-def _prompt_part(prompt: Prompt) -> Mapping[str, Any]:
-    """The prompt as it was executed."""
-    features = features_body(prompt)
-    places = {} if features is None else features["mm_placeholders"]
-    return {"prompt_token_ids": prompt.token_ids, "mm_placeholders": places or None}
-
-
-def _logprobs(output: Output, showing: ResponseOptions) -> list[dict[str, Any]]:
+def _logprobs(output: Output, showing: ResponseOptions) -> list[TokenIdLogprob]:
     """For each token its own log probability, and the best ones: its own is the first of them."""
-    entries = []
+    count = None if showing.top_logprobs is None else max(showing.top_logprobs, 1)
+    entries: list[TokenIdLogprob] = []
     for step in steps_of(output):
         known = step.logprobs or {}
-        top = [
-            {"token_id": token, "logprob": max(logprob, _LEAST), "rank": None}
-            for number, (token, logprob) in enumerate(known.items())
-            if showing.top_logprobs == ALL or number < max(showing.top_logprobs, 1)
-        ]
-        own = max(known.get(step.token, _LEAST), _LEAST)
+        top = [_ranked(token, logprob) for token, logprob in islice(known.items(), count)]
+        own = max(known.get(step.token, LEAST), LEAST)
         entries.append({"token_id": step.token, "logprob": own, "rank": None, "top_logprobs": top})
     return entries
+
+
+def _ranked(token_id: int, logprob: float) -> RankedLogprob:
+    return {"token_id": token_id, "logprob": max(logprob, LEAST), "rank": None}

@@ -7,18 +7,82 @@ tokenizer is asked for each token by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
-from semel.core import Output, PromptLogprob
-from semel.frontend.api.response_options import ALL, ResponseOptions
+from typing_extensions import TypedDict
 
-__all__ = ["Decode", "Step", "TextLogprobs", "chat_logprobs", "prompt_logprobs", "prompt_steps", "steps_of"]
+from semel.core import Output
+from semel.core import PromptLogprob as ReportedLogprob
+from semel.frontend.api.response_options import ResponseOptions
+
+__all__ = [
+    "LEAST",
+    "ChatLogprobs",
+    "Decode",
+    "PromptLogprob",
+    "PromptPositions",
+    "Step",
+    "TextLogprobs",
+    "TokenLogprob",
+    "TopLogprob",
+    "append_steps",
+    "chat_logprobs",
+    "extend_logprobs",
+    "no_logprobs",
+    "prompt_logprobs",
+    "prompt_steps",
+    "steps_of",
+]
 
 Decode = Callable[[Sequence[int]], str]
 
-_LEAST: Final = -9999.0
+PromptPositions = Sequence[Mapping[int, ReportedLogprob] | None]
+"""For each token of a prompt what the engine reports; nothing of the first."""
+
+LEAST: Final = -9999.0
 """OpenAI's for what JSON has no number for."""
+
+
+class TopLogprob(TypedDict):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TypedDict):
+    """A token of a chat's answer, and the likeliest in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """One entry for each token."""
+
+    content: list[TokenLogprob]
+
+
+class TextLogprobs(TypedDict):
+    """Four lists with an entry for each token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(TypedDict):
+    """The log probability of one token at a place of a prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,87 +106,85 @@ def steps_of(output: Output) -> list[Step]:
     return [Step(token, logprobs, text) for token, logprobs, text in known]
 
 
-def prompt_steps(token_ids: Sequence[int], by_position: Sequence[Mapping[int, PromptLogprob] | None]) -> list[Step]:
+def prompt_steps(token_ids: Sequence[int], positions: PromptPositions) -> list[Step]:
     """The steps of a prompt; nothing is known of its first token."""
     steps = []
-    for token, entries in zip(token_ids, by_position, strict=False):
+    for token, entries in zip(token_ids, positions, strict=False):
         known = None if entries is None else {one: entry[0] for one, entry in entries.items()}
         texts = {one: entry[2] for one, entry in (entries or {}).items() if entry[2] is not None}
         steps.append(Step(token, known, texts))
     return steps
 
 
-def chat_logprobs(output: Output, showing: ResponseOptions, decode: Decode) -> list[dict[str, Any]]:
+def chat_logprobs(output: Output, showing: ResponseOptions, decode: Decode) -> list[TokenLogprob]:
     """Those of an output of a chat."""
     return [_entry(step, showing, decode) for step in steps_of(output)]
 
 
-def prompt_logprobs(by_position: Sequence[Mapping[int, PromptLogprob] | None] | None) -> list[Any] | None:
+def prompt_logprobs(positions: PromptPositions | None) -> list[dict[str, PromptLogprob] | None] | None:
     """Those of a prompt, as vLLM shows them."""
-    if by_position is None:
-        return None
-    return [
-        entries
-        and {
-            str(token): {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": text}
-            for token, (logprob, rank, text) in entries.items()
-        }
-        for entries in by_position
-    ]
+    return None if positions is None else [None if entries is None else _position(entries) for entries in positions]
 
 
-@dataclass(slots=True)
-class TextLogprobs:
-    """OpenAI's four parallel lists."""
+def no_logprobs() -> TextLogprobs:
+    """Those of a completion that has not begun."""
+    return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
-    text_offset: list[int] = field(default_factory=list)
-    token_logprobs: list[float | None] = field(default_factory=list)
-    tokens: list[str] = field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
 
-    def add(self, steps: Iterable[Step], showing: ResponseOptions, decode: Decode, *, offset: int) -> int:
-        """Take in steps whose text begins at `offset`; where the next one begins."""
-        for step in steps:
-            text = _token_text(step, step.token, showing, decode)
-            self.text_offset.append(offset)
-            self.tokens.append(text)
-            known = step.logprobs
-            self.token_logprobs.append(None if known is None else max(known[step.token], _LEAST))
-            self.top_logprobs.append(None if known is None else _top(step, known, showing, decode))
-            offset += len(text)
-        return offset
+def append_steps(
+    logprobs: TextLogprobs, steps: Iterable[Step], showing: ResponseOptions, decode: Decode, *, offset: int
+) -> int:
+    """Go on with steps whose text begins at `offset`; where the next one begins."""
+    for step in steps:
+        text = _token_text(step, step.token, showing, decode)
+        logprobs["text_offset"].append(offset)
+        logprobs["tokens"].append(text)
+        known = step.logprobs
+        logprobs["token_logprobs"].append(None if known is None else max(known[step.token], LEAST))
+        logprobs["top_logprobs"].append(None if known is None else _top(step, known, showing, decode))
+        offset += len(text)
+    return offset
 
-    def extend(self, other: TextLogprobs) -> None:
-        """Go on with others."""
-        self.text_offset += other.text_offset
-        self.token_logprobs += other.token_logprobs
-        self.tokens += other.tokens
-        self.top_logprobs += other.top_logprobs
+
+def extend_logprobs(logprobs: TextLogprobs, more: TextLogprobs) -> None:
+    """Go on with others."""
+    logprobs["text_offset"] += more["text_offset"]
+    logprobs["token_logprobs"] += more["token_logprobs"]
+    logprobs["tokens"] += more["tokens"]
+    logprobs["top_logprobs"] += more["top_logprobs"]
+
+
+def _position(entries: Mapping[int, ReportedLogprob]) -> dict[str, PromptLogprob]:
+    return {
+        str(token): {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}
+        for token, (logprob, rank, text) in entries.items()
+    }
 
 
 def _top(step: Step, known: Mapping[int, float], showing: ResponseOptions, decode: Decode) -> dict[str, float]:
     """By text, with one more than was asked for: the token itself comes first."""
+    count = None if showing.top_logprobs is None else showing.top_logprobs + 1
     return {
-        _token_text(step, token, showing, decode): max(logprob, _LEAST)
-        for number, (token, logprob) in enumerate(known.items())
-        if showing.top_logprobs == ALL or number <= showing.top_logprobs
+        _token_text(step, token, showing, decode): max(logprob, LEAST)
+        for token, logprob in islice(known.items(), count)
     }
 
 
-def _entry(step: Step, showing: ResponseOptions, decode: Decode) -> dict[str, Any]:
+def _entry(step: Step, showing: ResponseOptions, decode: Decode) -> TokenLogprob:
     known = step.logprobs or {}
-    top = [
-        {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode(errors="replace"))}
-        for number, (token, logprob) in enumerate(known.items())
-        if (showing.top_logprobs == ALL or number < showing.top_logprobs)
-        and (text := _token_text(step, token, showing, decode)) is not None
-    ]
     return {
         "token": _token_text(step, step.token, showing, decode),
-        "logprob": max(known[step.token], _LEAST),
+        "logprob": max(known[step.token], LEAST),
         "bytes": list(step.text(step.token, decode).encode(errors="replace")),
-        "top_logprobs": top,
+        "top_logprobs": [
+            _top_entry(_token_text(step, token, showing, decode), logprob)
+            for token, logprob in islice(known.items(), showing.top_logprobs)
+        ],
     }
+
+
+def _top_entry(text: str, logprob: float) -> TopLogprob:
+    return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(text.encode(errors="replace"))}
 
 
 def _token_text(step: Step, token: int, showing: ResponseOptions, decode: Decode) -> str:

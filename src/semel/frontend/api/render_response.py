@@ -3,15 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from semel.core import Placeholder, Prompt
+from typing_extensions import TypedDict
 
-__all__ = ["PROMPT", "features_body", "generate_body", "tokens_body"]
+from semel.core import Modality, Placeholder, Prompt
 
+__all__ = [
+    "PROMPT",
+    "Detokenized",
+    "RenderedFeatures",
+    "RenderedPlace",
+    "RenderedPrompt",
+    "Tokenized",
+    "features_body",
+    "generate_body",
+    "places_of",
+    "tokens_body",
+]
 
 PROMPT: Final = "generate"
 """Under this name a prompt goes in the metadata of the file that has its tensors, in JSON."""
+
+
+class RenderedPlace(TypedDict):
+    """Where an item sits in a prompt, and which of its tokens are embeddings; null: all of them."""
+
+    offset: int
+    length: int
+    is_embed: list[bool] | None
+
+
+class RenderedFeatures(TypedDict):
+    """The items of a prompt by modality: digests, places, and tags that say whose they are."""
+
+    mm_hashes: dict[Modality, list[str]]
+    mm_placeholders: dict[Modality, list[RenderedPlace]]
+    mm_tags: dict[Modality, list[str]]
+    kwargs_data: None
+    mm_metadata: None
+
+
+class RenderedPrompt(TypedDict):
+    """A prompt that `/inference/v1/generate` takes."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    token_offsets: None
+    features: RenderedFeatures | None
+    content_parts: None
+    sampling_params: Mapping[str, Any]
+    model: str
+    reasoning_ended: None
+    reasoning_parser_kwargs: None
+    return_token_ids: None
+    output_mode: Literal["tokens"]
+    stream: bool
+    stream_options: Mapping[str, bool | None] | None
+    cache_salt: str | None
+    priority: int
+    kv_transfer_params: None
+    ec_transfer_params: None
+
+
+class Tokenized(TypedDict):
+    """A text or a chat in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: None
+
+
+class Detokenized(TypedDict):
+    """Tokens as text."""
+
+    prompt: str
 
 
 def generate_body(
@@ -21,9 +88,9 @@ def generate_body(
     model: str,
     sampling: Mapping[str, object],
     stream: bool,
-    stream_options: Mapping[str, object] | None,
+    stream_options: Mapping[str, bool | None] | None,
     cache_salt: str | None,
-) -> Mapping[str, Any]:
+) -> RenderedPrompt:
     """What `/inference/v1/generate` takes for a prompt: its items are named by digest, their tensors are elsewhere."""
     return {
         "request_id": request_id,
@@ -46,24 +113,36 @@ def generate_body(
     }
 
 
-def features_body(prompt: Prompt) -> Mapping[str, Any] | None:
-    """The items of a prompt by modality: digests, and where each sits; None if there are none."""
+def features_body(prompt: Prompt) -> RenderedFeatures | None:
+    """The items of a prompt by modality, if there are any: digests, and where each sits. The tags are `ownership`'s."""
     if not prompt.items:
         return None
-    hashes: dict[str, list[str]] = {}
-    placeholders: dict[str, list[Mapping[str, Any]]] = {}
-    for item, placeholder in zip(prompt.items, prompt.timeline, strict=True):
+    hashes: dict[Modality, list[str]] = {}
+    for item in prompt.items:
         hashes.setdefault(item.modality, []).append(item.digest.hex())
-        placeholders.setdefault(item.modality, []).append(_place(placeholder))
-    return {"mm_hashes": hashes, "mm_placeholders": placeholders, "kwargs_data": None, "mm_metadata": None}
+    return {
+        "mm_hashes": hashes,
+        "mm_placeholders": places_of(prompt),
+        "kwargs_data": None,
+        "mm_metadata": None,
+        "mm_tags": {},
+    }
 
 
-def tokens_body(token_ids: Sequence[int], max_tokens: int) -> Mapping[str, Any]:
+def places_of(prompt: Prompt) -> dict[Modality, list[RenderedPlace]]:
+    """Where the items of a prompt sit, by modality."""
+    places: dict[Modality, list[RenderedPlace]] = {}
+    for item, placeholder in zip(prompt.items, prompt.timeline, strict=True):
+        places.setdefault(item.modality, []).append(_place(placeholder))
+    return places
+
+
+def tokens_body(token_ids: Sequence[int], max_tokens: int) -> Tokenized:
     """What `/tokenize` answers."""
     return {"count": len(token_ids), "max_model_len": max_tokens, "tokens": token_ids, "token_strs": None}
 
 
-def _place(placeholder: Placeholder) -> Mapping[str, Any]:
+def _place(placeholder: Placeholder) -> RenderedPlace:
     mask = placeholder.mask
     is_embed = None if mask is None else [bool(bit) for bit in mask.bits]
     return {"offset": placeholder.offset, "length": placeholder.length, "is_embed": is_embed}

@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema
 from semel.core import AnswerParsing, Tenant
 from semel.errors import InvalidRequest
 from semel.frontend.api.fields import FORMS, Ignored, tell_refused, without_refused
-from semel.frontend.api.response_options import ALL, ResponseOptions
+from semel.frontend.api.response_options import ResponseOptions
 from semel.frontend.api.structured_outputs import ResponseFormat, StructuredOutputs, check_json, constraint
 from semel.frontend.api.tools import Tool, ToolChoice, chosen, count_calls
 from semel.render import MESSAGE, ChatRequest
@@ -312,7 +312,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
 
     def showing(self) -> ResponseOptions:
         """What the answer shows."""
-        top = ALL if self.logprob_token_ids else self.top_logprobs
+        top = None if self.logprob_token_ids else self.top_logprobs
         return replace(super().showing(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning)
 
 
@@ -361,7 +361,7 @@ class CompletionRequest(_Sampled):
         """What the answer shows."""
         if self.logprobs is None:
             return super().showing()
-        top = ALL if self.logprob_token_ids else self.logprobs
+        top = None if self.logprob_token_ids else self.logprobs
         return replace(super().showing(), logprobs=True, top_logprobs=top)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ALL", "ResponseOptions"]
-
-ALL = -1
+__all__ = ["ResponseOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +12,8 @@ class ResponseOptions:
     """What was asked to be shown."""
 
     logprobs: bool = False
-    top_logprobs: int = 0
-    """How many log probabilities of each token; ALL that the engine tells."""
+    top_logprobs: int | None = 0
+    """How many log probabilities of each token; None for all that the engine reports."""
 
     tokens_as_ids: bool = False
     """Whether tokens in log probabilities are shown by number, for those that are no text by themselves."""

@@ -1,4 +1,4 @@
-"""The shapes of what a frontend tells of itself. Types only."""
+"""What a frontend tells of itself: its models, its version, whether it is ready. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ __all__ = [
     "ModelList",
     "Readiness",
     "Version",
+    "model_list",
 ]
 
 
@@ -42,3 +43,9 @@ class Version(TypedDict):
     """The version of semel."""
 
     version: str
+
+
+def model_list(name: str, max_tokens: int, created: int) -> ModelList:
+    """What `/v1/models` answers."""
+    model: Model = {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
+    return {"object": "list", "data": [model]}

@@ -11,13 +11,33 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from semel.core import Output
 from semel.frontend.api.chat_response import Head
 from semel.frontend.api.logprobs import Decode
+from semel.frontend.api.usage import StreamedUsage
 
-__all__ = ["FRAMES_PER_S", "SAMPLING_RATE", "Marks", "Task", "TranscriptionResponse", "VerboseTranscript", "segments"]
+__all__ = [
+    "FRAMES_PER_S",
+    "SAMPLING_RATE",
+    "ClipUsage",
+    "Marks",
+    "Segment",
+    "Task",
+    "Transcription",
+    "TranscriptionChunk",
+    "TranscriptionChunkChoice",
+    "TranscriptionDelta",
+    "TranscriptionResponse",
+    "Translation",
+    "TranslationChunk",
+    "VerboseTranscript",
+    "VerboseTranscription",
+    "segments",
+]
 
 SAMPLING_RATE: Final = 16_000
 """Of what Whisper hears, in Hz."""
@@ -30,7 +50,87 @@ Task = Literal["transcribe", "translate"]
 _FRAME_SAMPLES: Final = SAMPLING_RATE // FRAMES_PER_S
 _STEP_S: Final = 0.02
 _TIME: Final = re.compile(r"<\|\d+\.\d+\|>")
-_CHUNKS: Final[Mapping[Task, str]] = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
+
+
+class ClipUsage(TypedDict):
+    """How long a clip is, in seconds and rounded up."""
+
+    type: Literal["duration"]
+    seconds: int
+
+
+class Transcription(TypedDict):
+    """What is said in a clip."""
+
+    text: str
+    usage: ClipUsage
+
+
+class Translation(TypedDict):
+    """What is said in a clip, in English."""
+
+    text: str
+
+
+class Segment(TypedDict):
+    """What is said between two times."""
+
+    id: int
+    avg_logprob: float
+    compression_ratio: float
+    end: float
+    no_speech_prob: None
+    seek: int
+    start: float
+    temperature: float
+    text: str
+    tokens: list[int]
+
+
+class VerboseTranscription(TypedDict):
+    """What is said in a clip, and when."""
+
+    duration: float
+    language: str
+    text: str
+    segments: list[Segment]
+    words: None
+
+
+class TranscriptionDelta(TypedDict):
+    """What to add to the text."""
+
+    content: str
+
+
+class TranscriptionChunkChoice(TypedDict):
+    """More of the transcript; the last has the reason for its end."""
+
+    delta: TranscriptionDelta
+    finish_reason: NotRequired[str | None]
+    stop_reason: NotRequired[int | str | None]
+
+
+class TranscriptionChunk(TypedDict):
+    """More of what is said in a clip."""
+
+    id: str
+    object: Literal["transcription.chunk"]
+    created: int
+    model: str
+    choices: list[TranscriptionChunkChoice]
+    usage: NotRequired[StreamedUsage]
+
+
+class TranslationChunk(TypedDict):
+    """More of what is said in a clip, in English."""
+
+    id: str
+    object: Literal["translation.chunk"]
+    created: int
+    model: str
+    choices: list[TranscriptionChunkChoice]
+    usage: NotRequired[StreamedUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +185,14 @@ class TranscriptionResponse:
         if output.finish_reason is not None:
             self._pieces.append([])
 
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> Transcription | Translation | VerboseTranscription:
         """The text, and for a transcription what it cost: the seconds of the clip, rounded up."""
         text = self.separator.join("".join(output.text for output in piece) for piece in filter(None, self._pieces))
         if self.task == "translate":
             return {"text": text}
         return {"text": text, "usage": {"type": "duration", "seconds": math.ceil(self.seconds)}}
 
-    def chunks(self, output: Output) -> Iterator[Mapping[str, Any]]:
+    def chunks(self, output: Output) -> Iterator[TranscriptionChunk | TranslationChunk]:
         """The chunk of a stream that an output becomes, unless it would say nothing."""
         self._completion_tokens += len(output.token_ids)
         text = output.text
@@ -100,19 +200,42 @@ class TranscriptionResponse:
             text, self._separated = self.separator + text, True
         if not text and output.finish_reason is None:
             return
-        choice: dict[str, Any] = {"delta": {"content": text}}
+        choice: TranscriptionChunkChoice = {"delta": {"content": text}}
         if output.finish_reason is not None:
-            choice |= {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+            choice["finish_reason"] = output.finish_reason
+            choice["stop_reason"] = output.stop_reason
             self._separated = False
-        chunk = {**self.head.of(_CHUNKS[self.task]), "choices": [choice]}
-        yield {**chunk, "usage": self._usage()} if self.running_usage else chunk
+        chunk = self._chunk([choice])
+        if self.running_usage:
+            chunk["usage"] = self._usage()
+        yield chunk
 
-    def closing(self) -> Iterator[Mapping[str, Any]]:
+    def closing(self) -> Iterator[TranscriptionChunk | TranslationChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
         if self.closing_usage:
-            yield {**self.head.of(_CHUNKS[self.task]), "choices": [], "usage": self._usage()}
+            chunk = self._chunk([])
+            chunk["usage"] = self._usage()
+            yield chunk
 
-    def _usage(self) -> Mapping[str, int]:
+    def _chunk(self, choices: list[TranscriptionChunkChoice]) -> TranscriptionChunk | TranslationChunk:
+        head = self.head
+        if self.task == "translate":
+            return {
+                "id": head.answer_id,
+                "object": "translation.chunk",
+                "created": head.created,
+                "model": head.model,
+                "choices": choices,
+            }
+        return {
+            "id": head.answer_id,
+            "object": "transcription.chunk",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+        }
+
+    def _usage(self) -> StreamedUsage:
         # In vLLM's order of operations: another one can round to another frame.
         prompt = self.prompt_tokens + math.ceil(self.seconds * SAMPLING_RATE / _FRAME_SAMPLES)
         total = prompt + self._completion_tokens
@@ -130,9 +253,9 @@ class VerboseTranscript(TranscriptionResponse):
     decode: Decode = field(kw_only=True)
     temperature: float = field(kw_only=True)
 
-    def whole(self) -> Mapping[str, Any]:
+    def whole(self) -> VerboseTranscription:
         """The text by segments."""
-        entries: list[dict[str, Any]] = []
+        entries: list[Segment] = []
         for begin_s, piece in zip(self.begins_s, self._pieces, strict=False):
             token_ids = [token for output in piece for token in output.token_ids]
             logprobs = [step for output in piece for step in output.logprobs or ()]
@@ -153,14 +276,14 @@ def segments(
     decode: Decode,
     temperature: float,
     begin_s: float = 0.0,
-) -> list[dict[str, Any]]:
+) -> list[Segment]:
     """What stands between times: a segment ends where two of them follow each other. Numbered in its piece."""
     marked = [marks.first_time, *token_ids]
     if marked[-1] == marks.end:
         marked.pop()
     if len(marked) > 1 and marked[-2] < marks.first_time <= marked[-1]:
         marked.append(marked[-1])  # the last time ends its segment, though none begins after it
-    entries: list[dict[str, Any]] = []
+    entries: list[Segment] = []
     begin, sum_of_logprobs = 0, 0.0
     for place in range(1, len(marked)):
         if min(marked[place - 1], marked[place]) < marks.first_time:

@@ -4,27 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import NotRequired, Self
 
-from semel.core import Output, Prompt
+from typing_extensions import TypedDict
 
-__all__ = ["Usage", "modality_tokens"]
+from semel.core import Modality, Output, Prompt
+
+__all__ = [
+    "CompletionTokensDetails",
+    "PromptTokensDetails",
+    "StreamedUsage",
+    "Usage",
+    "UsageCounter",
+    "modality_tokens",
+]
 
 
-def modality_tokens(prompt: Prompt) -> dict[str, int]:
+class PromptTokensDetails(TypedDict):
+    """Which tokens of a prompt."""
+
+    cached_tokens: NotRequired[int | None]
+    created_cache_tokens: NotRequired[int | None]
+    multimodal_tokens: NotRequired[Mapping[Modality, int] | None]
+    audio_tokens: NotRequired[int]
+
+
+class CompletionTokensDetails(TypedDict):
+    """Which tokens of an answer."""
+
+    reasoning_tokens: int
+
+
+class Usage(TypedDict):
+    """What an answer cost."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None
+
+
+class StreamedUsage(TypedDict):
+    """What an answer has cost so far."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails | None]
+    completion_tokens_details: NotRequired[CompletionTokensDetails | None]
+
+
+def modality_tokens(prompt: Prompt) -> dict[Modality, int]:
     """How many of a prompt's tokens are the items' of each modality."""
-    counts: dict[str, int] = {}
+    counts: dict[Modality, int] = {}
     for item, placeholder in zip(prompt.items, prompt.timeline, strict=True):
         counts[item.modality] = counts.get(item.modality, 0) + placeholder.length
     return counts
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageCounter:
     """Tokens so far."""
 
     prompt_tokens: int
-    multimodal_tokens: Mapping[str, int] = field(default_factory=dict)
+    multimodal_tokens: Mapping[Modality, int] = field(default_factory=dict)
     completion_tokens: int = 0
     cached_tokens: int | None = None
     created_cache_tokens: int | None = None
@@ -46,32 +90,48 @@ class Usage:
         if output.reasoning_tokens is not None:
             self.reasoning_tokens = (self.reasoning_tokens or 0) + output.reasoning_tokens
 
-    def totals(self) -> dict[str, Any]:
-        """The three numbers."""
+    def running(self, completion_tokens: int) -> StreamedUsage:
+        """The three numbers of one choice that has so many tokens."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+
+    def whole(self) -> Usage:
+        """The numbers with their details; a detail that is not known is null."""
+        prompt: PromptTokensDetails = {
+            "cached_tokens": self.cached_tokens,
+            "created_cache_tokens": self.created_cache_tokens,
+            "multimodal_tokens": self.multimodal_tokens or None,
+        }
+        if "audio" in self.multimodal_tokens:
+            prompt["audio_tokens"] = self.multimodal_tokens["audio"]  # OpenAI's name for the same
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": prompt,
+            "completion_tokens_details": self.completion_details(),
         }
 
-    def whole(self) -> dict[str, Any]:
-        """The numbers with their details; a detail that is not known is null."""
-        prompt: dict[str, Any] = {
-            "cached_tokens": self.cached_tokens,
-            "created_cache_tokens": self.created_cache_tokens,
-            "multimodal_tokens": dict(self.multimodal_tokens) or None,
-        }
-        if "audio" in self.multimodal_tokens:
-            prompt["audio_tokens"] = self.multimodal_tokens["audio"]  # OpenAI's name for the same
-        reasoning = None if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}
-        return {**self.totals(), "prompt_tokens_details": prompt, "completion_tokens_details": reasoning}
-
-    def known(self) -> dict[str, Any]:
+    def known(self) -> StreamedUsage:
         """The same without what is not known: so streams end."""
-        return {
-            name: {one: count for one, count in value.items() if count is not None}
-            if isinstance(value, dict)
-            else value
-            for name, value in self.whole().items()
-            if value is not None
-        }
+        prompt: PromptTokensDetails = {}
+        if self.cached_tokens is not None:
+            prompt["cached_tokens"] = self.cached_tokens
+        if self.created_cache_tokens is not None:
+            prompt["created_cache_tokens"] = self.created_cache_tokens
+        if self.multimodal_tokens:
+            prompt["multimodal_tokens"] = self.multimodal_tokens
+        if "audio" in self.multimodal_tokens:
+            prompt["audio_tokens"] = self.multimodal_tokens["audio"]
+        usage = self.running(self.completion_tokens)
+        usage["prompt_tokens_details"] = prompt
+        if (details := self.completion_details()) is not None:
+            usage["completion_tokens_details"] = details
+        return usage
+
+    def completion_details(self) -> CompletionTokensDetails | None:
+        """Which tokens of the answer; None where no parser counts them."""
+        return None if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}

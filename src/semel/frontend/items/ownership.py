@@ -12,13 +12,24 @@ media that they were made of, and a seal tells: it is keyed too, over that diges
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hmac import compare_digest
-from typing import Any, Final
+from typing import Final
 
 from semel.core import Digest, Feature, Key, Tenant, Tensor, hash_parts
+from semel.frontend.api.render_response import RenderedFeatures, RenderedPrompt
 
-__all__ = ["SEALS", "TAGS", "feature_digest", "has_tag", "is_sealed", "tag_of", "with_seals", "with_tags"]
+__all__ = [
+    "SEALS",
+    "TAGS",
+    "feature_digest",
+    "features_with_tags",
+    "has_tag",
+    "is_sealed",
+    "tag_of",
+    "with_seals",
+    "with_tags",
+]
 
 TAGS: Final = "mm_tags"
 """The name of the tags in a rendered prompt's features, parallel to `mm_hashes`."""
@@ -57,27 +68,30 @@ def is_sealed(digest: Digest, made: Digest, seal: str, key: Key) -> bool:
     return _equal(seal, _seal_of(digest, made, key))
 
 
-def with_tags(body: Mapping[str, Any], tenant: Tenant, key: Key) -> Mapping[str, Any]:
-    """A rendered prompt (`renderings`) with a tag for each of its digests."""
-    if (features := body["features"]) is None:
-        return body
-    hashes_by_kind: Mapping[str, Sequence[str]] = features["mm_hashes"]
+def with_tags(body: RenderedPrompt, tenant: Tenant, key: Key) -> RenderedPrompt:
+    """A rendered prompt with a tag for each of its digests."""
+    features = body["features"]
+    return body if features is None else {**body, "features": features_with_tags(features, tenant, key)}
+
+
+def features_with_tags(features: RenderedFeatures, tenant: Tenant, key: Key) -> RenderedFeatures:
+    """The items of a rendered prompt with a tag for each of their digests."""
     tags = {
         kind: [tag_of(Digest(bytes.fromhex(one)), tenant, key) for one in hashes]
-        for kind, hashes in hashes_by_kind.items()
+        for kind, hashes in features["mm_hashes"].items()
     }
-    return {**body, "features": {**features, TAGS: tags}}
+    return {**features, TAGS: tags}
 
 
 def with_seals(
-    body: Mapping[str, Any], features: Mapping[Digest, Feature], tenant: Tenant, key: Key
-) -> Mapping[str, Any]:
+    body: RenderedPrompt, features: Mapping[Digest, Feature], tenant: Tenant, key: Key
+) -> Mapping[str, object]:
     """A rendered prompt with tags, and with a seal for each of its features. It reads all their bytes."""
-    if (hashes_by_kind := with_tags(body, tenant, key)["features"]) is None:
+    if (rendered := with_tags(body, tenant, key)["features"]) is None:
         return body
     made = {one.hex(): _seal_of(one, feature_digest(feature, tenant, key), key) for one, feature in features.items()}
-    seals = {kind: [made[one] for one in hashes] for kind, hashes in hashes_by_kind["mm_hashes"].items()}
-    return {**body, "features": {**hashes_by_kind, SEALS: seals}}
+    seals = {kind: [made[one] for one in hashes] for kind, hashes in rendered["mm_hashes"].items()}
+    return {**body, "features": {**rendered, SEALS: seals}}
 
 
 def _seal_of(digest: Digest, made: Digest, key: Key) -> str:

@@ -25,15 +25,14 @@ from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
-from semel.frontend.api import shapes
 from semel.frontend.api.generate_request import GenerateRequest, RequestItem
-from semel.frontend.api.generate_response import GenerateResponse
+from semel.frontend.api.generate_response import Generated, GeneratedChunk, GenerateResponse
 from semel.frontend.api.render_response import PROMPT, features_body
 from semel.frontend.execution import submit
 from semel.frontend.http.body import BodyLimits, parse, read, read_bytes, take_values
 from semel.frontend.http.respond import respond
 from semel.frontend.items.client_features import IdentifiedItem, Owner, features_of, identify_items
-from semel.frontend.items.ownership import with_tags
+from semel.frontend.items.ownership import features_with_tags
 from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.routes.render import SAFETENSORS
@@ -47,7 +46,7 @@ from semel.web.openapi import EVENTS, JSON, events_of, shape
 __all__ = ["generation_routes"]
 
 _REQUEST: Final = TypeAdapter(GenerateRequest)
-_ANSWERS: Final = {JSON: shape(shapes.Generated), EVENTS: events_of(shapes.GeneratedChunk)}
+_ANSWERS: Final = {JSON: shape(Generated), EVENTS: events_of(GeneratedChunk)}
 _FILE: Final = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
 _MAX_NAMED: Final = 16
 _REFUSED_TYPES: Final = frozenset({FORM, "application/octet-stream"})
@@ -132,7 +131,8 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     keep = call.account.charged if is_file else sum(feature.nbytes for feature in sent.values())
     stream = await _begin(call, worker, submission, StreamedAnswer if parsed.stream else BufferedAnswer, keep)
     name = f"generate-tokens-{call.answer_id(parsed.request_id)}"
-    named = with_tags({"features": features_body(prompt)}, tenant, serving.pipeline.key)["features"] if sent else None
+    features = features_body(prompt) if sent else None
+    named = None if features is None else features_with_tags(features, tenant, serving.pipeline.key)
     showing = completion.showing()
     answer = GenerateResponse(name, serving.model, prompt, count=completion.n, showing=showing, features=named)
     return await respond(stream, answer, streamed=parsed.stream)

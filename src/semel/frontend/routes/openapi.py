@@ -1,7 +1,7 @@
 """The OpenAPI document of a frontend: what its routes take and answer, put together from what they tell beside them.
 
-A body is told by what parses it, an answer by its type (`shapes`), an error by the tree of errors. Routes that nobody
-can use are not in it: those of `unsupported`, and with API keys those of operators.
+A body is told by what parses it, an answer by the type that its builder returns (`api`), an error by the tree of
+errors. Routes that nobody can use are not in it: those of `unsupported`, and with API keys those of operators.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pydantic import TypeAdapter
@@ -14,7 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.core import Prompt
-from semel.frontend.api.render_response import PROMPT, generate_body, tokens_body
+from semel.frontend.api.render_response import (
+    PROMPT,
+    Detokenized,
+    RenderedPrompt,
+    Tokenized,
+    generate_body,
+    tokens_body,
+)
 from semel.frontend.api.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -23,7 +29,6 @@ from semel.frontend.api.requests import (
     TokenizeRequest,
     TokenizeTextRequest,
 )
-from semel.frontend.api.shapes import Detokenized, RenderedPrompt, Tokenized
 from semel.frontend.http.download import Download
 from semel.frontend.items.ownership import with_seals, with_tags
 from semel.frontend.routes.call import Call, serve_call
@@ -119,7 +124,7 @@ async def _render_completion(call: Call, request: CompletionRequest) -> Response
 
 def _body(
     serving: ServedModel, request: ChatCompletionRequest | CompletionRequest, prompt: Prompt, request_id: str
-) -> Mapping[str, Any]:
+) -> RenderedPrompt:
     serving.check_length(len(prompt.token_ids))
     return generate_body(
         prompt,
@@ -145,4 +150,5 @@ async def _tokenize(call: Call, request: TokenizeChatRequest | TokenizeTextReque
 
 
 async def _detokenize(call: Call, request: DetokenizeRequest) -> Response:
-    return json_response({"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, request.tokens)})
+    body: Detokenized = {"prompt": await asyncio.to_thread(call.serving.pipeline.tokenizer.decode, request.tokens)}
+    return json_response(body)

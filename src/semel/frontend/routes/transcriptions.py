@@ -21,14 +21,16 @@ from semel.errors import EngineFailed, InvalidRequest
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
 from semel.frontend.api.audio_request import SpeechRequest, TranscriptionRequest, TranslationRequest, speech_of
 from semel.frontend.api.chat_response import Head
-from semel.frontend.api.shapes import (
+from semel.frontend.api.transcription_response import (
+    Marks,
+    Task,
     Transcription,
     TranscriptionChunk,
+    TranscriptionResponse,
     Translation,
     TranslationChunk,
     VerboseTranscription,
 )
-from semel.frontend.api.transcription_response import Marks, Task, TranscriptionResponse
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.body import read_bytes
 from semel.frontend.http.respond import respond
