@@ -58,6 +58,9 @@ def pages() -> dict[str, str]:
         "index.md": _of_the_root("README.md"),
         "contributing.md": _of_the_root("CONTRIBUTING.md"),
         "changes.md": _of_the_root("CHANGELOG.md"),
+        "conduct.md": _of_the_root("CODE_OF_CONDUCT.md"),
+        "reporting.md": _of_the_root("SECURITY.md"),
+        "roadmap.md": _of_the_root("ROADMAP.md"),
         "examples.md": (ROOT / "examples/README.md").read_text().replace("../docs/", ""),
         "reference/commands.md": "\n".join(commands()),
         "reference/metrics.md": "\n".join(metrics()),
@@ -120,7 +123,14 @@ def wire_messages() -> Iterator[str]:
 
 def _of_the_root(name: str) -> str:
     """A page of the repository's root, with links as they are from `docs/`."""
-    moved = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md", "examples/README.md": "examples.md"}
+    moved = {
+        "CHANGELOG.md": "changes.md",
+        "CODE_OF_CONDUCT.md": "conduct.md",
+        "CONTRIBUTING.md": "contributing.md",
+        "ROADMAP.md": "roadmap.md",
+        "SECURITY.md": "reporting.md",
+        "examples/README.md": "examples.md",
+    }
     text = (ROOT / name).read_text().replace("](docs/", "](")
     for old, new in moved.items():
         text = text.replace(f"]({old})", f"]({new})")

@@ -73,6 +73,17 @@ def test_what_is_copied_and_installed_is_there() -> None:
         assert set(named.split(",")) <= set(extras)
 
 
+def test_no_image_takes_a_package_from_two_indexes_at_a_time() -> None:
+    assert not [file.name for file in FILES if "--extra-index-url" in file.read_text()]
+
+
+def test_what_the_licence_needs_is_copied_into_every_image() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
+    for file in FILES:
+        (copied,) = re.findall(r"^COPY (pyproject.toml .+) \./$", file.read_text(), re.MULTILINE)
+        assert {*needed, "README.md"} <= set(copied.split())
+
+
 def test_all_of_them_run_as_one_user_since_shared_memory_is_lent_to_no_other() -> None:
     assert len({re.findall(r"^USER (\d+:\d+)$", file.read_text(), re.MULTILINE)[0] for file in FILES}) == 1
 

@@ -1,0 +1,68 @@
+"""The page of requirements agrees with the tests that name its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests.requirements import PAGE, faults, files_by_row, read_rows, row_names, rows_of_module, suite, with_files
+
+TABLE = "| A1 | One. | tested |\n| A2 | Two. | not yet |\n"
+
+
+@pytest.fixture(scope="module")
+def files() -> Mapping[str, Sequence[str]]:
+    return files_by_row(suite())
+
+
+def test_every_row_that_a_test_names_is_there_and_every_row_called_tested_has_a_test(
+    files: Mapping[str, Sequence[str]],
+) -> None:
+    assert not faults(PAGE.read_text(), files)
+
+
+def test_the_page_lists_the_files_that_name_each_row(files: Mapping[str, Sequence[str]]) -> None:
+    page = PAGE.read_text()
+    assert page == with_files(page, files), "run scripts/requirements"
+
+
+def test_no_row_is_missing_from_the_page() -> None:
+    names = [row.name for row in read_rows(PAGE.read_text())]
+    assert names == list(row_names("A1-A6 B1-B9 C1-C5 D1-D8 E1-E5 S1-S26"))
+
+
+@pytest.mark.parametrize(
+    ("page", "files", "fault"),
+    [
+        (TABLE, {"A1": ["t.py"], "A3": ["t.py"]}, "A3 is not in the page; named by t.py"),
+        (TABLE, {}, "A1 is 'tested', and 0 test files name it"),
+        (TABLE, {"A1": ["t.py"], "A2": ["t.py"]}, "A2 is 'not yet', and 1 test files name it"),
+        (TABLE + TABLE[: TABLE.index("\n") + 1], {"A1": ["t.py"]}, "A1 is there twice"),
+        ("| A1 | One. | perhaps |\n", {}, "A1 is 'perhaps'; it may be tested or in part or not yet"),
+    ],
+)
+def test_a_page_that_does_not_agree_is_found_out(page: str, files: Mapping[str, Sequence[str]], fault: str) -> None:
+    assert faults(page, files) == [fault]
+
+
+def test_a_page_that_agrees_is_not() -> None:
+    assert not faults(TABLE, {"A1": ["t.py"]})
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [
+        ("def test_b4_an_index_is_cleaned(): ...", {"B4"}),
+        ("def test_nothing_overlaps_A4(): ...", {"A4"}),
+        ("async def test_a_window_A5_and_C5_together(): ...", {"A5", "C5"}),
+        ("'''Bombs (S5, S16).'''\ndef test_a_bomb(): ...", {"S5", "S16"}),
+        ("'''B1-B3 in any order.'''\nTestIt = Machine.TestCase", {"B1", "B2", "B3"}),
+        ("def test_it():\n    '''From S9 to S11.'''", {"S9", "S10", "S11"}),
+        ("'''Helpers for S5.'''\ndef make(): ...", set()),
+        ("def helper_A1(): ...\ndef test_that_names_nothing(): ...", set()),
+        ("def test_a_format_of_F1_and_UTF8_S3D(): ...", set()),
+    ],
+)
+def test_a_module_names_rows_in_test_names_and_docstrings(source: str, rows: set[str]) -> None:
+    assert rows_of_module(source) == rows

@@ -1,0 +1,95 @@
+"""What is declared fits together: bounds, pins, and what frontends and workers resolve to."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from semel.processing.fingerprint import PACKAGES
+from tests.resolution import differences, pinned, versions_of
+
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+RESOLVED = {"av": "18.1.0", "numpy": "2.3.5", "transformers": "5.19.0"}
+UNBOUNDED = {"av": "18.1.0", "numpy": "2.4.6", "transformers": "5.22.2"}
+"""What `transformers>=5.16` and `numpy>=2` led to."""
+
+
+def includes(extra: str) -> set[str]:
+    """The extras of semel that an extra includes, and itself."""
+    own = {other for requirement in EXTRAS[extra] if requirement.name == "semel" for other in requirement.extras}
+    return {extra}.union(*(includes(other) for other in own))
+
+
+def has_upper_bound(requirement: Requirement) -> bool:
+    return any(part.operator in {"<", "<=", "==", "~="} for part in requirement.specifier)
+
+
+def test_frontends_and_workers_with_the_same_versions_can_work_together() -> None:
+    assert not differences(RESOLVED, dict(RESOLVED), tuple(RESOLVED))
+
+
+def test_another_version_on_one_side_is_found() -> None:
+    assert differences(UNBOUNDED, RESOLVED, tuple(RESOLVED)) == [
+        "numpy: 2.4.6 for a frontend, 2.3.5 for a worker",
+        "transformers: 5.22.2 for a frontend, 5.19.0 for a worker",
+    ]
+
+
+@pytest.mark.parametrize("is_frontend", [True, False])
+def test_a_package_that_one_side_lacks_is_found(*, is_frontend: bool) -> None:
+    less = {name: found for name, found in RESOLVED.items() if name != "av"}
+    sides = (less, RESOLVED) if is_frontend else (RESOLVED, less)
+    assert len(differences(*sides, tuple(RESOLVED))) == 1
+
+
+def test_a_package_that_both_lack_is_found() -> None:
+    assert differences({}, {}, ("torch",)) == ["torch: none for a frontend, none for a worker"]
+
+
+def test_a_report_of_pip_is_read_by_canonical_names_and_public_versions() -> None:
+    found = [{"name": "Torch", "version": "2.13.0+cpu"}, {"name": "pydantic_core", "version": "2.50.4"}]
+    report = {"version": "1", "install": [{"metadata": metadata} for metadata in found]}
+    assert versions_of(report) == {"torch": "2.13.0", "pydantic-core": "2.50.4"}
+
+
+def test_the_packages_of_the_fingerprint_are_one_extra_that_frontends_and_workers_include() -> None:
+    assert {requirement.name for requirement in EXTRAS["preprocessing"]} == set(PACKAGES)
+    assert "preprocessing" in includes("frontend")
+    assert "preprocessing" in includes("worker")
+
+
+def test_what_changes_features_and_what_is_subclassed_has_an_upper_bound() -> None:
+    bounded = {requirement.name for lines in EXTRAS.values() for requirement in lines if has_upper_bound(requirement)}
+    assert {*PACKAGES, "aiohttp", "httptools", "jinja2", "uvicorn", "vllm"} <= bounded
+
+
+def test_the_versions_that_containers_pin_are_within_the_bounds() -> None:
+    pins = pinned()
+    assert pins.keys() == set(PACKAGES)
+    for requirement in EXTRAS["preprocessing"]:
+        assert requirement.specifier.contains(pins[requirement.name]), (
+            f"{requirement} takes no {pins[requirement.name]}"
+        )
+
+
+@pytest.mark.parametrize("extra", ["", *EXTRAS])
+def test_the_tests_run_with_what_is_declared(extra: str) -> None:
+    declared = EXTRAS[extra] if extra else [Requirement(line) for line in PROJECT["dependencies"]]
+    for requirement in declared:
+        if requirement.name != "semel":
+            found = installed(requirement.name)
+            assert requirement.specifier.contains(found), f"{found} is installed, {requirement} is declared"
+
+
+def installed(name: str) -> str:
+    """The version here; vLLM's has the name of its CPU build."""
+    try:
+        return version(canonicalize_name(name))
+    except PackageNotFoundError:
+        return version(f"{name}-cpu")
