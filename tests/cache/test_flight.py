@@ -18,7 +18,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-class RequestLimiter:
+class Gate:
     """Work that ends when it is told to, and counts how often it was begun and stopped."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RequestLimiter:
 
 
 async def test_equal_work_in_flight_is_done_once_D3() -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
     tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(5)]
     await settle()
     assert (gate.begun, flight.joined, len(flight)) == (1, 4, 1)
@@ -46,7 +46,7 @@ async def test_equal_work_in_flight_is_done_once_D3() -> None:
 
 
 async def test_nothing_is_remembered_D3() -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
     for number in range(3):
         task = asyncio.create_task(flight.do("a", gate.work))
         await settle()
@@ -56,7 +56,7 @@ async def test_nothing_is_remembered_D3() -> None:
 
 
 async def test_a_cancelled_leader_does_not_stop_those_who_joined_D3() -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
     leader, joined = (asyncio.create_task(flight.do("a", gate.work)) for _ in range(2))
     await settle()
     leader.cancel()
@@ -68,7 +68,7 @@ async def test_a_cancelled_leader_does_not_stop_those_who_joined_D3() -> None:
 
 
 async def test_work_that_nobody_waits_for_is_stopped_and_the_next_caller_begins_anew_D3() -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
     tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(2)]
     await settle()
     for task in tasks:
@@ -82,7 +82,7 @@ async def test_work_that_nobody_waits_for_is_stopped_and_the_next_caller_begins_
 
 
 async def test_an_inputs_fault_is_everyones_D3() -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
     tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(3)]
     await settle()
     gate.ends[0].set_exception(MediaUndecodable("broken"))
@@ -94,7 +94,7 @@ async def test_an_inputs_fault_is_everyones_D3() -> None:
     "failure", [ServiceError("a process died"), asyncio.CancelledError()], ids=["error", "cancelled"]
 )
 async def test_another_failure_is_the_leaders_alone_and_one_of_the_others_leads_D3(failure: BaseException) -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
     tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(3)]
     await settle()
     gate.ends[0].set_exception(failure) if isinstance(failure, Exception) else gate.ends[0].cancel()
@@ -107,7 +107,7 @@ async def test_another_failure_is_the_leaders_alone_and_one_of_the_others_leads_
 
 
 async def test_a_deadline_of_one_caller_is_its_own_D3() -> None:
-    flight, gate = Flight[str, int](), RequestLimiter()
+    flight, gate = Flight[str, int](), Gate()
 
     async def hurried() -> int:
         async with asyncio.timeout(0):

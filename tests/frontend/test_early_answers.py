@@ -54,8 +54,8 @@ def by_urllib(port: int, path: str) -> Sent:
 
 
 def fill(app: Rig) -> None:
-    app.service.gate.limits = ConcurrencyLimits(max_requests=1)
-    app.service.gate.enter("")
+    app.service.limiter.limits = ConcurrencyLimits(max_requests=1)
+    app.service.limiter.enter("")
 
 
 def drain(app: Rig) -> None:

@@ -107,7 +107,7 @@ async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = 
         return await drawing.process(media, options)
 
     async with rig(folder, replace(drawing.pipeline, process=process), keys=keys) as made:
-        made.service.pace = RefusalLimits(per_s=0)
+        made.service.refusals = RefusalLimits(per_s=0)
         with patched(made.engine, talk):
             yield made.app
 
@@ -125,7 +125,7 @@ async def hearing(folder: Path) -> AsyncIterator[Starlette]:
             patch.setattr(rigs, "CONTRACT", replace(rigs.CONTRACT, max_items={"audio": 1}))
             pipeline = Pipeline(TOKENIZER, None, process, "heard", Key(bytes(32)))
             made = await stack.enter_async_context(rig(folder, pipeline))
-        made.service.pace = RefusalLimits(per_s=0)
+        made.service.refusals = RefusalLimits(per_s=0)
         stack.enter_context(patched(made.engine, Hearing().submit))
         yield made.app
 
@@ -237,7 +237,7 @@ def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, la
 
 def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
     told = document()
-    client = TestClient(create_app(FrontendState(pace=RefusalLimits(per_s=0)), Meter()))
+    client = TestClient(create_app(FrontendState(refusals=RefusalLimits(per_s=0)), Meter()))
     for path, operations in told["paths"].items():
         for method, operation in operations.items():
             reply = client.request(method, path, json={})

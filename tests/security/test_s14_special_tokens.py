@@ -1,6 +1,6 @@
 """S14: special tokens that a client types stay text, in every family's own template and tokenizer (CVE-2026-44222).
 
-Where in a request text can stand, and what two texts spell together, is in `tests/render/test_guard.py`.
+Where in a request text can stand, and what two texts spell together, is in `tests/render/test_placeholder_escape.py`.
 """
 
 from __future__ import annotations

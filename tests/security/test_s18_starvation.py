@@ -1,6 +1,6 @@
 """S18: one request cannot take the memory or the time that the others need (vLLM #35191).
 
-The rules of the budget are in `tests/media/test_budget.py`, every limit with its answer in
+The rules of the budget are in `tests/frontend/test_budget.py`, every limit with its answer in
 `tests/frontend/test_limits.py`, and latency beside hostile requests in `test_s18_fairness.py`.
 """
 
@@ -109,7 +109,7 @@ def requests_of(app: Rig) -> list[Callable[[int], Awaitable[str]]]:
 
 async def test_after_a_thousand_requests_that_went_all_ways_nothing_is_held(app: Rig) -> None:
     app.service.body = BodyLimits(max_bytes=65_536)
-    app.service.pace = RefusalLimits(per_s=0)
+    app.service.refusals = RefusalLimits(per_s=0)
     budget = app.service.budget
     ways = requests_of(app)
     seed = random.Random(18)

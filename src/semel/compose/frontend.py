@@ -129,8 +129,10 @@ async def run_frontend(options: FrontendOptions) -> None:
 
     _raise_file_limit()
     serving = options.serving
-    gate = RequestLimiter(serving.gate)
-    service = FrontendState(body=serving.body, budget=Budget(serving.budget), pace=serving.pace, gate=gate)
+    limiter = RequestLimiter(serving.concurrency)
+    service = FrontendState(
+        body=serving.body, budget=Budget(serving.budget), refusals=serving.refusals, limiter=limiter
+    )
     tracing = start_tracing(options.collector, "semel-frontend")
     parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes))
     log_requests = not serving.disable_access_log
@@ -159,7 +161,7 @@ async def run_frontend(options: FrontendOptions) -> None:
             await _drain(service, server, stopping, serving.server.drain_s)
         else:
             service.drain("the frontend has failed")
-        server.stop(at_once=bool(service.gate.requests))
+        server.stop(at_once=bool(service.limiter.requests))
         following.cancel()
         telling.cancel()
         ended = await asyncio.gather(running, following, return_exceptions=True)
@@ -173,10 +175,10 @@ async def _drain(service: FrontendState, server: HttpServer, stopping: ShutdownS
     """Answer what was taken, and refuse what comes; probes are answered all the while."""
     service.drain("the frontend is shutting down")
     server.release()
-    logger.info("the frontend ends when its %d requests have, within %g s", service.gate.requests, within_s)
-    await stopping.unless_forced(service.gate.until_empty(within_s))
-    if service.gate.requests:
-        logger.warning("%d requests are cut off: raise --drain-s to let them end", service.gate.requests)
+    logger.info("the frontend ends when its %d requests have, within %g s", service.limiter.requests, within_s)
+    await stopping.unless_forced(service.limiter.until_empty(within_s))
+    if service.limiter.requests:
+        logger.warning("%d requests are cut off: raise --drain-s to let them end", service.limiter.requests)
 
 
 def _raise_file_limit() -> None:

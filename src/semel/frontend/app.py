@@ -70,7 +70,7 @@ def create_app(
         return http_error_response(error)
 
     meter.watch(partial(_budget_samples, service))
-    meter.watch(service.gate.samples)
+    meter.watch(service.limiter.samples)
     return DocumentedApp(
         [
             *_server_routes(service, meter),
@@ -85,7 +85,7 @@ def create_app(
             Middleware(RequestCounter, meter=meter),  # outermost: what is refused counts as well
             Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
             Middleware(Authentication, keys=keys or Keyring()),
-            Middleware(ConcurrencyLimit, gate=service.gate, meter=meter, wait_s=service.refusal_wait_s),
+            Middleware(ConcurrencyLimit, limiter=service.limiter, meter=meter, wait_s=service.refusal_wait_s),
         ],
         exception_handlers={SemelError: on_error, HTTPException: on_http_error},
     )

@@ -85,8 +85,8 @@ class FrontendState:
 
     body: BodyLimits = field(default_factory=BodyLimits)
     budget: Budget = field(default_factory=Budget)
-    pace: RefusalLimits = field(default_factory=RefusalLimits)
-    gate: RequestLimiter = field(default_factory=RequestLimiter)
+    refusals: RefusalLimits = field(default_factory=RefusalLimits)
+    limiter: RequestLimiter = field(default_factory=RequestLimiter)
 
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
@@ -94,7 +94,7 @@ class FrontendState:
     started: int = field(default_factory=lambda: int(time.time()))
     _serving: ServedModel | None = None
     _reason: str = "the frontend is starting"
-    _paces: dict[str, RefusalThrottle] = field(default_factory=dict)
+    _throttles: dict[str, RefusalThrottle] = field(default_factory=dict)
 
     def begin(self, serving: ServedModel) -> None:
         """Serve from now on."""
@@ -107,17 +107,17 @@ class FrontendState:
     @property
     def reason(self) -> str:
         """Why nothing can be served; empty when it can."""
-        return self.gate.closed or self._reason
+        return self.limiter.closed or self._reason
 
     def drain(self, reason: str) -> None:
         """Take no more requests, for good; those that were taken are answered, also if no worker is left meanwhile."""
-        self.gate.close(reason)
+        self.limiter.close(reason)
 
     def refusal_wait_s(self, tenant: str) -> float:
         """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""
-        if (pace := self._paces.get(tenant)) is None:
-            pace = self._paces[tenant] = RefusalThrottle(self.pace)
-        return pace.wait_s()
+        if (throttle := self._throttles.get(tenant)) is None:
+            throttle = self._throttles[tenant] = RefusalThrottle(self.refusals)
+        return throttle.wait_s()
 
     def serving(self) -> ServedModel:
         """What to serve with."""

@@ -112,7 +112,7 @@ class VllmEngine:
         request_id = submission.request_id
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         prompt = engine_input(salted, self._contract, self._model, self._items)
-        params, conversing = self._params(submission)
+        params, reader = self._params(submission)
         with _failures():
             await self._validated(request_id, prompt, params)
             async with self._order:
@@ -125,13 +125,13 @@ class VllmEngine:
                         params,
                         trace_headers=None if submission.trace is None else submission.trace.headers,
                         priority=submission.priority,
-                        **({} if conversing is None else conversing.engine),
+                        **({} if reader is None else reader.engine),
                     )
                 except BaseException:
                     self._items.take_back(admission)
                     await asyncio.shield(self._llm.abort(request_id))
                     raise
-        return VllmStream(self._llm, collector, self._items, admission.referred, conversing)
+        return VllmStream(self._llm, collector, self._items, admission.referred, reader)
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
@@ -173,8 +173,8 @@ class VllmEngine:
             sampling = self._defaults.complete(submission.sampling, len(prompt_ids))
             if submission.parsing is None:
                 return sampling_params(sampling), None
-            conversing = self._parsers.begin(submission.parsing, sampling, prompt_ids)
-            return sampling_params(conversing.sampling), conversing
+            reader = self._parsers.begin(submission.parsing, sampling, prompt_ids)
+            return sampling_params(reader.sampling), reader
 
     async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
         """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
@@ -220,13 +220,13 @@ class VllmStream:
         collector: Any,
         item_cache: ItemCache,
         referred: tuple[Digest, ...],
-        conversing: AnswerReader | None = None,
+        reader: AnswerReader | None = None,
     ) -> None:
         self._llm = llm
         self._collector = collector
         self._items = item_cache
         self._referred = referred
-        self._conversing = conversing
+        self._conversing = reader
         self._begun = False
         self._has_output = False
         self._finished = False

@@ -93,11 +93,11 @@ class RequestLimiter:
 
 
 class ConcurrencyLimit:
-    """Lets requests through a gate, and ends those that take too long."""
+    """Lets as many requests pass as the limiter allows, and ends those that take too long."""
 
-    def __init__(self, app: ASGIApp, gate: RequestLimiter, meter: Meter, wait_s: Callable[[str], float]) -> None:
+    def __init__(self, app: ASGIApp, limiter: RequestLimiter, meter: Meter, wait_s: Callable[[str], float]) -> None:
         self._app = app
-        self._gate = gate
+        self._limiter = limiter
         self._meter = meter
         self._wait_s = wait_s
         """How long the next refusal of a tenant has to wait (`pace`)."""
@@ -109,22 +109,22 @@ class ConcurrencyLimit:
             return
         tenant = scope.get("state", {}).get("tenant", "")
         try:
-            self._gate.enter(tenant)
+            self._limiter.enter(tenant)
         except ServiceError as error:
             await self._refuse(error, tenant, scope, receive, send)
             return
         try:
-            if self._gate.limits.max_request_s:
+            if self._limiter.limits.max_request_s:
                 await self._in_time(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         finally:
-            self._gate.leave(tenant)
+            self._limiter.leave(tenant)
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(REFUSALS, error.code)
         answer = error_response(error)
-        if self._gate.closed:
+        if self._limiter.closed:
             answer.headers["Connection"] = "close"  # the next one should go to somebody else
         else:
             await asyncio.sleep(self._wait_s(tenant))
@@ -132,7 +132,7 @@ class ConcurrencyLimit:
 
     async def _in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send)
-        limit_s = self._gate.limits.max_request_s
+        limit_s = self._limiter.limits.max_request_s
         try:
             async with asyncio.timeout(limit_s) as timeout:
                 await self._app(scope, receive, answer.send)

@@ -31,7 +31,7 @@ from semel.interchange.vllm_items import read_item
 from semel.render import ChatRenderer
 from semel.telemetry.stages import Stage
 from tests.frontend.rig import CONTRACT, MAX_TOKENS, Rig, rig
-from tests.frontend.test_generation import CHAT, GENERATE, RENDER, body, digests_of
+from tests.frontend.test_generate import CHAT, GENERATE, RENDER, body, digests_of
 from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
 from tests.waiting import until
 

@@ -127,21 +127,21 @@ async def test_a_naive_frontend_bounds_only_requests_whose_answers_have_not_begu
 async def test_a_tenant_s_streams_leave_room_for_another_tenant_S18(tmp_path: Path, drawing: Drawing) -> None:
     keys = Keyring([("acme", "acme-0123456789abcdef"), ("umbra", "umbra-0123456789abcdef")])
     async with rig(tmp_path, drawing.pipeline, keys=keys) as made:
-        made.service.gate.limits = ConcurrencyLimits(max_tenant_requests=1)
-        made.service.gate.enter("acme")
+        made.service.limiter.limits = ConcurrencyLimits(max_tenant_requests=1)
+        made.service.limiter.enter("acme")
         body = json.loads(BODY)
         refused = await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")
         assert refused.status_code == 429
         assert "--max-tenant-requests" in refused.json()["error"]["message"]
         assert (await made.post(CHAT, body, authorization="Bearer umbra-0123456789abcdef")).status_code == 200
-        made.service.gate.leave("acme")
+        made.service.limiter.leave("acme")
         assert (await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")).status_code == 200
-        assert made.service.gate.requests == 0
+        assert made.service.limiter.requests == 0
 
 
 async def test_probes_and_metrics_pass_when_nobody_else_does(app: Rig) -> None:
-    app.service.gate.limits = ConcurrencyLimits(max_requests=1)
-    app.service.gate.enter("")
+    app.service.limiter.limits = ConcurrencyLimits(max_requests=1)
+    app.service.limiter.enter("")
     assert (await app.post(CHAT, json.loads(BODY))).status_code == 429
     for path in ("/health", "/ready", "/metrics"):
         assert (await app.client.get(path)).status_code == 200
@@ -151,7 +151,7 @@ async def test_probes_and_metrics_pass_when_nobody_else_does(app: Rig) -> None:
 async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_took(app: Rig) -> None:
     app.engine.pause_s = 0.2
     inside = asyncio.create_task(app.post(CHAT, json.loads(BODY)))
-    await until(lambda: app.service.gate.requests == 1)
+    await until(lambda: app.service.limiter.requests == 1)
     app.service.drain("the frontend is shutting down")
     app.service.suspend("the worker is shutting down")  # what the fleet does meanwhile changes nothing
     ready = await app.client.get("/ready")
@@ -161,7 +161,7 @@ async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_t
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
     assert refused.headers["retry-after"] == "1"
     assert refused.headers["connection"] == "close"
-    assert await app.service.gate.until_empty(30)
+    assert await app.service.limiter.until_empty(30)
     assert (await inside).status_code == 200
 
 

@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RefusalThrottle:
+class Pace:
     """How fast a worker works: 1.0 is as work is measured. From some moment on it may be another pace."""
 
     speed: float = 1.0
@@ -75,7 +75,7 @@ class RefusalThrottle:
 
 @dataclass(frozen=True)
 class Trace:
-    paces: tuple[RefusalThrottle, ...]
+    paces: tuple[Pace, ...]
     frontends: int
     encode_s: float
     prefill_s: float
@@ -132,11 +132,11 @@ def draw(seed: int, kind: Kind = BUSY) -> Trace:
     count = workers * random.randint(*kind.requests)
     encode_s, prefill_s = random.uniform(0.2, 1.5), random.uniform(0.0, 0.5)
     rate = random.choice(kind.pressures) * workers / (1.0 + 0.3 * encode_s + 0.5 * prefill_s)
-    paces = [RefusalThrottle()] * workers
+    paces = [Pace()] * workers
     for worker in random.sample(range(workers), random.randint(1, max(1, workers // 2))):
         slow = random.uniform(kind.slowest, 0.9)
         turns = random.uniform(0.1, 0.9) * count / rate
-        paces[worker] = random.choice((RefusalThrottle(slow), RefusalThrottle(1.0, turns, slow)))
+        paces[worker] = random.choice((Pace(slow), Pace(1.0, turns, slow)))
     frontends = random.randint(1, 3)
     requests = _requests(random, kind, count, rate, frontends)
     return Trace(tuple(paces), frontends, encode_s, prefill_s, requests)

@@ -19,8 +19,8 @@ from semel.frontend.routes.render import SAFETENSORS
 from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer
 from tests.frontend.rig import MAX_TOKENS, Rig, rig
-from tests.frontend.test_generation import CHAT, GENERATE, RENDER, body, digests_of
-from tests.frontend.test_given import file_of, post_file, rewritten, unsealed
+from tests.frontend.test_client_features import file_of, post_file, rewritten, unsealed
+from tests.frontend.test_generate import CHAT, GENERATE, RENDER, body, digests_of
 from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from semel.frontend.http.body import CLIENT_CLOSED, unless_disconnected
 from semel.frontend.http.sse import EventStream
-from tests.frontend.test_gate import Stalled
+from tests.frontend.test_concurrency import Stalled
 
 DEADLINE_S = 30
 

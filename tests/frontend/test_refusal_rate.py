@@ -60,7 +60,7 @@ def test_clients_that_wait_for_their_answers_are_refused_no_faster_than_the_pace
 
 
 async def test_a_refusal_that_waits_holds_nothing_of_its_request(app: Rig) -> None:
-    app.service.pace = RefusalLimits(per_s=1.0, burst=0, max_wait_s=0.5)
+    app.service.refusals = RefusalLimits(per_s=1.0, burst=0, max_wait_s=0.5)
     gc.collect()
     tracemalloc.start()
     exchange = Exchange()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from semel.core import Digest
 from semel.fleet.balance import Candidate, choose
-from tests.frontend.trace import RefusalThrottle, Request, Trace, View, balanced, draw, round_robin, simulate
+from tests.fleet.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
 
 TRACES = 1_000
 
@@ -123,7 +123,7 @@ def test_among_equal_holders_the_conversation_decides_and_not_the_item() -> None
 
 def test_a_trace_can_be_followed_by_hand() -> None:
     item, other = digest_of(1), digest_of(2)
-    paces = (RefusalThrottle(1.0, until=3.0, then=0.5), RefusalThrottle(1.0))
+    paces = (Pace(1.0, until=3.0, then=0.5), Pace(1.0))
     requests = (
         Request(0.0, 0, (item,), b"t", 1.0),  # worker 0: encode 2, prefill 0.5, answer 1: 3 s, then 0.5 at half speed
         Request(0.0, 0, (item,), b"t", 1.0),  # worker 1: the same, 3.5 s
@@ -143,7 +143,7 @@ def test_a_frontend_knows_its_own_requests_at_once_and_those_of_others_after_the
 
     asked = [(0.0, 0), (0.0, 0), (0.01, 1), (0.5, 1), (9.0, 1)]
     requests = tuple(Request(at, frontend, (item,), b"t", 1.0) for at, frontend in asked)
-    simulate(Trace((RefusalThrottle(), RefusalThrottle()), 2, encode_s=0.0, prefill_s=0.0, requests=requests), watch)
+    simulate(Trace((Pace(), Pace()), 2, encode_s=0.0, prefill_s=0.0, requests=requests), watch)
     assert seen == [([0, 0], [0, 0]), ([1, 0], [1, 0]), ([0, 0], [0, 0]), ([3, 0], [1, 0]), ([0, 0], [1, 0])]
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.frontend.trace_table [TRACES] [FIRST_SEED]`: what choosing gains over round robin, as a table."""
+"""`python -m tests.fleet.trace_table [TRACES] [FIRST_SEED]`: what choosing gains over round robin, as a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-from tests.frontend.trace import AT_ONCE, BUSY, SHORT, Policy, Trace, balanced, draw, least_busy, round_robin, simulate
+from tests.fleet.trace import AT_ONCE, BUSY, SHORT, Policy, Trace, balanced, draw, least_busy, round_robin, simulate
 
 POLICIES: dict[str, Policy] = {"round robin": round_robin, "least busy": least_busy, "semel": balanced}
 
