@@ -20,11 +20,11 @@ SHOWN = Prompt(
 )
 
 
-def answering(prompt: Prompt = TEXT, *, count: int = 1, showing: ResponseOptions | None = None) -> ChatResponse:
+def answering(prompt: Prompt = TEXT, *, count: int = 1, options: ResponseOptions | None = None) -> ChatResponse:
     def decode(token_ids: Sequence[int]) -> str:
         return "".join(f"<{token}>" for token in token_ids)
 
-    return ChatResponse(HEAD, prompt, decode, count=count, showing=showing or ResponseOptions())
+    return ChatResponse(HEAD, prompt, decode, count=count, options=options or ResponseOptions())
 
 
 def whole(*outputs: Output, **options: Any) -> Mapping[str, Any]:
@@ -80,13 +80,13 @@ def test_a_stream_begins_with_who_speaks_once_there_is_something_to_say() -> Non
 def test_a_chunk_that_says_nothing_is_left_out_unless_its_tokens_are_shown() -> None:
     waiting, call = Output(0, "<", (1,), message={}), Output(0, "x", (2,), message={"content": "x"})
     assert len(chunks(waiting, call)) == 2
-    shown = chunks(waiting, call, showing=ResponseOptions(token_ids=True))
+    shown = chunks(waiting, call, options=ResponseOptions(token_ids=True))
     assert [chunk["choices"][0].get("token_ids") for chunk in shown] == [None, (1,), (2,)]
 
 
 def test_usage_closes_a_stream_or_runs_along() -> None:
     outputs = (Output(0, "a", (1,), cached_tokens=0), Output(0, "b", (2, 3), finish_reason="stop"))
-    *_, last = chunks(*outputs, showing=ResponseOptions(usage=True))
+    *_, last = chunks(*outputs, options=ResponseOptions(usage=True))
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": 3,
@@ -94,33 +94,33 @@ def test_usage_closes_a_stream_or_runs_along() -> None:
         "completion_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-    running = chunks(*outputs, showing=ResponseOptions(usage=True, running_usage=True))
+    running = chunks(*outputs, options=ResponseOptions(usage=True, running_usage=True))
     assert [chunk["usage"]["completion_tokens"] for chunk in running] == [0, 1, 3, 3]
 
 
 @pytest.mark.parametrize("read", [{"content": "x"}, {}])
 def test_hidden_reasoning_cannot_be_read_from_tokens_or_log_probabilities(read: dict[str, str]) -> None:
     """Without a parser there is no reasoning, and nothing to hide."""
-    showing = ResponseOptions(logprobs=True, token_ids=True, reasoning=False)
+    options = ResponseOptions(logprobs=True, token_ids=True, reasoning=False)
     secret = Output(0, "x", (1,), ({1: -0.5},), "stop", message=read)
-    choice = whole(secret, showing=showing)["choices"][0]
+    choice = whole(secret, options=options)["choices"][0]
     assert (choice["logprobs"], choice["token_ids"]) == (None, None)
-    *_, last = chunks(secret, showing=showing)
+    *_, last = chunks(secret, options=options)
     assert (last["choices"][0]["logprobs"], last["choices"][0]["token_ids"]) == (None, None)
-    plain = whole(Output(0, "x", (1,), ({1: -0.5},), "stop"), showing=showing)["choices"][0]
+    plain = whole(Output(0, "x", (1,), ({1: -0.5},), "stop"), options=options)["choices"][0]
     assert (plain["token_ids"], len(plain["logprobs"]["content"])) == ([1], 1)
 
 
 def test_log_probabilities_are_shown_in_the_order_and_number_asked_for() -> None:
     step = Output(0, "x", (7,), ({7: -2.0, 5: -0.5, 6: float("-inf")},), "stop", texts=({7: "é", 5: "b"},))
 
-    def top(showing: ResponseOptions) -> list[tuple[str, float]]:
-        (entry,) = whole(step, showing=showing)["choices"][0]["logprobs"]["content"]
+    def top(options: ResponseOptions) -> list[tuple[str, float]]:
+        (entry,) = whole(step, options=options)["choices"][0]["logprobs"]["content"]
         return [(one["token"], one["logprob"]) for one in entry["top_logprobs"]]
 
     assert top(ResponseOptions(logprobs=True)) == []
     assert top(ResponseOptions(logprobs=True, top_logprobs=2)) == [("é", -2.0), ("b", -0.5)]
     assert top(ResponseOptions(logprobs=True, top_logprobs=None))[-1] == ("<6>", -9999.0)
     assert top(ResponseOptions(logprobs=True, top_logprobs=1, tokens_as_ids=True)) == [("token_id:7", -2.0)]
-    (entry,) = whole(step, showing=ResponseOptions(logprobs=True))["choices"][0]["logprobs"]["content"]
+    (entry,) = whole(step, options=ResponseOptions(logprobs=True))["choices"][0]["logprobs"]["content"]
     assert (entry["token"], entry["logprob"], entry["bytes"]) == ("é", -2.0, [0xC3, 0xA9])

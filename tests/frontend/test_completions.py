@@ -91,10 +91,10 @@ def output(index: int, token: int, finish: str | None = None) -> Output:
 
 
 def continuing(
-    *prompts: list[int], showing: ResponseOptions = LOGPROBS, echo: Echo | None = None
+    *prompts: list[int], options: ResponseOptions = LOGPROBS, echo: Echo | None = None
 ) -> CompletionResponse:
     given = [Prompt(prompt, Timeline.decoder([]), ()) for prompt in prompts]
-    return CompletionResponse(HEAD, given, decode, count=2, showing=showing, echo=echo)
+    return CompletionResponse(HEAD, given, decode, count=2, options=options, echo=echo)
 
 
 def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
@@ -114,7 +114,7 @@ def test_logprobs_are_four_parallel_lists_with_offsets_into_the_text() -> None:
     assert third["logprobs"]["token_logprobs"] == [-0.5] * 3
     assert third["logprobs"]["top_logprobs"][0] == {"ab": -0.5, "c": -9999.0}
     assert totals(answer) == (3, 4, 7)
-    assert continuing([7], showing=ResponseOptions()).whole()["choices"][1]["logprobs"] is None
+    assert continuing([7], options=ResponseOptions()).whole()["choices"][1]["logprobs"] is None
 
 
 def test_an_echo_begins_with_the_prompt_and_what_is_known_of_its_tokens() -> None:

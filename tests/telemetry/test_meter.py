@@ -1,4 +1,4 @@
-"""Recording and showing metrics."""
+"""Recording and options metrics."""
 
 from __future__ import annotations
 

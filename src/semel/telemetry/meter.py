@@ -1,4 +1,4 @@
-"""Recording metrics, and showing them to Prometheus.
+"""Recording metrics, and options them to Prometheus.
 
 A meter has a registry of its own: two of them in one process never mix, and vLLM, which clears the default registry,
 does not reach it. Numbers that live elsewhere, such as in an engine core, are read when someone looks (`watch`).

@@ -186,14 +186,14 @@ class ChatResponse:
         decode: Decode,
         *,
         count: int,
-        showing: ResponseOptions,
+        options: ResponseOptions,
         role: str = "assistant",
     ) -> None:
         self._head = head
         self._prompt_ids = prompt.token_ids
         self._usage = UsageCounter.of(prompt)
         self._decode = decode
-        self._showing = showing
+        self._options = options
         self._role = role
         self._choices = [_Choice() for _ in range(count)]
         self._prompt_logprobs: PromptPositions | None = None
@@ -206,10 +206,10 @@ class ChatResponse:
         choice = self._choices[output.index]
         choice.text.append(output.text)
         choice.message = choice.message if output.message is None else output.message
-        if self._showing.token_ids:
+        if self._options.token_ids:
             choice.token_ids += output.token_ids
-        if self._showing.logprobs:
-            choice.logprobs += chat_logprobs(output, self._showing, self._decode)
+        if self._options.logprobs:
+            choice.logprobs += chat_logprobs(output, self._options, self._decode)
         if output.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
@@ -225,7 +225,7 @@ class ChatResponse:
             "system_fingerprint": self._head.fingerprint,
             "usage": self._usage.whole(),
             "prompt_logprobs": prompt_logprobs(self._prompt_logprobs),
-            "prompt_token_ids": self._prompt_ids if self._showing.token_ids else None,
+            "prompt_token_ids": self._prompt_ids if self._options.token_ids else None,
             "prompt_text": None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
@@ -245,15 +245,15 @@ class ChatResponse:
         chunk = self._chunk([shaped])
         if output.finish_reason is not None:
             shaped["stop_reason"] = output.stop_reason
-            if not self._showing.usage:
+            if not self._options.usage:
                 chunk["system_fingerprint"] = self._head.fingerprint
-        if self._showing.running_usage:
+        if self._options.running_usage:
             chunk["usage"] = self._running_usage(choice.completion_tokens)
         yield chunk
 
     def closing(self) -> Iterator[ChatCompletionChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
-        if self._showing.usage:
+        if self._options.usage:
             chunk = self._chunk([])
             chunk["usage"] = self._usage.known()
             chunk["system_fingerprint"] = self._head.fingerprint
@@ -273,10 +273,10 @@ class ChatResponse:
         return {
             "index": index,
             "message": self._message(choice),
-            "logprobs": {"content": choice.logprobs} if self._showing.logprobs and not hidden else None,
+            "logprobs": {"content": choice.logprobs} if self._options.logprobs and not hidden else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids if self._showing.token_ids and not hidden else None,
+            "token_ids": choice.token_ids if self._options.token_ids and not hidden else None,
             "routed_experts": None,
         }
 
@@ -300,9 +300,9 @@ class ChatResponse:
         for index in range(len(self._choices)):
             delta: ChatDelta = {"role": self._role, "content": ""}
             chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-            chunk["prompt_token_ids"] = self._prompt_ids if self._showing.token_ids else None
+            chunk["prompt_token_ids"] = self._prompt_ids if self._options.token_ids else None
             chunk["prompt_text"] = None
-            if self._showing.running_usage:
+            if self._options.running_usage:
                 chunk["usage"] = self._running_usage(0)
             yield chunk
 
@@ -311,9 +311,9 @@ class ChatResponse:
         hidden = self._is_hidden(output.message)
         logprobs: ChatLogprobs | None = None
         token_ids: Sequence[int] | None = None
-        if self._showing.logprobs and not hidden:
-            logprobs = {"content": chat_logprobs(output, self._showing, self._decode)}
-        if self._showing.token_ids and not hidden:
+        if self._options.logprobs and not hidden:
+            logprobs = {"content": chat_logprobs(output, self._options, self._decode)}
+        if self._options.token_ids and not hidden:
             token_ids = output.token_ids
         # The engine's parsers make deltas in this shape. They go out as they came: one per token is not copied.
         delta: ChatDelta = {"content": output.text} if output.message is None else cast("ChatDelta", output.message)
@@ -329,7 +329,7 @@ class ChatResponse:
 
     def _is_hidden(self, message: Mapping[str, Any] | None) -> bool:
         """Whether tokens must not be shown because reasoning must not, and there may be some."""
-        return message is not None and not self._showing.reasoning
+        return message is not None and not self._options.reasoning
 
     def _running_usage(self, completion_tokens: int) -> StreamedUsage:
         """That of one choice; its reasoning is counted at its end."""

@@ -121,14 +121,14 @@ class CompletionResponse:
         decode: Decode,
         *,
         count: int,
-        showing: ResponseOptions,
+        options: ResponseOptions,
         echo: Echo | None = None,
     ) -> None:
         self._head = head
         self._prompts = [prompt.token_ids for prompt in prompts]
         self._decode = decode
         self._count = count
-        self._showing = showing
+        self._options = options
         self._echo = echo
         self._usage = UsageCounter(sum(map(len, self._prompts)))
         self._choices = [_Choice() for _ in range(len(prompts) * count)]
@@ -174,18 +174,18 @@ class CompletionResponse:
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_token_ids": self._prompts[prompt] if is_first and self._tells_prompt else None,
-            "token_ids": output.token_ids if self._showing.token_ids else None,
+            "token_ids": output.token_ids if self._options.token_ids else None,
         }
         chunk = self._chunk([shaped])
-        if output.finish_reason is not None and not self._showing.usage:
+        if output.finish_reason is not None and not self._options.usage:
             chunk["system_fingerprint"] = self._head.fingerprint
-        if self._showing.running_usage:
+        if self._options.running_usage:
             chunk["usage"] = UsageCounter(len(self._prompts[prompt])).running(choice.completion_tokens)
         yield chunk
 
     def closing(self) -> Iterator[TextCompletionChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
-        if self._showing.usage:
+        if self._options.usage:
             chunk = self._chunk([])
             chunk["usage"] = self._usage.known()
             chunk["system_fingerprint"] = self._head.fingerprint
@@ -202,7 +202,7 @@ class CompletionResponse:
 
     @property
     def _tells_prompt(self) -> bool:
-        return self._showing.token_ids or self._echo is not None
+        return self._options.token_ids or self._echo is not None
 
     def _take(self, prompt: int, output: Output) -> tuple[_Choice, str, TextLogprobs | None]:
         """Count an output; its choice, and its text and log probabilities with what is echoed before it."""
@@ -211,14 +211,14 @@ class CompletionResponse:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         choice = self._choices[prompt * self._count + output.index]
         choice.completion_tokens += len(output.token_ids)
-        text, steps = output.text, steps_of(output) if self._showing.logprobs else []
+        text, steps = output.text, steps_of(output) if self._options.logprobs else []
         if self._echo is not None:
             text, steps = self._echoed(self._echo, prompt, text, steps, is_first=not choice.begun)
         choice.begun = True
-        if not self._showing.logprobs:
+        if not self._options.logprobs:
             return choice, text, None
         logprobs = no_logprobs()
-        choice.offset = append_steps(logprobs, steps, self._showing, self._decode, offset=choice.offset)
+        choice.offset = append_steps(logprobs, steps, self._options, self._decode, offset=choice.offset)
         return choice, text, logprobs
 
     def _echoed(
@@ -228,8 +228,8 @@ class CompletionResponse:
             text, steps = "", []
         if not is_first:
             return text, steps
-        echoed = "" if self._showing.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
-        logprobs = self._prompt_logprobs.get(prompt, ()) if self._showing.logprobs else ()
+        echoed = "" if self._options.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
+        logprobs = self._prompt_logprobs.get(prompt, ()) if self._options.logprobs else ()
         return echoed + text, [*prompt_steps(self._prompts[prompt], logprobs), *steps]
 
     def _whole_choice(self, index: int, choice: _Choice) -> TextChoice:
@@ -237,11 +237,11 @@ class CompletionResponse:
         return {
             "index": index,
             "text": "".join(choice.text),
-            "logprobs": choice.logprobs if self._showing.logprobs else None,
+            "logprobs": choice.logprobs if self._options.logprobs else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids if self._showing.token_ids else None,
+            "token_ids": choice.token_ids if self._options.token_ids else None,
             "prompt_logprobs": prompt_logprobs(self._prompt_logprobs.get(prompt)),
-            "prompt_token_ids": self._prompts[prompt] if self._showing.token_ids else None,
+            "prompt_token_ids": self._prompts[prompt] if self._options.token_ids else None,
             "routed_experts": None,
         }

@@ -124,15 +124,15 @@ class GenerateResponse:
         prompt: Prompt,
         *,
         count: int,
-        showing: ResponseOptions,
+        options: ResponseOptions,
         features: RenderedFeatures | None = None,
     ) -> None:
         self._request_id = request_id
         self._model = model
-        self._showing = showing
+        self._options = options
         self._usage = UsageCounter.of(prompt)
         self._prompt: _PromptPart = {}
-        if showing.token_ids:
+        if options.token_ids:
             self._prompt = {"prompt_token_ids": prompt.token_ids, "mm_placeholders": places_of(prompt) or None}
         if features is not None:
             # By these names what the client has sent can be named from now on; vLLM has no such field.
@@ -147,8 +147,8 @@ class GenerateResponse:
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         choice = self._choices[output.index]
         choice.token_ids += output.token_ids
-        if self._showing.logprobs:
-            choice.logprobs += _logprobs(output, self._showing)
+        if self._options.logprobs:
+            choice.logprobs += _logprobs(output, self._options)
         if output.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
@@ -180,7 +180,7 @@ class GenerateResponse:
         choice.completion_tokens += len(output.token_ids)
         shaped: GeneratedChoice = {
             "index": output.index,
-            "logprobs": {"content": _logprobs(output, self._showing)} if self._showing.logprobs else None,
+            "logprobs": {"content": _logprobs(output, self._options)} if self._options.logprobs else None,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "token_ids": output.token_ids,
@@ -189,12 +189,12 @@ class GenerateResponse:
             "weight_versions": None,
         }
         prompt, self._prompt = self._prompt, {}
-        usage = self._running_usage(choice) if self._showing.running_usage else None
+        usage = self._running_usage(choice) if self._options.running_usage else None
         yield {"request_id": self._request_id, "usage": usage, **prompt, "output_mode": "tokens", "choices": [shaped]}
 
     def closing(self) -> Iterator[GeneratedChunk]:
         """The chunk that closes a stream with what it cost, if that was asked for."""
-        if self._showing.usage:
+        if self._options.usage:
             yield {
                 "request_id": self._request_id,
                 "usage": self._usage.known(),
@@ -205,7 +205,7 @@ class GenerateResponse:
     def _whole_choice(self, index: int, choice: _Choice) -> GeneratedChoice:
         return {
             "index": index,
-            "logprobs": {"content": choice.logprobs} if self._showing.logprobs else None,
+            "logprobs": {"content": choice.logprobs} if self._options.logprobs else None,
             "finish_reason": choice.finish_reason or "stop",
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
@@ -220,9 +220,9 @@ class GenerateResponse:
         return usage
 
 
-def _logprobs(output: Output, showing: ResponseOptions) -> list[TokenIdLogprob]:
+def _logprobs(output: Output, options: ResponseOptions) -> list[TokenIdLogprob]:
     """For each token its own log probability, and the best ones: its own is the first of them."""
-    count = None if showing.top_logprobs is None else max(showing.top_logprobs, 1)
+    count = None if options.top_logprobs is None else max(options.top_logprobs, 1)
     entries: list[TokenIdLogprob] = []
     for step in steps_of(output):
         known = step.logprobs or {}

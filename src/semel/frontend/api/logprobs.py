@@ -116,9 +116,9 @@ def prompt_steps(token_ids: Sequence[int], positions: PromptPositions) -> list[S
     return steps
 
 
-def chat_logprobs(output: Output, showing: ResponseOptions, decode: Decode) -> list[TokenLogprob]:
+def chat_logprobs(output: Output, options: ResponseOptions, decode: Decode) -> list[TokenLogprob]:
     """Those of an output of a chat."""
-    return [_entry(step, showing, decode) for step in steps_of(output)]
+    return [_entry(step, options, decode) for step in steps_of(output)]
 
 
 def prompt_logprobs(positions: PromptPositions | None) -> list[dict[str, PromptLogprob] | None] | None:
@@ -132,16 +132,16 @@ def no_logprobs() -> TextLogprobs:
 
 
 def append_steps(
-    logprobs: TextLogprobs, steps: Iterable[Step], showing: ResponseOptions, decode: Decode, *, offset: int
+    logprobs: TextLogprobs, steps: Iterable[Step], options: ResponseOptions, decode: Decode, *, offset: int
 ) -> int:
     """Go on with steps whose text begins at `offset`; where the next one begins."""
     for step in steps:
-        text = _token_text(step, step.token, showing, decode)
+        text = _token_text(step, step.token, options, decode)
         logprobs["text_offset"].append(offset)
         logprobs["tokens"].append(text)
         known = step.logprobs
         logprobs["token_logprobs"].append(None if known is None else max(known[step.token], LEAST))
-        logprobs["top_logprobs"].append(None if known is None else _top(step, known, showing, decode))
+        logprobs["top_logprobs"].append(None if known is None else _top(step, known, options, decode))
         offset += len(text)
     return offset
 
@@ -161,24 +161,24 @@ def _position(entries: Mapping[int, ReportedLogprob]) -> dict[str, PromptLogprob
     }
 
 
-def _top(step: Step, known: Mapping[int, float], showing: ResponseOptions, decode: Decode) -> dict[str, float]:
+def _top(step: Step, known: Mapping[int, float], options: ResponseOptions, decode: Decode) -> dict[str, float]:
     """By text, with one more than was asked for: the token itself comes first."""
-    count = None if showing.top_logprobs is None else showing.top_logprobs + 1
+    count = None if options.top_logprobs is None else options.top_logprobs + 1
     return {
-        _token_text(step, token, showing, decode): max(logprob, LEAST)
+        _token_text(step, token, options, decode): max(logprob, LEAST)
         for token, logprob in islice(known.items(), count)
     }
 
 
-def _entry(step: Step, showing: ResponseOptions, decode: Decode) -> TokenLogprob:
+def _entry(step: Step, options: ResponseOptions, decode: Decode) -> TokenLogprob:
     known = step.logprobs or {}
     return {
-        "token": _token_text(step, step.token, showing, decode),
+        "token": _token_text(step, step.token, options, decode),
         "logprob": max(known[step.token], LEAST),
         "bytes": list(step.text(step.token, decode).encode(errors="replace")),
         "top_logprobs": [
-            _top_entry(_token_text(step, token, showing, decode), logprob)
-            for token, logprob in islice(known.items(), showing.top_logprobs)
+            _top_entry(_token_text(step, token, options, decode), logprob)
+            for token, logprob in islice(known.items(), options.top_logprobs)
         ],
     }
 
@@ -187,5 +187,5 @@ def _top_entry(text: str, logprob: float) -> TopLogprob:
     return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(text.encode(errors="replace"))}
 
 
-def _token_text(step: Step, token: int, showing: ResponseOptions, decode: Decode) -> str:
-    return f"token_id:{token}" if showing.tokens_as_ids else step.text(token, decode)
+def _token_text(step: Step, token: int, options: ResponseOptions, decode: Decode) -> str:
+    return f"token_id:{token}" if options.tokens_as_ids else step.text(token, decode)

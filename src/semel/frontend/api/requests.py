@@ -248,7 +248,7 @@ class _Sampled(_Owned, Ignored):
         """What the engine needs to know, under its own names; what the client left open is left to the engine."""
         return self.model_dump(include=set(_SAMPLING), exclude_none=True)
 
-    def showing(self) -> ResponseOptions:
+    def response_options(self) -> ResponseOptions:
         """What the answer shows."""
         options = self.stream_options or StreamOptions()
         return ResponseOptions(
@@ -310,10 +310,12 @@ class ChatCompletionRequest(_Chat, _Sampled):
             stream=self.stream,
         )
 
-    def showing(self) -> ResponseOptions:
+    def response_options(self) -> ResponseOptions:
         """What the answer shows."""
         top = None if self.logprob_token_ids else self.top_logprobs
-        return replace(super().showing(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning)
+        return replace(
+            super().response_options(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning
+        )
 
 
 class CompletionRequest(_Sampled):
@@ -357,12 +359,12 @@ class CompletionRequest(_Sampled):
             sampling["structured_outputs"] = outputs
         return sampling
 
-    def showing(self) -> ResponseOptions:
+    def response_options(self) -> ResponseOptions:
         """What the answer shows."""
         if self.logprobs is None:
-            return super().showing()
+            return super().response_options()
         top = None if self.logprob_token_ids else self.logprobs
-        return replace(super().showing(), logprobs=True, top_logprobs=top)
+        return replace(super().response_options(), logprobs=True, top_logprobs=top)
 
 
 class TokenizeTextRequest(_Body):

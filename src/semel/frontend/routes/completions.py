@@ -74,7 +74,7 @@ async def _chat(call: Call, request: ChatCompletionRequest) -> Response:
     )
     head = _head("chatcmpl", call.answer_id(request.request_id), serving)
     decode = serving.pipeline.tokenizer.decode
-    answer = ChatResponse(head, prompt, decode, count=request.n, showing=request.showing(), role=role)
+    answer = ChatResponse(head, prompt, decode, count=request.n, options=request.response_options(), role=role)
     return await respond(stream, answer, streamed=request.stream)
 
 
@@ -102,7 +102,9 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
         head = _head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
         echo = _echo(request, prompts, decode)
-        answer = CompletionResponse(head, prompts, decode, count=request.n, showing=request.showing(), echo=echo)
+        answer = CompletionResponse(
+            head, prompts, decode, count=request.n, options=request.response_options(), echo=echo
+        )
         if request.stream:
             handed_over = True
             return EventStream(streams, with_error_event(_completion_events(streams, answer)))

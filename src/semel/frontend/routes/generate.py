@@ -133,8 +133,8 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     name = f"generate-tokens-{call.answer_id(parsed.request_id)}"
     features = features_body(prompt) if sent else None
     named = None if features is None else features_with_tags(features, tenant, serving.pipeline.key)
-    showing = completion.showing()
-    answer = GenerateResponse(name, serving.model, prompt, count=completion.n, showing=showing, features=named)
+    options = completion.response_options()
+    answer = GenerateResponse(name, serving.model, prompt, count=completion.n, options=options, features=named)
     return await respond(stream, answer, streamed=parsed.stream)
 
 
