@@ -118,6 +118,12 @@ class ApiKeySettings:
         help="File of keys, one line `TENANT KEY` for each; tenants share no cached data.",
         group="Keys",
     )
+    priority_tenants: tuple[str, ...] = flag(
+        (),
+        "priority-tenant",
+        help="Tenant whose requests may set `priority`. Repeatable. Without API keys every request may.",
+        group="Keys",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,11 @@ async def run_frontend(options: FrontendOptions) -> None:
     serving = options.serving
     limiter = RequestLimiter(serving.concurrency)
     service = FrontendState(
-        body=serving.body, budget=Budget(serving.budget), refusals=serving.refusals, limiter=limiter
+        body=serving.body,
+        budget=Budget(serving.budget),
+        refusals=serving.refusals,
+        limiter=limiter,
+        priority_tenants=frozenset(serving.keys.priority_tenants),
     )
     tracing = start_tracing(options.collector, "semel-frontend")
     parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes))

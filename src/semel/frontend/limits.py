@@ -23,7 +23,7 @@ class BodyLimits:
         min=1,
     )
     max_values: int = flag(
-        262_144,
+        65_536,
         "max-body-values",
         help="Maximum number of JSON values in a request body, estimated as commas plus opening brackets; more are "
         "answered with 413.",

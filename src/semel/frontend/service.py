@@ -88,6 +88,9 @@ class FrontendState:
     refusals: RefusalLimits = field(default_factory=RefusalLimits)
     limiter: RequestLimiter = field(default_factory=RequestLimiter)
 
+    priority_tenants: frozenset[str] = frozenset()
+    """The tenants whose requests may set a priority, where there are API keys."""
+
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
 
@@ -112,6 +115,13 @@ class FrontendState:
     def drain(self, reason: str) -> None:
         """Take no more requests, for good; those that were taken are answered, also if no worker is left meanwhile."""
         self.limiter.close(reason)
+
+    def check_priority(self, priority: int, tenant: str) -> None:
+        """Refuse a priority of a tenant that may not set one: it would go before all others. Without keys all may."""
+        if priority and tenant and tenant not in self.priority_tenants:
+            raise InvalidRequest.of(
+                "priority", "this API key's tenant may not set it; leave it out, or name it with --priority-tenant"
+            )
 
     def refusal_wait_s(self, tenant: str) -> float:
         """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""

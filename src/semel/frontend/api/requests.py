@@ -88,6 +88,7 @@ _MAX_TEMPLATE_CHARS: Final = 1_048_576
 """Of the JSON of tools and of what is for the chat template, in all."""
 
 _MAX_CHOSEN_LOGPROBS: Final = 4_096
+_MAX_SEQUENCES: Final = 256  # of one request, prompts times answers: each is a request to the engine
 """For one token of each of the `n` answers: all of them come at once."""
 
 _Biases = Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}})
@@ -338,6 +339,12 @@ class CompletionRequest(_Sampled):
             raise InvalidRequest.of("max_tokens", "0 only with echo; ask for 1 or more")
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequest.of("logprob_token_ids", "only with logprobs; leave it out, or set logprobs")
+        if (sequences := len(self.prompts()) * self.n) > _MAX_SEQUENCES:
+            raise InvalidRequest.of(
+                "n",
+                f"{len(self.prompts()):,} prompts with {self.n} answers each are {sequences:,} sequences; the limit is "
+                f"{_MAX_SEQUENCES}: send fewer prompts, or lower n",
+            )
         return self
 
     def prompts(self) -> Sequence[str | list[int]]:

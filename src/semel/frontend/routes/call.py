@@ -54,6 +54,7 @@ _T = TypeVar("_T", bound=_Addressed)
 class Call:
     """One call of a route, besides its body."""
 
+    state: FrontendState
     serving: ServedModel
     tenant: str
     """The name that goes with its API key."""
@@ -68,6 +69,12 @@ class Call:
     def answer_id(self, named: str | None = None) -> str:
         """What the id of the answer ends with: by the header, else by the body, else our own."""
         return self.client_id or named or self.request_id
+
+    def admit(self, parsed: _T) -> _T:
+        """Refuse a request for another model, and a priority that its tenant may not set."""
+        self.serving.check_model(parsed.model)
+        self.state.check_priority(getattr(parsed, "priority", 0), self.tenant)
+        return parsed
 
     async def read_chat(self, parsed: Chatting, intent: Intent = "execute") -> ParsedRequest:
         """The draft of a chat. What its base64 decodes to is taken ahead: three quarters of its length at most."""
@@ -92,7 +99,7 @@ async def serve_call(
     """What `work` answers to a request of this kind, read by `ask` if it is no JSON; cancelled if the client goes."""
     context = current_request()
     client_id = None if context is None else context.client_id
-    call = Call(service.serving(), tenant_name(request), service.budget.open(), own_id(), client_id)
+    call = Call(service, service.serving(), tenant_name(request), service.budget.open(), own_id(), client_id)
     try:
         # Nothing here keeps the body, or what was asked: it is for `work` to let go of.
         response = await unless_disconnected(
@@ -111,5 +118,4 @@ async def serve_call(
 
 async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
     parsed = parse(await read(request, service.body, call.account), kind)
-    call.serving.check_model(parsed.model)
-    return parsed
+    return call.admit(parsed)

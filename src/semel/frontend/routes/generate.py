@@ -79,8 +79,7 @@ async def _ask(
     request: Request, service: FrontendState, kind: TypeAdapter[GenerateRequest], call: Call
 ) -> GenerateRequest:
     parsed = parse(await read(request, _limits(service, call), call.account), kind)
-    call.serving.check_model(parsed.model)
-    return parsed
+    return call.admit(parsed)
 
 
 async def _ask_file(
@@ -104,8 +103,7 @@ async def _ask_file(
         )
     admit(prompt)
     parsed = parse(prompt.encode(errors="surrogatepass"), kind)
-    call.serving.check_model(parsed.model)
-    return parsed.with_tensors(features_of(file.entries))
+    return call.admit(parsed).with_tensors(features_of(file.entries))
 
 
 def _limits(service: FrontendState, call: Call) -> BodyLimits:
