@@ -7,6 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.budget import engine_budget, pytest_terminal_summary
+from tests.effort import WHOLE
+from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+
+__all__ = [
+    "engine_budget",
+    "pytest_collection_modifyitems",
+    "pytest_terminal_summary",
+    "pytest_xdist_make_scheduler",
+    "tiny",
+]
 
 # Read by transformers and vLLM when they are imported, here and in every process that a test starts.
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -14,6 +27,12 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_US
 # Engines that run at the same time have a core each.
 if (number := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")).isdigit():
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(int(number) % (os.cpu_count() or 1))
+
+# How long an example takes says how busy the machine is, no more.
+timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", timeless, max_examples=20)
+settings.register_profile("whole", timeless, max_examples=100)
+settings.load_profile("whole" if WHOLE else "quick")
 
 Folder = Callable[[str], Path]
 

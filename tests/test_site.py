@@ -12,6 +12,8 @@ import pytest
 
 from semel.telemetry.metrics import METRICS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MKDOCS = Path(sys.executable).parent / "mkdocs"
 

@@ -16,6 +16,8 @@ def measured(checks: list[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_without_vllm_our_side_is_measured_alone_D4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, RING, None)
     handed = measured(list(bench._handing_over(turns=3)))
@@ -25,6 +27,7 @@ def test_without_vllm_our_side_is_measured_alone_D4(monkeypatch: pytest.MonkeyPa
     assert (stuck.value, stuck.baseline, stuck.ok) == (100, None, True)
 
 
+@pytest.mark.alone
 def test_looking_up_is_measured_for_both_kinds_D4() -> None:
     looked_up = measured(list(bench._looking_up(turns=3)))
     assert [name.partition(", ")[2] for name in looked_up] == ["in process", "in shared memory"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.alone
 @pytest.mark.engine
 @pytest.mark.timeout(200)
 def test_json_is_one_object_and_the_exit_code_tells_whether_all_checks_are_ok(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 async def test_without_vllm_our_side_is_measured_alone_D3(small: None, tiny: Folder) -> None:
     checks = {check.name: check for check in await bench._measure(tiny("qwen2-vl"), None, turns=1)}

@@ -20,6 +20,9 @@ WITHIN_S = 400
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(WITHIN_S + 60)
 def test_both_sides_are_measured_drawn_and_ended(tmp_path: Path) -> None:
     # R: two frontends ship no tensor on a repeat; vLLM with two API servers, the control, ships all of it.

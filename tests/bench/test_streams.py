@@ -17,6 +17,7 @@ STREAMS = 300
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_every_stream_gets_every_token_in_order() -> None:
     command = [str(Path(sys.executable).parent / "semel"), "bench", "streams", "--json"]

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from semel.cache import SMALLEST_BYTES, Cache, LruCache, NoCache, SharedCache, tensor_offsets
 from semel.core import Feature, Layout, Tensor
 from tests.cache.examples import assert_equal, described, digest_of, feature_of
+from tests.effort import examples
 
 Sizes = tuple[int, ...]
 CAPACITY = 1_024
@@ -200,6 +201,6 @@ class CacheMachine(RuleBasedStateMachine):
 def test_a_cache_does_what_a_list_of_what_was_used_does_D4(kind: str) -> None:
     machine = type(f"{kind.title()}Machine", (CacheMachine,), {"kind": kind})
     checks = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     run_state_machine_as_test(machine, settings=checks)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from semel.cache import Flight
 from semel.errors import MediaUndecodable, ServiceError
+from tests.effort import examples
 
 
 async def settle() -> None:
@@ -197,7 +198,7 @@ def check_end(caller: Caller, callers: list[Caller]) -> None:
         assert any(other.key == caller.key and other.outcome == "input" for other in callers)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(ACTS)
 def test_a_caller_fails_only_by_its_own_work_or_by_its_input_D3(acts: list[tuple[str, int, str]]) -> None:
     asyncio.run(check_flight(acts))

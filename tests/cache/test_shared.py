@@ -18,6 +18,7 @@ from semel.core import Feature, Layout
 from semel.errors import ConfigError, ProtocolError
 from semel.processing import to_torch
 from tests.cache.examples import assert_equal, digest_of, feature_of
+from tests.effort import examples
 
 ITEM = 640
 SLOTS = 8
@@ -335,6 +336,6 @@ class UseMachine(RuleBasedStateMachine):
 
 def test_bytes_in_use_never_change_and_everything_is_free_in_the_end_D4() -> None:
     checks = settings(
-        max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=examples(80), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     run_state_machine_as_test(UseMachine, settings=checks)

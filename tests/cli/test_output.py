@@ -13,11 +13,12 @@ import pytest
 
 from semel.bench.ports import free_port
 from semel.cli.output import Output
+from tests.waiting import until
 
 
 async def printed(output: Output, text: str) -> None:
     os.write(output.descriptor, text.encode())
-    await asyncio.sleep(0.05)
+    await until(lambda: output._kept.endswith(text.encode()))
 
 
 async def test_what_is_printed_is_shown_only_while_it_serves(capfd: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +40,7 @@ async def test_what_is_kept_is_bounded(capfd: pytest.CaptureFixture[str]) -> Non
         for number in range(300):
             await asyncio.to_thread(os.write, output.descriptor, f"{number:07}\n".encode() * 1_000)
         os.write(output.descriptor, b"last")
-        await asyncio.sleep(0.05)
+        await until(lambda: output._kept.endswith(b"last"))
         lines = output.last_lines(1_000_000).splitlines()
         assert lines[-1] == "last"
         assert len(lines) <= 10_000
@@ -48,6 +49,7 @@ async def test_what_is_kept_is_bounded(capfd: pytest.CaptureFixture[str]) -> Non
         output.close()
 
 
+@pytest.mark.slow
 def test_at_a_terminal_a_start_that_fails_says_why(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "semel", "testing", "serve", str(tmp_path / "nothing"), "--port", str(free_port())]

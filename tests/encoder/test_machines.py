@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from semel.core import Mask, Placeholder, Timeline
 from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Plan, Planner, Request, Residency, gather
+from tests.effort import examples
 from tests.encoder.model import SlowPlanner, SlowResidency
 
 REQUESTS = st.sampled_from("abc")
@@ -283,13 +284,13 @@ def drive(machine: type[RuleBasedStateMachine], runs: int) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("runs", [30, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [examples(30), pytest.param(150, marks=pytest.mark.slow)])
 def test_b_residency_does_what_the_slow_model_does(runs: int) -> None:
     drive(ResidencyMachine, runs)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("runs", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [examples(30), pytest.param(200, marks=pytest.mark.slow)])
 def test_b_and_c_a_worker_finds_every_embedding_that_its_step_needs(runs: int) -> None:
     drive(EngineMachine, runs)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
 import pytest
 
-from tests.engine.parity import Rig
+from tests.engine.engines import Engines
 
 
-@pytest.fixture(scope="module", params=["hf", "vllm"])
-def either(request: pytest.FixtureRequest, rig: Rig) -> Rig:
-    """The module's engine, with the features of the HF processor and then with those of vLLM's."""
-    return rig.through(request.param)
+@pytest.fixture(scope="session")
+async def engines(tiny: Callable[[str], Path]) -> AsyncIterator[Engines]:
+    """The engine that runs, and how to get another one."""
+    shared = Engines(tiny)
+    yield shared
+    await shared.close()

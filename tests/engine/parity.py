@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import wave
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +15,27 @@ import numpy as np
 from PIL import Image
 
 from semel.compose import compose_pipeline
-from semel.core import Key, Output, Submission
+from semel.core import Key, Media, Output, Submission
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Pipeline, Rendered
 
 GREEDY: Mapping[str, object] = {"temperature": 0.0, "max_tokens": 12, "logprobs": 3, "ignore_eos": True}
 WORDS = ("what", "is", "in", "this", "picture", "tell", "me", "more", "about", "red", "?", ",", "12", "été", "你好")
+
+
+Chat = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recording, and the tokens that begin its transcript."""
+
+    data: bytes
+    start: str
+
+
+Question = Chat | Clip
 
 
 @dataclass(frozen=True)
@@ -49,12 +63,14 @@ class Rig:
     def llm(self) -> Any:
         return self.engine._llm
 
-    async def bare(self, messages: list[dict[str, Any]]) -> Answer:
+    async def bare(self, question: Question) -> Answer:
         """vLLM's own rendering and answer."""
+        if isinstance(question, Clip):
+            return await self.bare_prompt(_bare_transcription(question))
         from vllm.renderers.params import ChatParams
 
         params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
-        _, (prompt,) = await self.llm.renderer.render_chat_async([messages], params)
+        _, (prompt,) = await self.llm.renderer.render_chat_async([question], params)
         return await self.bare_prompt(prompt)
 
     async def bare_prompt(self, prompt: Any) -> Answer:
@@ -65,11 +81,18 @@ class Rig:
         steps = tuple({token: entry.logprob for token, entry in step.items()} for step in last.logprobs)
         return Answer(tuple(last.token_ids), steps)
 
-    async def ours(self, messages: list[dict[str, Any]]) -> Answer:
-        """The same through semel."""
-        return await self.answer(await self.pipeline.chat(ChatRequest(messages)))
+    async def render(self, question: Question) -> Rendered:
+        """semel's rendering."""
+        if isinstance(question, Clip):
+            return await self.pipeline.transcription(Media("audio", question.data), question.start)
+        return await self.pipeline.chat(ChatRequest(question))
+
+    async def ours(self, question: Question) -> Answer:
+        """What is answered through semel."""
+        return await self.answer(await self.render(question))
 
     async def answer(self, rendered: Rendered) -> Answer:
+        """What the engine makes of a rendering."""
         stream = await self.engine.submit(submission(rendered))
         return joined([output async for output in stream])
 
@@ -97,8 +120,8 @@ async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
         await engine.close()
 
 
-async def compare(rig: Rig, chats: list[list[dict[str, Any]]]) -> list[Answer]:
-    """Every chat on both sides, with all caches empty at the start of each side; the answers, if they are identical."""
+async def compare(rig: Rig, chats: Sequence[Question]) -> list[Answer]:
+    """Every question on both sides, with all caches empty at the start of each side; the answers, if identical."""
     await rig.engine.reset()
     expected = [await rig.bare(chat) for chat in chats]
     await rig.engine.reset()
@@ -106,6 +129,16 @@ async def compare(rig: Rig, chats: list[list[dict[str, Any]]]) -> list[Answer]:
     for index, (ours, bare) in enumerate(zip(answers, expected, strict=True)):
         assert ours == bare, f"chat {index} differs"
     return answers
+
+
+def _bare_transcription(clip: Clip) -> Any:
+    """From samples that vLLM's own loader reads."""
+    from vllm.inputs import ExplicitEncoderDecoderPrompt, TextPrompt
+    from vllm.multimodal.media.audio import load_audio
+
+    samples, rate = load_audio(io.BytesIO(clip.data), sr=None)
+    encoder = TextPrompt(prompt="", multi_modal_data={"audio": (samples, rate)})
+    return ExplicitEncoderDecoderPrompt(encoder_prompt=encoder, decoder_prompt=TextPrompt(prompt=clip.start))
 
 
 def distinct(answers: list[Answer]) -> float:
@@ -165,6 +198,10 @@ def image_part(data: bytes) -> dict[str, Any]:
 
 def audio_part(data: bytes) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def video_part(data: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(data, "video/mp4")}}
 
 
 def words(rng: np.random.Generator) -> str:

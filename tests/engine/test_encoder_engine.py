@@ -1,7 +1,8 @@
-"""semel's encoder plug-ins inside a running vLLM: the same answers, no faults, exact counts.
+"""semel's encoder plug-ins and shipping inside a running vLLM: the same answers, no faults, exact counts.
 
 Stock vLLM gives the answers that the others are held to. The encoder cache has room for a few pictures only, so it has
-to make room all the time; the KV cache of the preempting engines has room for a few requests.
+to make room all the time; the KV cache of the preempting engines has room for a few requests. Engines "in full" send
+every item to their worker processes as vLLM does (`--ship-resident-items`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 from PIL import Image
 
 from semel.bench.stepping import Kind
-from semel.engine.vllm.compat import encoder_arguments
+from semel.engine.vllm.compat import RECEIVING_WORKER, encoder_arguments
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -49,12 +50,13 @@ class Running:
     llm: Any
     page: EncoderPage
     preempts: bool = False
+    ships: bool = False
     seen: list[EncoderTotals] = field(default_factory=list)
     """The totals at every token that came."""
 
     @property
     def totals(self) -> EncoderTotals:
-        return self.page.read()[0]
+        return self.page.read().get(0, EncoderTotals())
 
     async def answer(self, asked: Asked) -> Tokens | None:
         from vllm.sampling_params import SamplingParams
@@ -85,36 +87,46 @@ LITTLE_MEMORY = {
     "num_gpu_blocks_override": 36,
     "scheduler_reserve_full_isl": False,
     "long_prefill_token_threshold": 24,
-    # vLLM 0.32 dies of preemption with it: it drops the pixels of items that the prefix cache covers, for good.
-    "enable_prefix_caching": False,
 }
+# vLLM 0.32 dies of preemption with it: it drops the pixels of items that the prefix cache covers, for good.
+NO_PREFIXES = {"enable_prefix_caching": False}
 
 
-@pytest.fixture(scope="module", params=["stock", "cache", "planning", "cache, preempting", "planning, preempting"])
+ENGINES = ["stock", "cache", "planning", "cache, preempting", "planning, preempting"]
+IN_FULL = ["cache, preempting, in full", "planning, preempting, in full"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*ENGINES, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.nightly]) for name in IN_FULL)],
+)
 async def running(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> AsyncIterator[Running]:
-    kind, _, preempting = request.param.partition(", ")
+    kind, *ways = request.param.split(", ")
+    ships, preempts = kind != "stock" and "in full" not in ways, "preempting" in ways
     arguments = {
         "max_num_batched_tokens": STEP_TOKENS,
         "max_model_len": 1_024,
         "mm_processor_kwargs": {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * MAX_ITEM_TOKENS}},
         "limit_mm_per_prompt": {"image": 8, "video": 0},
-        **(LITTLE_MEMORY if preempting else {}),
+        **(LITTLE_MEMORY if preempts else {}),
+        **({} if ships or not preempts else NO_PREFIXES),
     }
-    async for started in start(kind, tiny("qwen2-vl"), **arguments):
-        yield replace(started, preempts=bool(preempting))
+    async for started in start(kind, tiny("qwen2-vl"), ships=ships, **arguments):
+        yield replace(started, preempts=preempts)
 
 
-async def start(kind: Kind, model: Path, **arguments: Any) -> AsyncIterator[Running]:
+async def start(kind: Kind, model: Path, *, ships: bool, **arguments: Any) -> AsyncIterator[Running]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     page = EncoderPage.create()
-    plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning")
+    plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning", with_shipping=ships)
     common = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True}
     engine_args = AsyncEngineArgs(model=str(model), **common, **arguments, **({} if kind == "stock" else plugged))
     llm = AsyncLLM.from_engine_args(engine_args)
     try:
-        yield Running(kind, llm, page)
+        assert kind == "stock" or ships == (llm.vllm_config.parallel_config.worker_cls == RECEIVING_WORKER)
+        yield Running(kind, llm, page, ships=ships)
     finally:
         await asyncio.to_thread(llm.shutdown)
         page.close()
@@ -151,8 +163,9 @@ async def test_two_hundred_random_requests_are_answered_as_by_stock_vllm(running
     assert len(set(answers.values())) > 0.7 * len(answers)
     if running.kind == "stock":
         stock_answers.update(answers)
+        stock_answers.update(await running.answers(random_requests(1, 120)))
         return
-    assert stock_answers.keys() == answers.keys(), "the stock engine has to run first"
+    assert stock_answers.keys() >= answers.keys(), "the stock engine has to run first"
     assert [name for name in answers if answers[name] != stock_answers[name]] == []
     totals = running.totals
     assert totals.evictions > 0
@@ -165,6 +178,18 @@ async def test_b7_priorities_and_little_memory_do_no_harm(running: Running) -> N
     answers = await running.answers(random_requests(0, 200, priorities=4))
     assert [name for name in answers if answers[name] != stock_answers[name]] == []
     assert running.totals.cut > 0
+
+
+async def test_an_engine_that_preempts_and_evicts_brings_back_what_it_left_out(running: Running) -> None:
+    """With prefix caching, and with priorities; stock vLLM ends when it is preempted so."""
+    if not (running.preempts and running.ships):
+        pytest.skip("this engine leaves nothing out, or preempts nobody")
+    first = await running.answers(random_requests(1, 120, priorities=4))
+    second = await running.answers([replace(asked, name=f"again {asked.name}") for asked in random_requests(1, 120)])
+    totals = running.totals
+    assert {name: first[name] for name in first if first[name] != stock_answers[name]} == {}
+    assert [name for name in second if second[name] != stock_answers[name.removeprefix("again ")]] == []
+    assert min(totals.evictions, totals.left_out_bytes, totals.late_bytes) > 0
 
 
 async def test_totals_after_a_known_sequence_are_the_known_counts(running: Running) -> None:
@@ -191,19 +216,31 @@ async def test_totals_after_a_known_sequence_are_the_known_counts(running: Runni
     assert (after.planning_ns > before.planning_ns) == (running.kind == "planning")
 
 
-@pytest.mark.parametrize("kind", ["cache", "planning"])
-async def test_b9_free_space_of_an_encoder_decoder_never_exceeds_its_capacity(
-    kind: Kind, tiny: Callable[[str], Path]
+@pytest.mark.slow
+@pytest.mark.nightly
+async def test_b9_free_space_of_an_encoder_decoder_never_exceeds_its_capacity_with_planning(
+    tiny: Callable[[str], Path],
 ) -> None:
+    """Without planning: in `test_families`."""
+    async for running in start(
+        "planning", tiny("whisper"), ships=True, max_model_len=448, max_num_batched_tokens=3_200
+    ):
+        await transcribe_and_count(running)
+
+
+async def transcribe_and_count(running: Running) -> None:
+    """Twelve clips at once through an encoder cache with room for two."""
     start_tokens = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
     rng = np.random.default_rng(0)
     clips = [rng.normal(0, 0.3, 16_000).astype(np.float32) for _ in range(12)]
     prompts = [{"prompt": start_tokens, "multi_modal_data": {"audio": (clip, 16_000)}} for clip in clips]
     requests = [Asked(f"clip {number}", asked, max_tokens=20) for number, asked in enumerate(prompts)]
-    async for running in start(kind, tiny("whisper"), max_model_len=448, max_num_batched_tokens=3_200):
-        answers = await running.answers(requests)
-        await running.catch_up()
-        last = running.totals
+    await running.catch_up()
+    before = running.totals
+    answers = await running.answers(requests)
+    await running.catch_up()
+    last = running.totals
     assert len(answers) == 12
-    assert all(0 <= totals.resident <= totals.capacity for totals in running.seen)
-    assert (last.queries, last.hits, last.planned, last.resident) == (12, 0, 12, 0)
+    assert all(0 <= totals.resident <= totals.capacity == 3_200 for totals in running.seen)
+    counts = tuple(getattr(last, name) - getattr(before, name) for name in ("queries", "hits", "planned"))
+    assert (*counts, last.resident) == (12, 0, 12, 0)

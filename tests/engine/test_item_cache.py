@@ -22,9 +22,10 @@ from semel.engine.vllm.compat import encoder_arguments
 from semel.engine.vllm.encoder_metrics import EncoderPage
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
 from semel.render import ChatRequest, Rendered
+from tests.engine.families import WRONG_QWEN2_VL
 from tests.engine.parity import GREEDY, Answer, Rig, image_part, joined, picture, running
+from tests.engine.rendering import rebuilt
 from tests.engine.test_item_cache_mirror import Replay
-from tests.engine.test_qwen2_vl import MALFORMED, rebuilt
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -280,11 +281,11 @@ async def test_100_injections_are_held_or_evicted_in_order_and_the_encoder_does_
     assert await asker.encoded() == encoded + len(expected)
 
 
-@pytest.mark.parametrize("case", MALFORMED)
+@pytest.mark.parametrize("case", WRONG_QWEN2_VL)
 async def test_a_malformed_item_is_not_injected_D7(asker: Asker, case: str) -> None:
     rendered = await asker.picture(np.random.default_rng(11))
-    change, _ = MALFORMED[case]
-    ((digest, feature),) = rebuilt(rendered, change).features.items()
+    ((digest, right),) = rendered.features.items()
+    feature = rebuilt(rendered, WRONG_QWEN2_VL[case].change(right)).features[digest]
     with pytest.raises(FeatureRejected):
         await asker.engine.inject(digest, feature)
     assert len(asker.engine.item_cache) == 0

@@ -1,47 +1,40 @@
-"""Qwen2-VL on the real engine: parity with vLLM's own rendering, malformed features, many items in one prompt."""
+"""An engine with a Qwen2-VL: requests that are refused, aborted or reset amid others, many items in one prompt.
+
+Its parity with vLLM is in `test_families`, with that of all others.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from semel.core import Feature, Layout, Mask, Media, Modality, Placeholder, Prompt, Tensor, Timeline
+from semel.core import Feature, Media, Modality, Placeholder, Prompt, Timeline
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 from semel.processing import from_torch, to_torch
 from semel.render import ChatRequest, ProcessItem, Rendered
-from tests.engine.parity import Rig, compare, distinct, image_part, picture, random_chat, running, submission, words
+from tests.engine.engines import Engines
+from tests.engine.families import FAMILIES, MAX_IMAGES
+from tests.engine.parity import Rig, compare, image_part, picture, random_chat, submission, words
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-MAX_ITEMS = 4_096
 RNG = np.random.default_rng(9)
 
 
-@pytest.fixture(scope="module")
-async def rig(tiny: Callable[[str], Path]) -> AsyncIterator[Rig]:
-    arguments = {"max_model_len": 32_768, "limit_mm_per_prompt": {"image": MAX_ITEMS, "video": 0}}
-    async with running(tiny("qwen2-vl"), **arguments) as started:
-        yield started
+@pytest.fixture
+async def rig(engines: Engines) -> Rig:
+    return await engines.of(FAMILIES["qwen2-vl"].start)
 
 
 @pytest.fixture
 async def good(rig: Rig) -> Rendered:
     """A prompt with one image."""
-    rng = np.random.default_rng(7)
-    return await rig.pipeline.chat(ChatRequest(random_chat(rng, [image_part(picture(rng))])))
-
-
-async def test_fifty_random_chats_are_answered_as_by_vllm_itself(rig: Rig) -> None:
-    rng = np.random.default_rng(0)
-    chats = [random_chat(rng, [image_part(picture(rng)) for _ in range(index % 5)]) for index in range(50)]
-    answers = await compare(rig, chats)
-    assert distinct(answers) >= 0.95
+    return await rig.render(FAMILIES["qwen2-vl"].good())
 
 
 async def test_the_comparison_fails_when_two_pixel_planes_are_swapped(rig: Rig) -> None:
@@ -61,87 +54,6 @@ def swapping_planes(process: ProcessItem) -> ProcessItem:
         return replace(feature, tensors={**feature.tensors, "pixel_values": pixels})
 
     return swapped
-
-
-def with_tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Feature], Feature]:
-    def changed(feature: Feature) -> Feature:
-        array = change(to_torch(feature.tensors[name]).numpy().copy())
-        tensor = Tensor(str(array.dtype), array.shape, np.ascontiguousarray(array).data.cast("B"))
-        return replace(feature, tensors={**feature.tensors, name: tensor})
-
-    return changed
-
-
-def with_layout(change: Callable[[tuple[int, ...]], Layout]) -> Callable[[Feature], Feature]:
-    return lambda feature: replace(feature, layout=change(feature.layout.token_ids))
-
-
-def oversized(feature: Feature) -> Feature:
-    """A well-formed image of more embeddings than the engine's encoder cache holds."""
-    side = 2 * 100
-    pixels = Tensor("uint8", (side * side, 1176), memoryview(bytes(side * side * 1176)))
-    grid = np.array([[1, side, side]]).data.cast("B")
-    pad = feature.layout.token_ids[0]
-    tensors = {"pixel_values": pixels, "image_grid_thw": Tensor("int64", (1, 3), grid)}
-    return Feature("image", tensors, Layout((pad,) * (side * side // 4)))
-
-
-def rebuilt(rendered: Rendered, change: Callable[[Feature], Feature]) -> Rendered:
-    """The prompt with a changed feature, made consistent with it: only the feature itself is wrong."""
-    item, place = rendered.prompt.items[0], rendered.prompt.timeline[0]
-    feature = change(rendered.features[item.digest])
-    tokens = list(rendered.prompt.token_ids)
-    tokens[place.offset : place.end] = feature.layout.token_ids
-    moved = Placeholder(place.offset, len(feature.layout), feature.layout.mask)
-    return Rendered(Prompt(tokens, Timeline.decoder([moved]), (item,)), {item.digest: feature})
-
-
-MALFORMED: Mapping[str, tuple[Callable[[Feature], Feature], str]] = {
-    "a pixel too few in every patch": (
-        with_tensor("pixel_values", lambda a: a[:, 1:]),
-        r"pixel_values is .* takes uint8\[\*, 1176\]",
-    ),
-    "a dimension too many": (with_tensor("pixel_values", lambda a: a[None]), "pixel_values is"),
-    "floats where the engine normalises": (
-        with_tensor("pixel_values", lambda a: a.astype(np.float32)),
-        r"Tensor\(float32",
-    ),
-    "a patch too few": (with_tensor("pixel_values", lambda a: a[1:]), r"image_grid_thw counts .* patches"),
-    "a grid that does not tile": (
-        with_tensor("image_grid_thw", lambda a: np.array([[1, 1, int(a.prod())]])),
-        "does not tile",
-    ),
-    "a grid of nothing": (with_tensor("image_grid_thw", lambda a: a * 0), "does not tile"),
-    "a negative grid": (with_tensor("image_grid_thw", lambda a: a * np.array([[1, -1, -1]])), "does not tile"),
-    "a grid that overflows": (with_tensor("image_grid_thw", lambda a: a * 0 + 2**31), "image_grid_thw counts"),
-    "a mask that takes fewer embeddings": (
-        with_layout(lambda ids: Layout(ids, Mask([0] + [1] * (len(ids) - 1)))),
-        "embeddings",
-    ),
-    "a token too many": (with_layout(lambda ids: Layout((*ids, ids[0]))), "embeddings"),
-    "no token": (with_layout(lambda _: Layout(())), "no embedding"),
-    "other tokens": (with_layout(lambda ids: Layout((5,) * len(ids))), "its tensors make"),
-    "a tensor missing": (
-        lambda f: replace(f, tensors={"pixel_values": f.tensors["pixel_values"]}),
-        r"has the tensors \['pixel_values'\]",
-    ),
-    "a tensor too many": (
-        lambda f: replace(f, tensors={**f.tensors, "more": f.tensors["image_grid_thw"]}),
-        "has the tensors",
-    ),
-    "more embeddings than the encoder cache holds": (oversized, "10,000 embeddings, the engine's encoder cache holds"),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-async def test_a_malformed_feature_is_refused_by_what_is_wrong_and_the_engine_lives_on_S9(
-    rig: Rig, good: Rendered, case: str
-) -> None:
-    change, message = MALFORMED[case]
-    expected = await rig.answer(good)
-    with pytest.raises((FeatureRejected, PromptTooLong), match=message):
-        await rig.answer(rebuilt(good, change))
-    assert await rig.answer(good) == expected
 
 
 async def test_an_item_that_does_not_stand_where_its_layout_says_is_refused_S9(rig: Rig, good: Rendered) -> None:
@@ -269,9 +181,9 @@ async def test_equal_images_of_a_prompt_share_a_digest_and_are_processed_once(ri
 async def test_4096_images_in_one_prompt_are_rendered_validated_and_answered_S16(rig: Rig) -> None:
     rng = np.random.default_rng(4)
     parts = [image_part(picture(rng, side=56)) for _ in range(256)]
-    content = [parts[index] for index in rng.integers(0, len(parts), MAX_ITEMS)]
+    content = [parts[index] for index in rng.integers(0, len(parts), MAX_IMAGES)]
     rendered = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": content}]))
-    assert len(rendered.prompt.items) == MAX_ITEMS
+    assert len(rendered.prompt.items) == MAX_IMAGES
     assert {place.num_embeds for place in rendered.prompt.timeline} == {4}
     answer = await rig.answer(rendered)
     assert len(answer.token_ids) == 12

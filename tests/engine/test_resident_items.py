@@ -2,8 +2,8 @@
 
 vLLM's real scheduler is stepped by hand over random requests, with too little memory of both kinds, so that requests
 are preempted, prefixes are lost and encoder outputs evicted; a test's process takes the pickled steps as a worker
-process does, and names every item that it is told to encode and has in part only. Then real engines: the answers of one
-with little memory are those of a stock one with enough.
+process does, and names every item that it is told to encode and has in part only. Real engines that do so are in
+`test_encoder_engine`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import pickle
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ from hypothesis import strategies as st
 from semel.bench.stepping import Kind, Step, Stepper
 from semel.engine.vllm.arguments import parse_engine_flags
 from semel.engine.vllm.compat import RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
-from tests.engine.test_encoder_engine import LITTLE_MEMORY, MAX_ITEM_TOKENS, STEP_TOKENS, Tokens, random_requests, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -38,12 +36,6 @@ LARGE, SMALL = 70_000, 100
 NUM_ITEMS = 6
 _ITEMS = st.tuples(st.integers(0, NUM_ITEMS - 1), st.integers(0, 12))
 TOKENS_OF_AN_ITEM = 20
-ENGINE: Mapping[str, Any] = {
-    "max_num_batched_tokens": STEP_TOKENS,
-    "max_model_len": 1_024,
-    "mm_processor_kwargs": {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * MAX_ITEM_TOKENS}},
-    "limit_mm_per_prompt": {"image": 8, "video": 0},
-}
 SHIPPING: Mapping[str, Any] = {"scheduler_cls": SHIPPING_SCHEDULER, "worker_cls": RECEIVING_WORKER}
 
 
@@ -341,28 +333,3 @@ def test_shipping_is_plugged_in_unless_the_flags_say_otherwise(
 ) -> None:
     arguments = parse_engine_flags(str(tiny("qwen2-vl")), flags, **options)
     assert (arguments.scheduler_cls, arguments.worker_cls) == expected
-
-
-@pytest.fixture(scope="module")
-async def stock_answers(tiny: Callable[[str], Path]) -> dict[str, Tokens]:
-    """What vLLM as it is answers, with memory enough."""
-    answers: dict[str, Tokens] = {}
-    async for stock in start("stock", tiny("qwen2-vl"), **ENGINE):
-        answers = await stock.answers(random_requests(1, 120))
-    return answers
-
-
-@pytest.mark.parametrize("kind", ["cache", "planning"])
-async def test_an_engine_that_preempts_and_evicts_answers_as_stock_vllm_does(
-    kind: Kind, tiny: Callable[[str], Path], stock_answers: dict[str, Tokens]
-) -> None:
-    """With prefix caching, and with priorities; stock vLLM ends when it is preempted so."""
-    memory = {**LITTLE_MEMORY, "enable_prefix_caching": True}
-    arguments = SHIPPING if kind == "cache" else {"worker_cls": RECEIVING_WORKER}
-    async for ours in start(kind, tiny("qwen2-vl"), **ENGINE, **memory, **arguments):
-        first = await ours.answers(random_requests(1, 120, priorities=4))
-        second = await ours.answers([replace(asked, name=f"again {asked.name}") for asked in random_requests(1, 120)])
-        totals = ours.totals
-    assert {name: first[name] for name in first if first[name] != stock_answers[name]} == {}
-    assert [name for name in second if second[name] != stock_answers[name.removeprefix("again ")]] == []
-    assert min(totals.evictions, totals.left_out_bytes, totals.late_bytes) > 0

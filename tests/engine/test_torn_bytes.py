@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +22,8 @@ from semel.cache import SharedCache
 from semel.core import Digest, Feature, Submission
 from semel.errors import FeatureMissing
 from semel.render import ChatRequest, Rendered
-from tests.engine.parity import GREEDY, Answer, Rig, image_part, joined, picture, running
+from tests.engine.engines import Engines, Start
+from tests.engine.parity import GREEDY, Answer, Rig, image_part, joined, picture
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -31,15 +32,22 @@ SLOT_BYTES = 400 * 1_176 + 64
 """Of a picture of 280 by 280: more than a socket takes at once."""
 
 
-@pytest.fixture(scope="module")
-async def rig(tiny: Callable[[str], Path]) -> AsyncIterator[Rig]:
-    arguments = {
-        "max_model_len": 1_024,
-        "limit_mm_per_prompt": {"image": 1, "video": 0},
-        "mm_processor_cache_gb": 12.5 * SLOT_BYTES / 2**30,
-    }
-    async with running(tiny("qwen2-vl"), **arguments) as started:
-        yield started
+SIZE = {"shortest_edge": 28 * 28 * 4, "longest_edge": 280 * 280}
+START = Start(
+    "qwen2-vl",
+    (
+        *("--max-model-len", "2048", "--limit-mm-per-prompt", '{"image": 4, "video": 0}'),
+        *("--mm-processor-cache-gb", f"{12.5 * SLOT_BYTES / 2**30:.12f}"),
+        *("--mm-processor-kwargs", json.dumps({"size": SIZE})),
+    ),
+    processor="vllm",
+)
+"""Its features come from vLLM's processor, with options for it."""
+
+
+@pytest.fixture
+async def rig(engines: Engines) -> Rig:
+    return await engines.of(START)
 
 
 async def stored(cache: SharedCache, digest: Digest, feature: Feature) -> Feature:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from semel.bench.ports import free_port
 from semel.media import DecodeLimits, decode_audio
 from semel.media.decode.clip_cuts import wav_of
-from tests.engine.parity import Rig, clip, running
+from semel.web.server import HttpServer
+from tests.engine.engines import Engines
+from tests.engine.families import FAMILIES
+from tests.engine.parity import Rig, clip
 from tests.frontend import rig as frontends
 from tests.sounds import FORMATS, recorded, spoken
+from tests.test_examples import run_example
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -50,10 +56,9 @@ OTHERWISE = ("ogg-opus", "webm", "m4a-44k")
 the millisecond that a resampler holds back (WebM and M4A of another rate)."""
 
 
-@pytest.fixture(scope="module")
-async def rig(tiny: Callable[[str], Path]) -> AsyncIterator[Rig]:
-    async with running(tiny("whisper"), max_model_len=448) as started:
-        yield started
+@pytest.fixture
+async def rig(engines: Engines) -> Rig:
+    return await engines.of(FAMILIES["whisper"].start)
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ async def frontend(tmp_path: Path, rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server(rig: Rig) -> Any:
     """What answers the routes in vLLM's server, over the same engine."""
     from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -213,3 +218,22 @@ async def test_a_clip_is_translated_as_by_vllm(frontend: frontends.Rig, server: 
         data = recorded(spoken(rng, seconds), "wav")
         expected = await theirs(server, data, {**fields, **BRIEF}, TRANSLATIONS)
         assert await ours(frontend, data, {**fields, **BRIEF}, TRANSLATIONS) == expected
+
+
+async def test_many_clips_are_transcribed_by_the_example_and_one_that_is_none_does_not_stop_them(
+    frontend: frontends.Rig, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(2)
+    clips = [tmp_path / f"{number}.wav" for number in range(6)]
+    for path in clips:
+        path.write_bytes(clip(rng))
+    broken = tmp_path / "broken.wav"
+    broken.write_bytes(b"no clip at all")
+    port = free_port()
+    async with HttpServer(frontend.app, "127.0.0.1", port).running():
+        arguments = (*clips, broken, "--url", f"http://127.0.0.1:{port}", "--at-once", 3)
+        printed = await asyncio.to_thread(run_example, "transcribe.py", *arguments)
+    told = {line["file"]: line for line in map(json.loads, printed.splitlines())}
+    assert set(told) == {path.name for path in [*clips, broken]}
+    assert all("text" in told[path.name] for path in clips)
+    assert "error" in told["broken.wav"]

@@ -5,28 +5,28 @@ from __future__ import annotations
 import io
 import json
 import wave
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from semel.compose import compose_pipeline
-from semel.core import Feature, Key, Media, Target
+from semel.core import Feature, Media, Target
 from semel.engine.vllm import compat
-from semel.engine.vllm.engine import VllmEngine
 from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits
 from semel.processing import Family, HfProcessor, Pool
 from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
-from tests.engine.parity import Rig, clip, compare, distinct, image_part, picture, random_chat, video
+from tests.engine.engines import Engines
+from tests.engine.parity import clip, compare, distinct, image_part, picture, random_chat, video
+from tests.engine.test_torn_bytes import SIZE, START
 
 Folder = Callable[[str], Path]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BYTES = Target("float32", "engine")
 FLOATS = Target("float32")
@@ -230,35 +230,13 @@ async def test_auto_gives_an_unknown_family_to_vllm_in_every_process_of_the_pool
         await pool.close()
 
 
-@pytest.fixture(scope="module")
-async def rig(tiny: Folder) -> AsyncIterator[Rig]:
-    """An engine whose features come from vLLM's processor, started with options for it."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    folder = tiny("qwen2-vl")
-    arguments = AsyncEngineArgs(
-        model=str(folder),
-        enforce_eager=True,
-        dtype="float32",
-        seed=0,
-        disable_log_stats=True,
-        max_model_len=8_192,
-        limit_mm_per_prompt={"image": 4, "video": 0},
-        mm_processor_kwargs=dict(LARGER.options or {}),
-    )
-    engine = VllmEngine.start(arguments, processor="vllm")
-    try:
-        yield Rig(engine, compose_pipeline(folder, engine.contract.target, Key(bytes(32)), processor="vllm"), folder)
-    finally:
-        await engine.close()
-
-
 @pytest.mark.engine
 @pytest.mark.timeout(600)
-async def test_chats_through_vllm_s_processor_are_answered_as_by_vllm_itself(rig: Rig) -> None:
-    assert rig.engine.contract.target == LARGER
+async def test_chats_through_vllm_s_processor_are_answered_as_by_vllm_itself(engines: Engines) -> None:
+    rig = await engines.of(START)
+    assert rig.engine.contract.target == Target("float32", "engine", {"size": SIZE})
     assert rig.engine.contract.fingerprint == rig.pipeline.fingerprint
+    assert rig.engine.contract.fingerprint.startswith("vllm:")
     rng = np.random.default_rng(0)
     chats = [random_chat(rng, [image_part(picture(rng)) for _ in range(index % 4)]) for index in range(12)]
-    answers = await compare(rig, chats)
-    assert distinct(answers) >= 0.9
+    assert distinct(await compare(rig, chats)) >= 0.9

@@ -30,7 +30,7 @@ from tests.fleet.relay import Relay, relaying
 from tests.fleet.segments import Segment, left_of, segments_of
 from tests.serve.served import sum_of, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
 
 LOAD = Load(requests=1_000)
 IMAGES = pictures(LOAD.images)
@@ -252,6 +252,8 @@ def test_when_all_have_ended_nothing_of_them_is_left(fleet: Fleet, seen: set[Seg
     until(lambda: not left_of(seen), END_S)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_control_runs_bare_vllm_under_the_same_load(
     tiny: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

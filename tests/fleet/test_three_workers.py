@@ -19,7 +19,7 @@ from tests.fleet.plan import Kind, Repeats, pictures, plan_repeats
 from tests.fleet.processes import Fleet, Node, running_fleet
 from tests.serve.served import sum_of, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.alone, pytest.mark.timeout(1_500)]
 
 REPEATS = Repeats(300)
 MAX_ENCODES = 1.2

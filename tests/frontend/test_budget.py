@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
 from semel.frontend.budget import Account, Budget, BudgetLimits
+from tests.effort import examples
 
 LIMITS = BudgetLimits(max_request_bytes=100, max_bytes=150, max_requests=3)
 
@@ -71,7 +72,7 @@ class Accounts(RuleBasedStateMachine):
             assert all(account.charged == held for account, held in self.held.items())
 
 
-Accounts.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Accounts.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestAccounts = Accounts.TestCase
 
 

@@ -230,6 +230,7 @@ async def test_what_vllm_s_render_route_says_of_its_own_engine_is_not_looked_at(
     await app.ok(GENERATE, rendered)
 
 
+@pytest.mark.slow
 def test_an_item_of_vllm_s_is_read_as_vllm_reads_it() -> None:
     torch = pytest.importorskip("torch")
     from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import encode_mm_kwargs_item

@@ -116,6 +116,7 @@ async def test_what_does_not_decode_is_refused_S6(speech: Rig, hearing: Hearing,
     assert settled(speech)
 
 
+@pytest.mark.slow
 async def test_a_clip_over_the_length_is_refused_and_the_flag_named_S5(speech: Rig, hearing: Hearing) -> None:
     for data in (clip(301), sound(301, "ogg-opus")):
         reply = await send(speech, data, language="en")
@@ -125,6 +126,7 @@ async def test_a_clip_over_the_length_is_refused_and_the_flag_named_S5(speech: R
     assert settled(speech)
 
 
+@pytest.mark.slow
 async def test_a_small_file_whose_samples_are_many_is_refused_by_what_its_samples_take_S5_S18(
     speech: Rig, hearing: Hearing
 ) -> None:

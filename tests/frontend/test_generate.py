@@ -109,6 +109,7 @@ def vllm_types() -> Any:
     return protocol
 
 
+@pytest.mark.slow
 async def test_vllm_s_own_types_take_every_answer_E2(vllm_types: Any, app: Rig) -> None:
     rendered, _ = await executed(app, 1, 2)
     answer = await app.ok(GENERATE, {**rendered, "return_token_ids": True})

@@ -62,6 +62,7 @@ async def test_a_route_moves_the_main_cache_and_its_counters_if_it_executes_and_
     assert sorted(drawing.processed) == ([1, 2] if path in TAKES_ITEMS else [])
 
 
+@pytest.mark.slow
 async def test_a_thousand_requests_that_inspect_leave_no_trace_in_cache_order_or_counters_E1(
     app: Rig, drawing: Drawing
 ) -> None:

@@ -43,6 +43,7 @@ async def test_text_without_items_has_no_features(app: Rig) -> None:
     assert answer["model"] == "tiny"
 
 
+@pytest.mark.slow
 async def test_vllm_s_own_types_take_every_answer_E2(app: Rig) -> None:
     from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
     from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse

@@ -103,6 +103,7 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_of_it_E3(
     tiny: Folder, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_o
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_processor_that_raises_gives_a_warning_and_a_frontend_that_is_ready_E3(
     tiny: Folder, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ async def test_a_stream_has_vllm_s_chunks(speech: Rig) -> None:
     assert settled(speech)
 
 
+@pytest.mark.slow
 def test_segments_are_those_of_vllm() -> None:
     from vllm.entrypoints.speech_to_text.base.serving import SpeechToTextBaseServing
     from vllm.entrypoints.speech_to_text.transcription.protocol import TranscriptionSegment

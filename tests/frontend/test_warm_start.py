@@ -70,6 +70,7 @@ async def costs_after_start(folder: Path, home: Path, *, limits: dict[Any, int])
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_the_first_request_after_a_warm_up_costs_at_most_1_5_times_a_later_one_E4(
     tiny: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,8 +8,6 @@ from time import monotonic
 from typing import Any
 
 import pytest
-import safetensors.torch
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +16,7 @@ from semel.errors import InvalidRequest
 from semel.interchange.safetensors import MAX_HEADER_BYTES, Empty, Entry, Faulty, FeatureEntry, read, read_file, write
 from semel.processing import from_torch, to_torch
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
+from tests.effort import examples
 from tests.wire.examples import digest_of, feature_of_rows, same
 
 NAME = digest_of(1).hex()
@@ -79,7 +78,7 @@ def test_what_is_written_is_read_to_the_byte_D6(features: dict[Digest, Feature])
 
 
 @given(batches, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_damaged_file_is_refused_or_read_and_nothing_else_S10(
     features: dict[Digest, Feature], data: st.DataObject
 ) -> None:
@@ -189,6 +188,9 @@ def test_writing_copies_no_tensor() -> None:
 
 @pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
 def test_the_real_library_reads_what_is_written_and_writes_what_is_read(dtype: str) -> None:
+    import safetensors.torch
+    import torch
+
     values = torch.arange(24).reshape(2, 3, 4).to(getattr(torch, dtype))
     grid = torch.tensor([1, 2, 3])
     feature = Feature("image", {"pixel_values": from_torch(values), "grid": from_torch(grid)}, Layout((7, 8)))

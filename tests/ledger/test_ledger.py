@@ -235,6 +235,7 @@ def test_distinct_layouts_are_bounded_too_D2() -> None:
     assert len(ledger) == 0
 
 
+@pytest.mark.slow
 def test_a_million_digests_take_less_than_200_MB_D2(ledger: Ledger) -> None:
     count, per_message = 1 << 16, 256
     tracemalloc.start()
@@ -256,6 +257,7 @@ def test_a_million_digests_take_less_than_200_MB_D2(ledger: Ledger) -> None:
     assert taken / count * (1 << 20) < 200e6
 
 
+@pytest.mark.alone
 def test_asking_whether_a_digest_is_known_takes_less_than_a_microsecond_D2(ledger: Ledger) -> None:
     ledger.have(0, {digest_of(n): HOLDINGS[A] for n in range(10_000)})
     asked = [digest_of(n) for n in range(20_000)]

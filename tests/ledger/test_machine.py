@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from semel.core import Digest
 from semel.ledger import Intake, Ledger, Opened
+from tests.effort import examples
 from tests.ledger.examples import DIGESTS
 from tests.ledger.world import World
 
@@ -127,7 +128,7 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("runs", [40, pytest.param(340, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [examples(40), pytest.param(340, marks=pytest.mark.slow)])
 def test_every_request_is_taken_once_with_the_right_features_and_all_ledgers_equal_the_stores_D3(runs: int) -> None:
     slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     run_state_machine_as_test(

@@ -23,7 +23,7 @@ def cut(data: bytes, limits: DecodeLimits = LIMITS) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["wav", "mp3-44k", "webm"])
-@pytest.mark.parametrize("seconds", [1.0, 30.0, 30.2, 95.0])
+@pytest.mark.parametrize("seconds", [1.0, 30.0, 30.2, pytest.param(95.0, marks=pytest.mark.slow)])
 def test_the_pieces_are_the_clip_sample_by_sample(kind: str, seconds: float) -> None:
     data = recorded(spoken(np.random.default_rng(1), seconds, FORMATS[kind][2]), kind)
     pieces = cut(data)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from semel.errors import MediaDegenerate, MediaError, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits, VideoHeader, decode_video
+from tests.effort import examples
 
 LIMITS = DecodeLimits()
 FRAMES = 12
@@ -46,7 +47,7 @@ def test_the_header_tells_size_rate_and_length(data: bytes) -> None:
     assert header.duration_s == 2.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(wanted=st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=20).map(sorted))
 def test_frames_are_those_that_were_wanted_in_order(data: bytes, wanted: list[int]) -> None:
     everything = decode_video(data, LIMITS, choose=all_frames).frames
@@ -84,7 +85,7 @@ def test_what_is_no_video_is_refused_in_our_words_S6_S7(broken: bytes) -> None:
         decode_video(broken, LIMITS, choose=all_frames)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(position=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_a_damaged_byte_gives_a_video_or_a_refusal(data: bytes, position: int, value: int) -> None:
     damaged = bytearray(data)

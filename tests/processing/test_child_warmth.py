@@ -30,7 +30,7 @@ TARGET = Target("float32")
 MOST = 1.5
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 class Recorder:

@@ -16,7 +16,7 @@ from semel.core import Media, Target
 from semel.errors import InvalidRequest, MediaUndecodable
 from semel.processing import HfProcessor
 
-FAMILIES = ["qwen2-vl", "qwen2.5-vl", "llava", "idefics3", "gemma3"]
+OTHERS = ["qwen2.5-vl", "llava", "idefics3", "gemma3"]
 SIZES = [(28, 28), (64, 300), (300, 64), (333, 500), (640, 480), (1023, 1025)]
 
 
@@ -30,7 +30,7 @@ def picture(size: tuple[int, int], seed: int = 0, *, turned: bool = False) -> Me
     return Media("image", file.getvalue())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2-vl", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_it_is_the_layout_of_the_feature_whoever_had_the_size_before(tiny: Callable[[str], Path], family: str) -> None:
     processor = HfProcessor.load(tiny(family), Target("float32"))
     for number, size in enumerate(SIZES):

@@ -48,6 +48,8 @@ from semel.processing.pool.pipe import (
 from semel.processing.pool.pool import Pool
 from tests.waiting import until
 
+pytestmark = pytest.mark.alone
+
 Folder = Callable[[str], Path]
 TARGET = Target("float32", "engine")
 TIMEOUT_S = 3.0

@@ -17,7 +17,7 @@ from semel.processing.pool.pipe import Heard, decode_answer, encode, pieces_of
 from semel.processing.pool.pool import Pool
 from tests.sounds import recorded, spoken
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

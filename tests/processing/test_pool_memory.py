@@ -18,6 +18,8 @@ from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, content, picture
 from tests.waiting import until
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 Folder = Callable[[str], Path]
 ROOM = 2 << 20
 
@@ -63,12 +65,11 @@ async def test_a_feature_for_which_there_is_no_room_comes_through_the_pipe_D4(po
     all_of_it.release()
 
 
-@pytest.mark.slow
 async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memory: SharedCache) -> None:
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)
     making = asyncio.create_task(pool.process(picture(140, 84)))
-    await asyncio.sleep(0.05)
+    await until(lambda: not any(child.free for child in pool._children))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServiceError, match="died"):
         await making

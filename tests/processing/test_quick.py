@@ -20,6 +20,7 @@ from semel.errors import SemelError
 from semel.processing import FAMILIES, Family, HfProcessor
 from semel.processing.families.qwen2_vl import Qwen2VL
 from semel.processing.runs import RunTokenizer
+from tests.effort import examples
 
 Folder = Callable[[str], Path]
 
@@ -34,7 +35,9 @@ IMAGES = [
     ("gemma3", FLOATS),
     ("idefics3", FLOATS),
 ]
-ordinary = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ordinary = settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def without_shortcuts(quick: HfProcessor, folder: Path) -> HfProcessor:

@@ -88,6 +88,8 @@ def test_a6_an_encoder_decoder_prompt_keeps_the_decoders_tokens_and_shows_the_it
     assert prompt.timeline.window(1400, 1401) == (0, 1)
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_s16_twice_the_items_cost_at_most_twice_the_time() -> None:
     def assembled(count: int) -> Prompt:
         distinct = [(item("image", number), Layout((IMAGE, number, number, number))) for number in range(1024)]

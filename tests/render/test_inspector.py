@@ -14,6 +14,7 @@ from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.core import Feature, FeatureInfo, Media
 from semel.errors import MediaTooLarge, MediaUndecodable
 from semel.render import ChatRenderer
+from tests.effort import examples
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
 
 ITEMS = 4
@@ -50,7 +51,7 @@ requests = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(40))
 @given(requests)
 def test_whoever_executes_sees_the_same_whether_others_inspect_or_not_E1(
     parts_renderer: ChatRenderer, make_cache: Callable[[], Cache], sent: list[tuple[str, list[int]]]

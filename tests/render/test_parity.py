@@ -15,6 +15,7 @@ from semel.core import Modality
 from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer
 from semel.render.template_messages import transcribe
 from semel.testing.models import build
+from tests.effort import examples
 
 PLACEHOLDERS: dict[str, dict[Modality, str]] = {
     "qwen2-vl": {"image": "<|image_pad|>", "video": "<|video_pad|>"},
@@ -49,7 +50,7 @@ MEDIA: dict[str, list[dict[str, Any]]] = {
         {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,YWJj"}},
     ],
 }
-EXAMPLES = settings(deadline=None, max_examples=50)
+EXAMPLES = settings(deadline=None, max_examples=examples(50))
 CALLS = st.sampled_from([[], [{"type": "function", "function": {"name": "f", "arguments": '{"ä": "<b>"}'}}]])
 
 

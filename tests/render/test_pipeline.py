@@ -182,6 +182,7 @@ async def test_misses_are_exactly_what_was_processed_or_joined_under_load_D8(pip
     assert counted.counts["image", False] == counted.processed + counted.pipeline.flight.joined
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_rendering_32768_items_costs_at_most_2_2_times_as_much_as_16384_S16(pipeline: Pipeline) -> None:
     parts = [image_part(number) for number in range(1_024)]

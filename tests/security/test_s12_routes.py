@@ -205,6 +205,7 @@ async def test_a_foreign_digest_is_not_even_looked_up(
     assert (known.status, known.headers, known.work) == (unknown.status, unknown.headers, unknown.work)
 
 
+TIMED = [CHAT, *(pytest.param(path, marks=pytest.mark.slow) for path in (RENDER, "/tokenize"))]
 PROCESS_S = 0.05
 TRIALS = 15
 
@@ -238,14 +239,16 @@ async def advantage_s(tmp_path: Path, renderer: ChatRenderer, path: str) -> floa
     return statistics.median(differences)
 
 
-@pytest.mark.parametrize("path", [CHAT, RENDER, "/tokenize"])
+@pytest.mark.alone
+@pytest.mark.parametrize("path", TIMED)
 async def test_the_time_of_an_answer_does_not_tell_what_another_tenant_has_sent(
     tmp_path: Path, parts_renderer: ChatRenderer, path: str
 ) -> None:
     assert abs(await advantage_s(tmp_path, parts_renderer, path)) < PROCESS_S / 2
 
 
-@pytest.mark.parametrize("path", [CHAT, RENDER, "/tokenize"])
+@pytest.mark.alone
+@pytest.mark.parametrize("path", TIMED)
 async def test_the_same_clock_catches_a_naive_frontend(
     tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

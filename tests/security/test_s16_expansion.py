@@ -11,8 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import pytest
+
 from semel.core import Digest, Item, Layout
 from semel.render import expand
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 IMAGE = 7
 LAYOUT = Layout((5, 6, 6, 5))

@@ -76,6 +76,7 @@ async def p95_ms(frontend: Started, seed: random.Random) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_beside_fifty_hostile_requests_a_good_one_takes_at_most_twice_as_long(
     tiny: Folder, tmp_path: Path

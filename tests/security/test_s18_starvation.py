@@ -32,6 +32,7 @@ from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn, image_part
+from tests.waiting import until
 
 __all__ = ["folder", "parts_renderer"]
 
@@ -169,15 +170,17 @@ async def test_bodies_that_stall_together_hold_no_more_than_the_process_may(naiv
     """Sixteen clients send most of a body each, and then nothing."""
     budget = Budget(BudgetLimits(max_request_bytes=2 * MIB, max_bytes=4 * MIB))
     stalled = asyncio.Event()
-    refused = 0
+    refused = stalling = 0
 
     async def attack() -> None:
         nonlocal refused
         rest = [CHUNK] * 16
 
         async def receive() -> dict[str, Any]:
+            nonlocal stalling
             if rest:
                 return {"type": "http.request", "body": rest.pop(), "more_body": True}
+            stalling += 1
             await stalled.wait()
             return {"type": "http.request", "body": b"", "more_body": False}
 
@@ -193,7 +196,7 @@ async def test_bodies_that_stall_together_hold_no_more_than_the_process_may(naiv
 
     tracemalloc.start()
     attacks = [asyncio.create_task(attack()) for _ in range(16)]
-    await asyncio.sleep(0.2)
+    await until(lambda: stalling + refused == 16)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     stalled.set()
@@ -267,6 +270,7 @@ async def test_a_refusal_that_waits_has_nothing_of_the_body() -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.alone
 def test_a_data_url_of_separators_is_not_taken_apart() -> None:
     url = "data:" + ";abcd" * 1_000_000
     begin = time.process_time()

@@ -99,6 +99,7 @@ async def test_the_environment_s_proxy_is_not_asked(inside: Origin, monkeypatch:
         assert not proxy.seen
 
 
+@pytest.mark.alone
 async def test_many_refusals_cost_next_to_nothing() -> None:
     begin = time.process_time()
     async with fetcher("cat.example") as fetching:

@@ -197,6 +197,7 @@ def test_text_beside_the_pixels_is_bounded_S5() -> None:
     assert confined(NAIVE_TEXT, bomb).said == "MemoryError"
 
 
+@pytest.mark.alone
 def test_a_jpeg_of_many_scans_is_refused_before_the_first_S5() -> None:
     bomb, plain = many_scans(400), many_scans(1)
     assert len(bomb) < 100_000

@@ -14,6 +14,8 @@ from typing import Any, Final
 import openai
 import pytest
 
+from semel.bench.ports import free_port
+from semel.settings import create_key
 from tests.serve.bare import bare_starting, until_healthy
 from tests.serve.differences import comparable, joined
 from tests.serve.served import Served, serving
@@ -31,6 +33,11 @@ class Both:
     served: Served
     ours: openai.OpenAI
     bare: openai.OpenAI
+    model: Path
+    fleet_key: Path
+    admin_key: Path
+    admin_url: str
+    """Of semel's worker; bare vLLM has nothing like it."""
 
     def chat(self, *, cached: bool = True, **fields: Any) -> Any:
         """Ask both for a whole answer, compare, and give ours."""
@@ -84,11 +91,15 @@ def _compare_streams(mine: list[Any], theirs: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def serving_both(folder: Path, home: Path, *flags: str) -> Iterator[Both]:
-    """Both servers with the same flags, until the end."""
+    """Both servers with the same flags, until the end; ours with keys that are known, and an admin address."""
     flags = ("--served-model-name", MODEL, *flags)
+    fleet_key, admin_key, admin_port = home / "fleet.key", home / "admin.key", free_port()
+    for path in (fleet_key, admin_key):
+        create_key(path)
+    keys = ("--key-file", str(fleet_key), "--admin-port", str(admin_port), "--admin-key-file", str(admin_key))
     with (
         bare_starting(folder, home, *flags, "--enable-prompt-tokens-details") as (url, process),
-        serving(folder, home, *flags, within_s=400) as served,
+        serving(folder, home, *flags, *keys, within_s=400) as served,
     ):
         until_healthy(url, process, 240)
         options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
@@ -96,4 +107,4 @@ def serving_both(folder: Path, home: Path, *flags: str) -> Iterator[Both]:
             openai.OpenAI(base_url=f"{served.url}/v1", **options) as ours,
             openai.OpenAI(base_url=f"{url}/v1", **options) as bare,
         ):
-            yield Both(served, ours, bare)
+            yield Both(served, ours, bare, folder, fleet_key, admin_key, f"http://127.0.0.1:{admin_port}")

@@ -17,7 +17,7 @@ from tests.serve.both import MODEL, Both, serving_both
 from tests.serve.differences import comparable
 from tests.sounds import recorded, spoken
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from semel.settings import create_key
 from tests.conftest import Folder
 from tests.serve.served import SEMEL, Served, image_url, sum_of, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(420)]
 
 START_S = 240.0
 STREAMS = 24

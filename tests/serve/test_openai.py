@@ -7,8 +7,6 @@ field, also what the package does not know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,15 +14,13 @@ import openai
 import pytest
 
 from tests.engine.parity import data_url, picture, video
-from tests.serve.both import HELLO, MODEL, Both, asked_of, serving_both
+from tests.serve.both import HELLO, MODEL, Both, asked_of
 from tests.serve.differences import comparable
 from tests.serve.served import image_url, until
-from tests.serve.speaking import CALL_START, THINK_END, speaking
+from tests.serve.speaking import CALL_START, THINK_END
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-FLAGS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-REASONING: Final = ("--reasoning-parser", "qwen3")
 PLAIN: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 """Without it all is reasoning, until the model says that it is over, which it does by chance."""
 
@@ -34,13 +30,6 @@ WEATHER: Final = {"type": "function", "function": {"name": "weather", "strict": 
 NOW: Final = {"type": "function", "function": {"name": "now", "description": "The time."}}
 NAMED: Final = {"type": "function", "function": {"name": "weather"}}
 SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "place", "schema": CITIES, "strict": True}}
-
-
-@pytest.fixture(scope="module")
-def both(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    home = tmp_path_factory.mktemp("both")
-    with serving_both(speaking(tiny("qwen2-vl"), home / "model"), home, *FLAGS, *REASONING) as made:
-        yield made
 
 
 def test_a_chat_is_answered_alike(both: Both) -> None:

@@ -15,6 +15,8 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(420)
 def test_the_library_s_program_runs(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     _, program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

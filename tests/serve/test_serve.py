@@ -33,7 +33,7 @@ from tests.serve.generating import RenderedByVllm, generated, rendered, rendered
 from tests.serve.http_parity import compare_over_http
 from tests.serve.served import SEMEL, Served, events, image_url, serving, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RNG = np.random.default_rng(0)
 CHATS = [random_chat(RNG, [image_part(picture(RNG)) for _ in range(index % 4)]) for index in range(48)]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from semel.telemetry import Meter
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.metrics import LOOP_LAG_SECONDS
 from semel.telemetry.scrape import Scrape
 from tests.waiting import until
+
+pytestmark = pytest.mark.alone
 
 
 def over(meter: Meter, bound_s: float) -> float:

@@ -167,6 +167,7 @@ async def test_spans_over_the_bound_are_dropped_and_counted_S18() -> None:
     assert not hasattr(BatchSpanProcessor(Kept()), "dropped")
 
 
+@pytest.mark.alone
 async def test_closing_waits_for_a_collector_that_does_not_answer_only_as_long_as_it_may() -> None:
     stuck = Stuck()
     tracing = OtlpTracing.sending(stuck, "tests")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from semel.testing.wire import MemoryWire, Mischief
 from semel.wire.events import Admitted, Arrived, Event, Opened, Reset
 from semel.wire.messages import Abort, Accepted, Delta, Failed
+from tests.effort import examples
 from tests.wire.examples import (
     CONTRACT,
     digest_of,
@@ -87,7 +88,7 @@ def test_without_mischief_everything_arrives() -> None:
     assert wire.sent > MESSAGES
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(mischief, max_size=3))
 def test_mischief_on_the_wire_gives_what_was_sent_or_a_reset_and_never_hangs(mischiefs: list[Mischief]) -> None:
     wire = converse(*mischiefs)

@@ -125,6 +125,8 @@ async def test_many_frontends_are_told_apart(address: str) -> None:
             assert not listener.peers
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_an_abort_behind_a_feature_of_256_MB_arrives_within_50_ms(address: str) -> None:
     waits_ms: list[float] = []
     aborts_before_feature = 0
@@ -157,6 +159,7 @@ async def test_a_feature_that_is_withdrawn_makes_room_for_the_next(address: str)
         assert arrived.digest == digest_of(3)
 
 
+@pytest.mark.alone
 async def test_a_frontend_that_is_killed_is_noticed_with_the_next_heartbeat(address: str) -> None:
     async with listen(address) as listener:
         with frontend(address, "idle") as process:
@@ -169,6 +172,7 @@ async def test_a_frontend_that_is_killed_is_noticed_with_the_next_heartbeat(addr
             assert not listener.peers
 
 
+@pytest.mark.alone
 async def test_a_frontend_that_hangs_is_noticed_by_its_silence(address: str) -> None:
     async with listen(address, deadlines=BRISK) as listener:
         with frontend(address, "idle") as process:

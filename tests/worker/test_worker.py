@@ -109,13 +109,12 @@ async def test_a_request_may_count_on_what_another_one_is_sending_even_if_that_i
 async def test_the_operator_s_reset_clears_both_sides_with_requests_in_flight_D5(three: Rig) -> None:
     three.engine.pause_s = 0.01
     asking = [asyncio.create_task(one.ask(*range(n, n + 3))) for one in three.frontends for n in range(3)]
-    await asyncio.sleep(0.02)
+    await until(lambda: three.engine.submissions >= 3)
     await three.worker.reset()
     for task, n in zip(asking, [0, 1, 2] * 3, strict=True):
         assert await task == expected(range(n, n + 3))
     await three.worker.reset()
-    await asyncio.sleep(0.05)
-    assert all(one.worker.holding(digest_of(n)) is None for one in three.frontends for n in range(5))
+    await until(lambda: all(one.worker.holding(digest_of(n)) is None for one in three.frontends for n in range(5)))
 
 
 async def test_a_feature_that_cannot_be_made_again_fails_its_request_and_no_other_D3(three: Rig) -> None:
@@ -173,13 +172,14 @@ async def test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(t
 
 async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
     await test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three)
-    await asyncio.sleep(0.1)
-    samples = {metric.name: value for metric, value, _ in three.worker.samples()}
-    assert samples["semel_desk_bytes"] == 0
+
+    def desk_bytes() -> float:
+        return next(value for metric, value, _ in three.worker.samples() if metric.name == "semel_desk_bytes")
+
+    await until(lambda: desk_bytes() == 0)
     await three.engine.reset()
     gc.collect()
-    await asyncio.sleep(0.1)
-    assert [one.memory.leases for one in three.frontends if one.memory is not None] in ([], [0, 0, 0])
+    await until(lambda: not any(one.memory.leases for one in three.frontends if one.memory is not None))
 
 
 async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
+@cache  # most of what making an application takes
 def _body(kind: TypeAdapter[Any]) -> Schema:
     schema = kind.json_schema(ref_template=_REF, schema_generator=_Untitled)
     if (name := schema.get("title")) is None:

@@ -1,0 +1,88 @@
+"""What a run of CI spends, by stage: minutes, and starts of engines, of which there may be so many and no more.
+
+`.ci/run` writes a line at the beginning of each stage: the time in seconds, the engines started so far, and a name. Its
+last stage is a run of pytest, which shows all of them before its closing line and fails over the budget.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.engine_starts.semel_engine_starts import ENGINE_STARTS
+
+__all__ = [
+    "MAX_ENGINE_STARTS",
+    "STAGES",
+    "Stage",
+    "check_starts",
+    "engine_budget",
+    "pytest_terminal_summary",
+    "stages_of",
+]
+
+MAX_ENGINE_STARTS: Final = 24
+STAGES: Final = "SEMEL_CI_STAGES"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of CI, and what it spent."""
+
+    name: str
+    minutes: float
+    starts: int
+
+
+def stages_of(lines: Iterable[str], now_s: float, starts: int) -> Iterator[Stage]:
+    """The stages that these lines begin; the last one goes on until now."""
+    begun = [line.split(maxsplit=2) for line in lines]
+    for (began, before, name), (ended, after, _) in pairwise([*begun, [str(now_s), str(starts), ""]]):
+        yield Stage(name.strip(), (float(ended) - float(began)) / 60, int(after) - int(before))
+
+
+def check_starts(starts: int) -> None:
+    """Fail if so many engines are too many, or if nobody counted."""
+    assert starts > 0, "no engine was counted: is tests/engine_starts on PYTHONPATH, and does vLLM load it?"
+    assert starts <= MAX_ENGINE_STARTS, (
+        f"CI started {starts} engines, {MAX_ENGINE_STARTS} are its budget: share one (tests/engine/engines.py), "
+        f"or mark a test nightly"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine_budget() -> Iterator[None]:
+    """Torn down after all others: in CI's last stage, an error of the last test says that the budget is overdrawn."""
+    yield
+    if STAGES in os.environ:
+        check_starts(len(_started()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the table, in CI's last stage."""
+    if STAGES not in os.environ:
+        return
+    started = _started()
+    stages = list(stages_of(_lines(os.environ[STAGES]), time.time(), len(started)))
+    stages.append(Stage("in all", sum(stage.minutes for stage in stages), len(started)))
+    terminalreporter.section("CI by stage")
+    terminalreporter.write_line(f"{'minutes':>8}  {'engines':>7}")
+    for stage in stages:
+        terminalreporter.write_line(f"{stage.minutes:8.1f}  {stage.starts:7}  {stage.name}")
+    for line in started:
+        terminalreporter.write_line(f"an engine for {line}")
+
+
+def _started() -> list[str]:
+    return _lines(os.environ.get(ENGINE_STARTS, ""))
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if path and Path(path).exists() else []

@@ -1,0 +1,179 @@
+"""Every family of models on a real engine, started as `semel worker` starts it: as by vLLM itself, or refused.
+
+Both answers of a comparison pass through semel's encoder cache and shipping, so one family is held to transformers,
+which knows neither them nor vLLM; `test_encoder_engine` holds them to stock vLLM.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from semel.core import Layout, Prompt, Timeline
+from semel.engine.vllm.compat import ENCODER_CACHE, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.errors import FeatureMissing, FeatureRejected
+from semel.media import DecodeLimits, decode_audio
+from semel.processing import to_torch
+from semel.processing.processor import ProcessorKind
+from semel.render import ChatRequest, Rendered
+from tests.engine.engines import Engines, ShippedRig
+from tests.engine.families import FAMILIES, TRANSCRIPT_STARTS, Questions, Wrong
+from tests.engine.parity import Clip, clip, compare, distinct, image_part, picture, random_chat
+from tests.engine.rendering import compare_renderings, rebuilt
+from tests.engine.test_encoder_engine import Running, transcribe_and_count
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def only(family: str) -> pytest.MarkDecorator:
+    """For what one family alone can show."""
+    return pytest.mark.parametrize("rig", [family], indirect=True)
+
+
+@pytest.fixture
+async def rig(request: pytest.FixtureRequest, engines: Engines) -> ShippedRig:
+    return await engines.of(FAMILIES[request.param].start)
+
+
+each_family = pytest.mark.parametrize("rig", FAMILIES, indirect=True)
+ROWS = [(name, kind, asked) for name, family in FAMILIES.items() for kind, asked in family.questions.items()]
+
+
+def each_row(rows: list[tuple[str, str, Questions]]) -> pytest.MarkDecorator:
+    """The questions of these rows of the table."""
+    cases, ids = [(name, asked) for name, _, asked in rows], [f"{name} {kind}" for name, kind, _ in rows]
+    return pytest.mark.parametrize(("rig", "questions"), cases, ids=ids, indirect=["rig"])
+
+
+through_each = pytest.mark.parametrize("processor", ["hf", "vllm"])
+
+
+@each_family
+async def test_the_engine_has_the_parts_that_a_worker_ships_and_a_repeat_goes_through_them_E4(
+    rig: ShippedRig, request: pytest.FixtureRequest
+) -> None:
+    family = FAMILIES[request.node.callspec.params["rig"]]
+    config = rig.llm.vllm_config
+    assert config.ec_manager_config.encoder_cache_manager_cls == ENCODER_CACHE
+    assert config.scheduler_config.scheduler_cls == (SCHEDULER if family.start.encoder_planning else SHIPPING_SCHEDULER)
+    assert config.parallel_config.worker_cls == RECEIVING_WORKER
+    await rig.engine.reset()
+    rendered = await rig.render(family.good())
+    before = await rig.totals()
+    expected = await rig.answer(rendered)
+    await rig.llm.reset_prefix_cache()
+    assert await rig.answer(rendered) == expected
+    after = await rig.totals()
+    assert after.planned - before.planned == (1 if family.is_kept else 2)
+    assert (after.left_out_bytes > before.left_out_bytes) == family.is_kept
+
+
+@through_each
+@each_row([row for row in ROWS if row[2].items is not None])
+async def test_questions_are_rendered_as_by_vllm_itself(
+    rig: ShippedRig, questions: Questions, processor: ProcessorKind
+) -> None:
+    through = rig.through(processor)
+    assert await compare_renderings(through, questions.make(), questions.same_places) == questions.items
+
+
+@through_each
+@each_row(ROWS)
+async def test_questions_are_answered_as_by_vllm_itself(
+    rig: ShippedRig, questions: Questions, processor: ProcessorKind
+) -> None:
+    assert distinct(await compare(rig.through(processor), questions.make())) >= questions.min_distinct
+
+
+@pytest.mark.parametrize(
+    ("rig", "wrong"),
+    [(name, wrong) for name, family in FAMILIES.items() for wrong in family.wrong.values()],
+    ids=[f"{name}: {kind}" for name, family in FAMILIES.items() for kind in family.wrong],
+    indirect=["rig"],
+)
+async def test_a_malformed_feature_is_refused_by_what_is_wrong_and_the_engine_lives_on_S9(
+    rig: ShippedRig, wrong: Wrong, request: pytest.FixtureRequest
+) -> None:
+    family = FAMILIES[request.node.callspec.params["rig"]]
+    rendered = await rig.render((wrong.question or family.good)())
+    (feature,) = rendered.features.values()
+    expected = await rig.answer(rendered)
+    with pytest.raises(FeatureRejected, match=wrong.message):
+        await rig.answer(rebuilt(rendered, wrong.change(feature)))
+    assert await rig.answer(rendered) == expected
+
+
+@only("idefics3")
+async def test_masked_items_are_answered_as_by_transformers(rig: ShippedRig, tiny: Callable[[str], Path]) -> None:
+    import torch
+    from transformers import Idefics3ForConditionalGeneration
+
+    model = Idefics3ForConditionalGeneration.from_pretrained(tiny("idefics3")).eval()
+    for chat in FAMILIES["idefics3"].questions["images"].make()[1:8]:
+        rendered = await rig.render(chat)
+        items = [rendered.features[item.digest] for item in rendered.prompt.items]
+        tensors = {
+            name: torch.cat([to_torch(feature.tensors[name]) for feature in items])[None]
+            for name in ("pixel_values", "pixel_attention_mask")
+            if items
+        }
+        ids = torch.tensor([list(rendered.prompt.token_ids)])
+        tokens = model.generate(input_ids=ids, **tensors, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+        assert tuple(tokens[0, ids.shape[1] :].tolist()) == (await rig.answer(rendered)).token_ids
+
+
+@only("idefics3")
+async def test_equal_images_of_a_prompt_share_their_embeddings_B1(rig: ShippedRig) -> None:
+    rng = np.random.default_rng(2)
+    part, other = image_part(picture(rng)), image_part(picture(rng))
+    await compare(rig, [random_chat(rng, [part, other, part]), random_chat(rng, [part, part, part, other])])
+
+
+@only("gemma3")
+async def test_the_spelling_of_the_placeholder_stays_text_S14(rig: ShippedRig) -> None:
+    rng = np.random.default_rng(3)
+    content = [image_part(picture(rng)), {"type": "text", "text": "what is <start_of_image> ?"}]
+    rendered = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": content}]))
+    assert len(rendered.prompt.items) == 1
+    await rig.answer(rendered)
+
+
+@only("whisper")
+async def test_vllm_keeps_no_clips_for_an_encoder_decoder_so_injecting_one_does_nothing_D6(rig: ShippedRig) -> None:
+    rendered = await rig.render(Clip(clip(np.random.default_rng(3)), TRANSCRIPT_STARTS[0]))
+    expected = await rig.answer(rendered)
+    ((identity, feature),) = rendered.features.items()
+    assert rig.engine.contract.cache_bytes == 0
+    assert not await rig.engine.inject(identity, feature)
+    assert not rig.engine.holds(identity)
+    with pytest.raises(FeatureMissing):
+        await rig.answer(replace(rendered, features={}))
+    with pytest.raises(FeatureRejected, match="the encoder has 1500 positions"):
+        await rig.engine.inject(identity, replace(feature, layout=Layout((0,) * 1_499)))
+    await rig.engine.reset()
+    assert await rig.answer(rendered) == expected
+
+
+@only("whisper")
+async def test_b9_free_space_of_an_encoder_decoder_never_exceeds_its_capacity(rig: ShippedRig) -> None:
+    await transcribe_and_count(Running("cache", rig.llm, rig.page))
+
+
+@only("whisper")
+async def test_a_prompt_without_its_encoder_s_side_is_refused_S9(rig: ShippedRig) -> None:
+    text = Rendered(Prompt([1, 2], Timeline.decoder([]), ()), {})
+    with pytest.raises(FeatureRejected, match="not one for an encoder-decoder model"):
+        await rig.answer(text)
+
+
+def test_a_clip_decodes_to_the_samples_that_vllm_reads() -> None:
+    from vllm.multimodal.media.audio import load_audio
+
+    data = clip(np.random.default_rng(2))
+    samples, _ = load_audio(io.BytesIO(data), sr=None)
+    assert np.array_equal(decode_audio(data, DecodeLimits(), sampling_rate=16_000), samples)

@@ -1,0 +1,56 @@
+"""Which tests follow one another in one process when several run them: those of a file, and those that share an engine.
+
+A start of an engine takes half a minute, and CI has a budget of them (`tests/budget.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+__all__ = ["SHARED", "GroupScheduling", "group_of", "pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
+
+FAMILIES: Final = "tests/engine/test_families.py"
+SHARED: Final[Mapping[str, str]] = {
+    "tests/engine/test_qwen2_vl.py": "qwen2-vl",
+    "tests/engine/test_transcriptions.py": "whisper",
+    "tests/engine/test_torn_bytes.py": "vLLM's processor",
+    "tests/engine/test_vllm_processor.py": "vLLM's processor",
+    "tests/serve/test_examples.py": "openai",
+    "tests/serve/test_openai.py": "openai",
+}
+"""Files that share an engine with others; the rows of `test_families` are groups by their families."""
+
+
+def group_of(test: str) -> str:
+    """The group of a test, by pytest's name for it."""
+    file, _, name = test.partition("::")
+    if file != FAMILIES:
+        return SHARED.get(file, file)
+    family = name.partition("[")[2].rstrip("]")
+    return family.partition(":")[0].partition(" ")[0] or file
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put groups together, each where its first test stands, also if one process runs all."""
+    order: dict[str, int] = {}
+    for item in items:
+        order.setdefault(group_of(item.nodeid), len(order))
+    items.sort(key=lambda item: order[group_of(item.nodeid)])
+
+
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """One process runs all tests of a group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """For `--dist loadfile`."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadfile" else None

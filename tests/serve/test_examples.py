@@ -1,0 +1,49 @@
+"""The programs of `examples/` that ask a server, run as a reader would run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.parity import picture
+from tests.serve.both import Both
+from tests.test_examples import run_example
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+Photos = Callable[[int, int], list[Path]]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Photos:
+    """So many pictures in a folder, other ones for another seed."""
+
+    def make(count: int, seed: int) -> list[Path]:
+        rng = np.random.default_rng(seed)
+        paths = [tmp_path / f"{number}.png" for number in range(count)]
+        for path in paths:
+            path.write_bytes(picture(rng))
+        return paths
+
+    return make
+
+
+def test_a_second_question_about_the_same_photos_preprocesses_none_of_them(both: Both, photos: Photos) -> None:
+    folder, questions = photos(4, 1_000)[0].parent, ["What is this?", "And which one is red?"]
+    printed = run_example("photos.py", folder, *questions, "--url", both.served.url, "--max-tokens", 8)
+    first, second = [line for line in printed.splitlines() if "photos preprocessed" in line]
+    assert first.startswith("  [4 of 4 photos preprocessed, 0.0 MB")
+    assert second.startswith("  [0 of 4 photos preprocessed, ")
+    assert "0.0 MB" not in second
+
+
+def test_images_that_were_preprocessed_elsewhere_are_hits_at_first_sight(both: Both, photos: Photos) -> None:
+    images = photos(2, 1_001)
+    keys = ["--key-file", both.fleet_key, "--admin-key-file", both.admin_key]
+    printed = run_example("preprocess_elsewhere.py", both.model, *images, "--admin", both.admin_url, *keys)
+    assert printed.splitlines() == ["0.png: stored", "1.png: stored"]
+    answered = run_example("photos.py", images[0].parent, "What is this?", "--url", both.served.url, "--max-tokens", 4)
+    assert "[0 of 2 photos preprocessed, " in answered
