@@ -8,6 +8,7 @@ import pytest
 
 from semel.bench import cache as bench
 from semel.bench.report import Check
+from tests.bench.limits import assert_limits
 
 RING = "vllm.distributed.device_communicators.shm_object_storage"
 
@@ -22,6 +23,7 @@ def test_without_vllm_our_side_is_measured_alone_D4(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, RING, None)
     handed = measured(list(bench._handing_over(turns=3)))
     assert len(handed) == 6
+    assert_limits(handed.values(), slack=3)  # of three turns only
     assert all(check.value > 0 and check.baseline is None for check in handed.values())
     (stuck,) = bench._beside_a_stuck_one()
     assert (stuck.value, stuck.baseline, stuck.ok) == (100, None, True)
@@ -32,6 +34,7 @@ def test_looking_up_is_measured_for_both_kinds_D4() -> None:
     looked_up = measured(list(bench._looking_up(turns=3)))
     assert [name.partition(", ")[2] for name in looked_up] == ["in process", "in shared memory"]
     assert all(check.value > 0 for check in looked_up.values())
+    assert_limits(looked_up.values(), slack=5)
 
 
 @pytest.mark.engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -18,17 +19,24 @@ from semel.bench.ports import free_port
 from semel.cache import Borrower
 from semel.compose import compose_pipeline
 from semel.core import Key, Target
+from semel.media.decode.warmup_media import sample_image
 from semel.settings import create_key
 from semel.testing.engine import EchoEngine
 from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT
-from tests.frontend.test_warm_start import body
 from tests.serve.served import SEMEL, sum_of
 
 Folder = Callable[[str], Path]
 READY_S = 90.0
 END_S = 15.0
+
+
+def body(number: int) -> dict[str, Any]:
+    """A chat with an image that no other number has."""
+    url = "data:image/png;base64," + base64.b64encode(sample_image(number).data).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]}
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Started:
 
     client: httpx.AsyncClient
     log: Path
+    pid: int
 
     async def metrics(self) -> str:
         return (await self.client.get("/metrics")).text
@@ -78,7 +87,7 @@ async def _process(folder: Path, home: Path, address: str, *flags: str) -> Async
                 while not await _is_ready(client):
                     assert process.poll() is None, log.read_text()[-3_000:]
                     await asyncio.sleep(0.05)
-            yield Started(client, log)
+            yield Started(client, log, process.pid)
     finally:
         process.terminate()
         try:

@@ -284,7 +284,7 @@ async def test_a_redirect_is_kept_with_its_target_only_if_both_allow_it(server: 
 async def test_who_only_looks_finds_what_is_kept_and_leaves_no_trace_E1(server: Origin) -> None:
     for name in "abc":
         server[f"/{name}"] = reply(name.encode() * 1_000, **CACHED)
-    async with reaching(server, cache_bytes=2 * 3_100) as fetching:
+    async with reaching(server, cache_bytes=2 * 4_100) as fetching:
         for name in "ab":
             await get(fetching, server.url(f"/{name}"))
         before = numbers(fetching)

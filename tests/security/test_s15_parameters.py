@@ -5,6 +5,7 @@ CVE-2025-61620, CVE-2025-62426, CVE-2026-34756. What a sandbox gives to template
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,9 +18,11 @@ from pydantic import BaseModel
 
 from semel.cache import LruCache
 from semel.errors import TemplateError
+from semel.frontend.api import requests
+from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
 from semel.render.sandbox import Template
-from tests.frontend.rig import Rig, rig
+from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 
@@ -165,3 +168,73 @@ async def test_numbers_and_lists_that_would_cost_others_are_refused(app: Rig, pa
     assert response.status_code == 400, response.text
     assert next(name for name in field if name != "prompt" or len(field) == 1) in response.json()["error"]["message"]
     assert app.engine.submissions == 0
+
+
+LONG = "x" * 600_000
+"""Of a text that is within a bound of its own, and not within it twice."""
+
+PRODUCTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "answers by the logprobs of each": (
+        "logprob_token_ids",
+        {"n": 1, "logprobs": True, "logprob_token_ids": list(range(128))},
+        {"n": 128, "logprobs": True, "logprob_token_ids": list(range(128))},
+    ),
+    "tools and what is for the template": (
+        "characters",
+        {"tools": [{"type": "function", "function": {"name": "f", "description": LONG}}]},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}],
+            "chat_template_kwargs": {"a": LONG},
+        },
+    ),
+    "images of a message by messages": (
+        "image items",
+        {"messages": list(chat(*range(MAX_IMAGES)).messages)},
+        {"messages": [message for n in range(3) for message in chat(*range(n, n + 4)).messages]},
+    ),
+    "texts of a message by messages": (
+        "characters",
+        {"messages": [{"role": "user", "content": "x" * 1_000}]},
+        {"messages": [{"role": "user", "content": "x" * 1_000}] * 200},
+    ),
+}
+"""By what is multiplied: a word of the refusal; a request at the bound of each part; one whose parts are all within
+their bounds, and whose product is not."""
+
+
+async def check_the_product_is_bounded(app: Rig, name: str, *, within_s: float = 20.0) -> None:
+    word, within, over = PRODUCTS[name]
+    plain = {"messages": list(chat().messages)}
+    assert (await app.post(CHAT, {**plain, **within})).status_code == 200
+    answered = app.engine.submissions
+    try:
+        async with asyncio.timeout(within_s):  # an engine that gets it works for as long as its answers take
+            response = await app.post(CHAT, {**plain, **over})
+    except TimeoutError:
+        raise AssertionError("it was submitted") from None
+    assert response.status_code == 400, response.text
+    assert word in response.json()["error"]["message"]
+    assert app.engine.submissions == answered
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+async def test_what_is_bounded_singly_is_bounded_in_its_product(app: Rig, name: str) -> None:
+    """Those that are bounded by now. Prompts × `n`, items × pixels and answers × tokens × logprobs are not (S21)."""
+    await check_the_product_is_bounded(app, name)
+
+
+PRODUCT_MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "answers by the logprobs of each": (requests, "_MAX_CHOSEN_LOGPROBS", 10**9),
+    "tools and what is for the template": (requests, "_MAX_TEMPLATE_CHARS", 10**9),
+    "images of a message by messages": (ServedModel, "check_items", lambda *_: None),
+    "texts of a message by messages": (ServedModel, "max_chars", 10**9),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+async def test_a_mutant_that_bounds_the_parts_only_is_found(
+    app: Rig, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(*PRODUCT_MUTANTS[name])
+    with pytest.raises(AssertionError):
+        await check_the_product_is_bounded(app, name, within_s=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from semel.bench.ports import free_port
 from semel.cache import LruCache
 from semel.core import Keyring
 from semel.frontend.middleware.authentication import Authentication
 from semel.render import ChatRenderer
+from semel.web.server import HttpServer
 from tests.frontend.rig import Rig, rig
 from tests.frontend.test_intents import INTENTS, TAKES_ITEMS, body_of
 from tests.render.conftest import folder, parts_renderer
@@ -150,3 +153,90 @@ async def test_two_tenants_digests_differ_wherever_they_are_shown_S12(guarded: R
         )
         shown.append(reply.json()["features"]["mm_hashes"]["image"])
     assert shown[0] != shown[1]
+
+
+async def answer_to(port: int, head: bytes, within_s: float) -> bytes:
+    """The status line that answers a head whose body is never sent; nothing if none comes soon."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head)
+        await writer.drain()
+        async with asyncio.timeout(within_s):
+            return await reader.readline()
+    except TimeoutError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def check_keys_over_the_socket(app: ASGIApp, *, within_s: float = 10.0) -> None:
+    """The shipped server at a real port: without a key no route answers but the probes, and no body is waited for."""
+    port = free_port()
+    async with HttpServer(app, "127.0.0.1", port).running():
+        await until_listening(port)
+        for method, path in routes_of(app):
+            for key in ("", f"Authorization: Bearer {ACME[:-1]}\r\n"):
+                body = "" if method == "GET" else "Content-Type: application/json\r\nContent-Length: 1073741824\r\n"
+                head = f"{method} {path} HTTP/1.1\r\nHost: h\r\n{key}{body}\r\n".encode()
+                status = (await answer_to(port, head, within_s)).split(b" ")[1:2]
+                assert status == ([b"200"] if path in OPEN else [b"401"]), f"{method} {path}: {status}"
+        good = f"GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {ACME}\r\n\r\n"
+        assert b" 200 " in await answer_to(port, good.encode(), within_s)
+
+
+async def until_listening(port: int) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.01)
+            else:
+                writer.transport.abort()
+                return
+
+
+async def test_over_a_socket_no_route_but_the_probes_answers_or_reads_a_body_without_a_key(guarded: Rig) -> None:
+    await check_keys_over_the_socket(guarded.app)
+
+
+GUARD = Authentication.__call__
+
+
+async def reads_the_body_first(self: Authentication, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http" and scope["method"] == "POST":
+        while (await receive()).get("more_body"):
+            pass
+    await GUARD(self, scope, receive, send)
+
+
+async def leaves_inspections_open(self: Authentication, scope: Scope, receive: Receive, send: Send) -> None:
+    await (self._app(scope, receive, send) if scope["path"] == "/tokenize" else GUARD(self, scope, receive, send))
+
+
+async def takes_a_beginning(self: Authentication, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = dict(scope["headers"])
+    if ACME.encode().startswith(headers.get(b"authorization", b"?").removeprefix(b"Bearer ")):
+        scope.setdefault("state", {})["tenant"] = "acme"
+        await self._app(scope, receive, send)
+    else:
+        await GUARD(self, scope, receive, send)
+
+
+async def lets_everybody_in(self: Authentication, scope: Scope, receive: Receive, send: Send) -> None:
+    await self._app(scope, receive, send)
+
+
+GUARD_MUTANTS = {
+    mutant.__name__: mutant
+    for mutant in (reads_the_body_first, leaves_inspections_open, takes_a_beginning, lets_everybody_in)
+}
+
+
+@pytest.mark.parametrize("mutant", GUARD_MUTANTS.values(), ids=GUARD_MUTANTS)
+async def test_a_mutant_guard_is_found_over_a_socket(
+    guarded: Rig, monkeypatch: pytest.MonkeyPatch, mutant: Any
+) -> None:
+    monkeypatch.setattr(Authentication, "__call__", mutant)
+    with pytest.raises(AssertionError):
+        await check_keys_over_the_socket(guarded.app, within_s=0.5)

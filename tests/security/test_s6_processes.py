@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,12 @@ import pytest
 from PIL import Image
 
 from semel.core import Feature, Media
-from semel.errors import InvalidRequest, MediaTooLarge, MediaUndecodable, ProtocolError, RequestError, ServiceError
+from semel.errors import InvalidRequest, MediaTooLarge, MediaUndecodable, ProtocolError, ServiceError
 from semel.media import DecodeLimits, decode_audio
 from semel.processing import HfProcessor
 from semel.processing.pool import child
 from semel.processing.pool.pipe import HEADER_BYTES, Failed, Load, Work, decode_answer, encode, read_header
 from semel.processing.pool.pool import Pool
-from semel.processing.pool.quarantine import Quarantine
 from tests.processing.test_pool import TARGET, bomb, picture, stopped
 from tests.security.confined import confined
 from tests.security.corpus import encode_image
@@ -43,24 +42,14 @@ async def pool(tiny: Folder) -> AsyncIterator[Pool]:
     await pool.close()
 
 
-class Forgetful(Quarantine):
-    """The control: whatever ended a process is tried again."""
-
-    def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:
-        del media, options
-        return None
-
-
-async def crash(pool: Pool, media: Media, number: int) -> BaseException | Feature:
-    """Send an item, and let its process die of a signal while it works on it."""
+async def kill(pool: Pool, media: Media) -> BaseException | Feature:
+    """Send an item, and kill its process while it works on it, as the kernel does for want of memory."""
     await until(lambda: len(pool.pids) == 1 and all(one.free for one in pool._children), within_s=90)
     with stopped(pool) as (pid,):
         sent = asyncio.create_task(pool.process(media))
         await asyncio.sleep(0)
         await until(lambda: not pool._children[0].free)
-        os.kill(pid, number)
-        if number != signal.SIGKILL:
-            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGKILL)
         await until(lambda: pid not in pool.pids)
     (result,) = await asyncio.gather(sent, return_exceptions=True)
     return result
@@ -158,42 +147,13 @@ async def test_words_about_an_item_that_are_too_many_are_refused_and_the_process
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_media_that_crash_their_process_are_not_given_another_S6(pool: Pool) -> None:
-    media = picture(84, 84)
-    first = await crash(pool, media, signal.SIGSEGV)
-    assert isinstance(first, MediaUndecodable), "with 5xx a client would send it again"
-    assert is_ours(str(first))
-    await until(lambda: len(pool.pids) == 1, within_s=90)
-    pids = pool.pids
-    for _ in range(3):
-        with pytest.raises(MediaUndecodable, match="crashes the process that decodes it"):
-            await pool.process(media)
-    assert pool.pids == pids
-    assert (await pool.process(picture(84, 56))).layout.num_embeds == 6
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.timeout(300)  # processes have to be started again
-async def test_without_that_memory_every_try_costs_a_process(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_deadly", Forgetful())
-    seen: set[int] = set()
-    for _ in range(2):
-        await until(lambda: len(pool.pids) == 1, within_s=90)
-        seen.update(pool.pids)
-        await crash(pool, picture(84, 84), signal.SIGSEGV)
-    assert len(seen) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_media_whose_process_is_killed_get_a_second_try_and_no_third_S6(pool: Pool) -> None:
     """The kernel kills for want of memory, and so do people: the item may be innocent."""
     media = picture(112, 84)
     for _ in range(2):
         await until(lambda: len(pool.pids) == 1, within_s=90)
-        assert isinstance(await crash(pool, media, signal.SIGKILL), ServiceError)
+        assert isinstance(await kill(pool, media), ServiceError)
     await until(lambda: len(pool.pids) == 1, within_s=90)
     pids = pool.pids
     with pytest.raises(MediaUndecodable, match="crashes the process"):

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from semel.core import Feature, Submission
+from semel.core import Digest, Feature, Submission
 from semel.errors import RequestError, ServiceError, WorkerLost
+from semel.fleet.stream import RemoteStream
+from semel.fleet.worker import RemoteWorker
 from semel.wire.messages import Gone
 from semel.wire.translation import submit_of
+from semel.worker.worker import Worker
 from tests.waiting import until
 from tests.wire.examples import digest_of
 from tests.worker.pairing import ITEM_BYTES, Frontend, Rig, expected, feature, prompt, rig
@@ -134,15 +140,58 @@ async def test_a_feature_that_cannot_be_made_again_fails_its_request_and_no_othe
     assert await first.ask(1) == expected([1])
 
 
-async def test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three: Rig) -> None:
+@dataclass
+class Tap:
+    """What went over the links, by request: from this alone follows what has to be counted (D8)."""
+
+    submitted: dict[str, Counter[Digest]] = field(default_factory=dict)
+    travelled: set[tuple[str, Digest]] = field(default_factory=set)
+    sent: int = 0
+
+    @classmethod
+    @contextmanager
+    def on(cls) -> Iterator[Self]:
+        tap = cls()
+        send, send_feature = RemoteWorker._send, RemoteWorker._send_feature
+
+        def submitting(self: RemoteWorker, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
+            tap.submitted[submission.request_id] = Counter(item.digest for item in submission.prompt.items)
+            send(self, submission, digests, stream)
+
+        def sending(self: RemoteWorker, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
+            tap.travelled.add((stream.request_id, digest))
+            tap.sent += 1
+            send_feature(self, stream, digest, feature)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RemoteWorker, "_send", submitting)
+            patch.setattr(RemoteWorker, "_send_feature", sending)
+            yield tap
+
+    @property
+    def queries(self) -> int:
+        return sum(items.total() for items in self.submitted.values())
+
+    @property
+    def hits(self) -> int:
+        return sum(
+            count
+            for request, items in self.submitted.items()
+            for digest, count in items.items()
+            if (request, digest) not in self.travelled
+        )
+
+
+async def check_counts_under_random_load(three: Rig, rounds: int) -> None:
+    """Ten requests at a time: a tenth is refused, a tenth aborted, items are evicted, and everything is reset."""
     rng = random.Random(7)
     three.engine.pause_s = 0.0005
-    asked = dropped = 0
+    dropped = 0
 
     async def one() -> None:
-        nonlocal asked, dropped
+        nonlocal dropped
         frontend = rng.choice(three.frontends)
-        numbers = rng.sample(range(12), rng.randint(1, 3))
+        numbers = rng.choices(range(12), k=rng.randint(1, 3))
         fate = rng.random()
         task = asyncio.create_task(frontend.ask(*numbers, refuse=fate < 0.1))
         if fate > 0.9:
@@ -150,28 +199,90 @@ async def test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(t
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             dropped += 1
-            return
-        if fate < 0.1:
+        elif fate < 0.1:
             with pytest.raises(RequestError):
                 await task
         else:
             assert await task == expected(numbers)
-        asked += len(numbers)
 
-    for _ in range(40):
-        await asyncio.gather(*(one() for _ in range(10)))
-        assert three.engine.nbytes <= three.engine.contract.cache_bytes
+    async def reset() -> None:
+        await asyncio.sleep(rng.random() * 0.005)
+        await three.worker.reset()
+
+    with Tap.on() as tap:
+        for number in range(rounds):
+            others = [reset()] if number % 4 == 2 else []
+            await asyncio.gather(*(one() for _ in range(10)), *others)
+            assert three.engine.nbytes <= three.engine.contract.cache_bytes
     queries = sum(one.metric("semel_mm_cache_queries_total") for one in three.frontends)
     hits = sum(one.metric("semel_mm_cache_hits_total") for one in three.frontends)
     sent = sum(one.metric(SENT) for one in three.frontends)
-    assert asked <= queries <= asked + 3 * dropped
-    assert queries - hits == sent
+    assert (queries, hits, sent) == (tap.queries, tap.hits, tap.sent)
     assert dropped
-    assert hits
+    assert 0 < hits < queries
+
+
+async def test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three: Rig) -> None:
+    await check_counts_under_random_load(three, rounds=40)
+
+
+class _Unrepaired(set[Digest]):
+    """Takes nothing more."""
+
+    def add(self, _: Digest) -> None:
+        pass
+
+
+ABORT, RESET, REPAIR = RemoteWorker.abort, Worker.reset, RemoteWorker._repair
+
+
+async def test_a_mutant_that_counts_no_aborted_request_is_found_D8(three: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a range of counts, as wide as the number of aborted requests, has let pass."""
+
+    def abort(self: RemoteWorker, stream: RemoteStream) -> None:
+        ABORT(self, stream)
+        stream._items.clear()
+
+    monkeypatch.setattr(RemoteWorker, "abort", abort)
+    with pytest.raises(AssertionError):
+        await check_counts_under_random_load(three, rounds=6)
+
+
+async def test_a_mutant_whose_reset_loses_counts_is_found_D8(three: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reset(self: Worker) -> None:
+        await RESET(self)
+        for one in three.frontends:
+            one.lookups._counts.clear()
+
+    monkeypatch.setattr(Worker, "reset", reset)
+    with pytest.raises(AssertionError):
+        await check_counts_under_random_load(three, rounds=6)
+
+
+async def test_a_mutant_that_counts_a_repaired_item_as_a_hit_is_found_D8(
+    three: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repair(self: RemoteWorker, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
+        stream.sent = _Unrepaired(stream.sent)
+        REPAIR(self, stream, digests)
+
+    monkeypatch.setattr(RemoteWorker, "_repair", repair)
+    with pytest.raises(AssertionError):
+        await check_counts_under_random_load(three, rounds=12)
+
+
+async def test_a_mutant_that_counts_an_item_shown_twice_once_is_found_D8(
+    three: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        RemoteStream, "lookups", lambda self: ((item.modality, 1, item.digest not in self.sent) for item in self._items)
+    )
+    with pytest.raises(AssertionError):
+        await check_counts_under_random_load(three, rounds=6)
 
 
 async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
-    await test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three)
+    await check_counts_under_random_load(three, rounds=40)
 
     def desk_bytes() -> float:
         return next(value for metric, value, _ in three.worker.samples() if metric.name == "semel_desk_bytes")

@@ -201,9 +201,12 @@ class HfProcessor:
         return {**arguments, _ARGUMENTS[modality]: {"return_tensors": "pt"}, "return_mm_token_type_ids": False}
 
     def _as_target(self, value: Any) -> Any:
+        import numpy as np
         import torch
 
-        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+        # An array becomes a tensor without a copy; torch takes none that runs backwards (E5).
+        dense = np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(dense)
         return tensor.to(getattr(torch, self.target.dtype)) if tensor.is_floating_point() else tensor
 
     def _layout(self, output: Mapping[str, Any]) -> Layout:

@@ -7,6 +7,8 @@ finds only what it fetched itself, so that nobody learns by timing what others l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
+from sys import getsizeof
 from typing import Final
 
 from semel.core import LruMap, Tenant
@@ -18,7 +20,10 @@ __all__ = ["ResponseCache", "ResponseKey", "StoredResponse"]
 ResponseKey = tuple[Tenant, WebUrl]
 
 _OVERHEAD_BYTES: Final = 2_048
-"""What an entry is charged beside its bytes: its URL, fields and keys."""
+"""What an entry is charged beside its bytes and its texts: the objects that hold them."""
+
+_HOP_BYTES: Final = 256
+"""The same, for every URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class ResponseCache:
     """Holds responses, the most recently used ones, bounded in bytes."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._stored: LruMap[ResponseKey, StoredResponse] = LruMap(capacity_bytes, _charge)
+        self._stored: LruMap[ResponseKey, tuple[int, StoredResponse]] = LruMap(capacity_bytes, itemgetter(0))
+        """Each with what it takes."""
 
     @property
     def nbytes(self) -> int:
@@ -47,16 +53,16 @@ class ResponseCache:
 
     def get(self, key: ResponseKey) -> StoredResponse | None:
         """A response, fresh or stale, which becomes the most recently used."""
-        return self._stored.get(key)
+        return None if (stored := self._stored.get(key)) is None else stored[1]
 
     def peek(self, key: ResponseKey) -> StoredResponse | None:
         """A response, for somebody who leaves no trace."""
-        return self._stored.peek(key)
+        return None if (stored := self._stored.peek(key)) is None else stored[1]
 
     def put(self, key: ResponseKey, response: StoredResponse) -> None:
         """Hold a response in place of the one before, unless it may not be held or is larger than the cache."""
         if response.freshness.storable:
-            self._stored.put(key, response)
+            self._stored.put(key, (_charge(key, response), response))
         else:
             self._stored.pop(key)
 
@@ -65,5 +71,10 @@ class ResponseCache:
         self._stored.pop(key)
 
 
-def _charge(response: StoredResponse) -> int:
-    return len(response.data) + _OVERHEAD_BYTES
+def _charge(key: ResponseKey, response: StoredResponse) -> int:
+    """What an entry takes, its URLs, its tenant and the fields that its server chose included (threats S24)."""
+    tenant, url = key
+    urls = {id(one): one for one in (url, *response.hops)}.values()  # the first hop is the key's own
+    texts = [tenant.name, tenant.salt or "", *response.freshness.headers.values()]
+    texts += [text for one in urls for text in (one.host, one.target)]
+    return _OVERHEAD_BYTES + _HOP_BYTES * len(urls) + getsizeof(response.data) + sum(map(getsizeof, texts))

@@ -1,0 +1,184 @@
+"""A frontend as `semel frontend` composes it, at a worker with an echo engine: all but the pool's processes is shipped.
+
+The pool is one of this process. It makes a feature of any bytes, remembers what it was asked for, and waits before it
+answers, if it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+from zlib import crc32
+
+import httpx
+import pytest
+
+from semel.compose import frontend as assembly
+from semel.core import Feature, Keyring, Layout, Media
+from semel.fleet.fleet import Fleet
+from semel.fleet.worker import RemoteWorker
+from semel.frontend.app import create_app
+from semel.frontend.service import FrontendState
+from semel.processing import Pool
+from semel.processing.pool.pipe import Description
+from semel.testing.engine import EchoEngine
+from semel.wire.zmq import WorkerListener
+from semel.worker.worker import Worker
+from tests.frontend.rig import CONTRACT, KEY
+from tests.render.conftest import PLACEHOLDERS
+from tests.render.drawn import drawn
+from tests.waiting import until
+
+__all__ = ["DrawnPool", "Frontend", "Shipped", "shipped"]
+
+DRAWN = Description("drawn", PLACEHOLDERS, encoder_decoder=False)
+
+Kind = Literal["process", "apart", "lay out"]
+
+
+@dataclass
+class DrawnPool:
+    """A pool of so many processes, none of which is one."""
+
+    processes: int = 2
+    waits: bool = False
+    """Whether an item is made only when it is let go."""
+
+    calls: list[tuple[Kind, int]] = field(default_factory=list)
+    waiting: dict[int, asyncio.Event] = field(default_factory=dict)
+    processed: int = 0
+    failed: int = 0
+    replaced: int = 0
+    description: Description = DRAWN
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(range(self.processes))
+
+    async def process(
+        self, media: Media, options: Mapping[str, object], *, group: object = None, apart: bool = False
+    ) -> Feature:
+        del options, group
+        await self._turn("apart" if apart else "process", number_of(media))
+        self.processed += 1
+        return drawn(replace(media, data=str(number_of(media)).encode()))
+
+    async def lay_out(self, media: Media, options: Mapping[str, object], *, group: object = None) -> Layout:
+        del options, group
+        await self._turn("lay out", number_of(media))
+        return drawn(replace(media, data=str(number_of(media)).encode())).layout
+
+    async def cut(self, media: Media, spend: Callable[[int], None]) -> Any:
+        raise NotImplementedError
+
+    def forget_counts(self) -> None:
+        self.processed = self.failed = 0
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+    async def _turn(self, kind: Kind, number: int) -> None:
+        self.calls.append((kind, number))
+        if self.waits:
+            assert number not in self.waiting, "equal work in flight is one"
+            self.waiting[number] = asyncio.Event()
+            try:
+                await self.waiting[number].wait()
+            finally:
+                del self.waiting[number]
+        else:
+            await asyncio.sleep(0)
+
+
+def number_of(media: Media) -> int:
+    return int(media.data) if media.data.isdigit() else crc32(media.data)
+
+
+@dataclass
+class Frontend:
+    """One frontend: its application, and the parts that it was composed of."""
+
+    client: httpx.AsyncClient
+    parts: assembly._Parts
+    pool: DrawnPool
+    service: FrontendState
+    fleet: Fleet
+
+    @property
+    def remote(self) -> RemoteWorker:
+        """Its side of the worker."""
+        (worker,) = self.fleet.workers
+        return worker
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a counter over the label values that are not named."""
+        return sum(
+            sample.value
+            for family in self.parts.meter.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+@dataclass
+class Shipped:
+    """A worker and its frontends."""
+
+    engine: EchoEngine
+    worker: Worker
+    frontends: list[Frontend]
+
+
+@asynccontextmanager
+async def shipped(
+    home: Path, model: Path, *pools: DrawnPool, engine_bytes: int = 1 << 20, cache_bytes: int = 1 << 20
+) -> AsyncIterator[Shipped]:
+    """As many frontends as pools, each until it serves."""
+    address = f"ipc://{home}/w.sock"
+    engine = EchoEngine(replace(CONTRACT, cache_bytes=engine_bytes))
+    tasks: list[asyncio.Task[None]] = []
+    thresholds = gc.get_threshold()
+    async with AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(WorkerListener(address, key=KEY, contract=engine.contract))
+        worker = Worker(engine, listener)
+        tasks.append(asyncio.create_task(worker.run()))
+        try:
+            made = [await _frontend(stack, tasks, address, model, pool, cache_bytes) for pool in pools]
+            yield Shipped(engine, worker, made)
+        finally:
+            for task in reversed(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            gc.unfreeze()
+            gc.set_threshold(*thresholds)
+
+
+async def _frontend(
+    stack: AsyncExitStack, tasks: list[asyncio.Task[None]], address: str, model: Path, pool: DrawnPool, nbytes: int
+) -> Frontend:
+    options = assembly.FrontendOptions(model=str(model), workers=(address,), key=KEY, processes=0)
+    parts = assembly._Parts(options, assembly.create_cache("lru", nbytes))
+    parts.meter.watch(parts.lookups.samples)
+    service = FrontendState()
+    fleet, keep_linked = await parts.link(stack)
+
+    async def start(*_: object, **__: object) -> DrawnPool:
+        return pool
+
+    waits, pool.waits = pool.waits, False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pool, "start", start)
+        following = asyncio.create_task(parts.follow(fleet, service))
+        tasks += [asyncio.create_task(keep_linked()), following]
+        await until(lambda: not service.reason or following.done())
+    if following.done():
+        following.result()
+    pool.waits = waits
+    app = create_app(service, parts.meter, Keyring())
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://frontend", timeout=60)
+    return Frontend(await stack.enter_async_context(client), parts, pool, service, fleet)

@@ -1,0 +1,113 @@
+"""S6: a decoder that reads where nothing is ends its process, and costs one request. Real processes, real crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from semel.core import Feature, Media, Target
+from semel.errors import MediaUndecodable, RequestError
+from semel.processing.pool import pool as pool_module
+from semel.processing.pool import process as process_module
+from semel.processing.pool.pool import Pool
+from semel.processing.pool.quarantine import Quarantine
+from tests.security.crashing_child import FAULT
+from tests.security.messages import is_ours
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+CHILD = "tests.security.crashing_child"
+
+
+def picture(colour: tuple[int, int, int], side: int = 16) -> Media:
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), colour).save(file, "PNG")
+    return Media("image", file.getvalue(), "image/png")
+
+
+@pytest.fixture(scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
+    """As shipped, but for the decoder of its processes, which has a fault."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text("{}")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_module, "_MODULE", CHILD)
+        patch.setattr(process_module, "_BACKGROUND_MODULE", CHILD)
+        patch.setenv("PYTHONPATH", paths)
+        pool = await Pool.start(folder, Target("float32"), processes=2, spares=1, timeout_s=5)
+        yield pool
+        await pool.close()
+
+
+@pytest.fixture(autouse=True)
+async def whole(pool: Pool) -> None:
+    """What another test has cost is there again."""
+    await until(lambda: len(pool.pids) == 2 and len(pool.spare_pids) == 1, within_s=60)
+
+
+async def check_a_crash_costs_one_request(pool: Pool, media: Media, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent again and again, beside others: one process dies of it, of a signal that its own code has caused."""
+    statuses: list[int] = []
+    died = Pool._died
+
+    def dying(self: Pool, job: Any, status: int) -> Any:
+        statuses.append(status)
+        return died(self, job, status)
+
+    monkeypatch.setattr(Pool, "_died", dying)
+    beside = [asyncio.create_task(pool.process(picture((1, 2, number)))) for number in range(8)]
+    for _ in range(3):
+        (refusal,) = await asyncio.gather(pool.process(media), return_exceptions=True)
+        assert statuses == [-signal.SIGSEGV]
+        assert isinstance(refusal, MediaUndecodable), "with 5xx a client would send it again"
+        assert is_ours(str(refusal))
+    assert all(isinstance(made, Feature) for made in await asyncio.gather(*beside))
+    assert (await pool.process(picture((3, 2, 1)))).layout.num_embeds == 4
+
+
+async def test_media_that_crash_their_process_cost_one_request_and_are_not_given_another_S6(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check_a_crash_costs_one_request(pool, picture(FAULT, 16), monkeypatch)
+    await until(lambda: len(pool.pids) == 2)
+    assert pool.replaced == 1
+
+
+class Forgetful(Quarantine):
+    """Whatever ended a process is tried again."""
+
+    def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:
+        del media, options
+        return None
+
+
+async def test_a_mutant_that_forgets_what_crashed_loses_a_process_each_time_S6(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_deadly", Forgetful())
+    with pytest.raises(AssertionError):
+        await check_a_crash_costs_one_request(pool, picture(FAULT, 17), monkeypatch)
+
+
+async def test_a_mutant_that_takes_a_crash_for_a_kill_is_found_S6(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client would be told to try again, and a second process would die of it."""
+    monkeypatch.setattr(pool_module, "_CRASHES", set())
+    with pytest.raises(AssertionError):
+        await check_a_crash_costs_one_request(pool, picture(FAULT, 18), monkeypatch)
+
+
+async def test_a_mutant_whose_fault_is_an_exception_and_no_crash_is_found_S6(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the check is worth: media that are refused without a crash do not pass for ones that crash."""
+    with pytest.raises(AssertionError):
+        await check_a_crash_costs_one_request(pool, Media("image", b"no image"), monkeypatch)
