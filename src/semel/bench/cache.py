@@ -1,10 +1,10 @@
-"""`semel bench cache`: handing features over through shared memory, ours and vLLM's, in one run.
+"""`semel bench cache`: moves features between processes through shared memory, semel's and vLLM's, in one run.
 
-A feature of 12.66 MB, an HD image's, goes into the shared cache, is lent to another process, borrowed there, and
-acknowledged; a copy of the same bytes within one process is the measure. What is held to a limit is the processor time
-of both processes until the acknowledgement; the time by the clock, which a busy machine stretches, stands beside it.
-vLLM's ring is given the same tensor and read back in the same process: telling another one is not counted against it.
-Without vLLM the checks have no baseline.
+A feature of 12.66 MB, the size of an HD image's, goes into the shared cache, is leased to another process, borrowed
+there, and acknowledged. The yardstick is a copy of the same bytes within one process. The limit applies to the
+processor time of both processes until the acknowledgement. The wall-clock time, which a busy machine stretches, is
+reported too. vLLM's ring gets the same tensor, which the same process reads back: the message to another process is not
+counted against it. Without vLLM the checks have no baseline.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(*, quick: bool) -> Report:
 
 
 def _handing_over(turns: int) -> Iterator[Check]:
-    """From one process to another, against one copy of the same bytes (D4)."""
+    """From one process to another, compared with one copy of the same bytes (D4)."""
     feature = _feature(_FEATURE_BYTES)
     source = feature.tensors["pixel_values"].data
     copies = [memoryview(bytearray(_FEATURE_BYTES)) for _ in range(_SLOTS)]
@@ -63,7 +63,7 @@ def _handing_over(turns: int) -> Iterator[Check]:
         copies[next(turn) % _SLOTS][:] = source
 
     def after_the_ring(work: Callable[[], _Span]) -> _Span:
-        """Both begin with what the ring leaves in the processor's caches."""
+        """Run `work` after the ring, so that both sides start with the same contents of the processor's caches."""
         if ring.there:
             ringed.add(_span(ring.put_and_get))
         return work()
@@ -96,7 +96,7 @@ def _handing_over(turns: int) -> Iterator[Check]:
 
 
 def _looking_up(turns: int) -> Iterator[Check]:
-    """A digest that is there, among a thousand."""
+    """Look up a cached digest among a thousand."""
     kinds: tuple[tuple[str, Cache], ...] = (
         ("in process", LruCache(1_000 * _SMALL_BYTES)),
         ("in shared memory", SharedCache.create(1_000 * _SMALL_BYTES)),
@@ -111,7 +111,7 @@ def _looking_up(turns: int) -> Iterator[Check]:
 
 
 def _beside_a_stuck_one() -> Iterator[Check]:
-    """One item that is put and never read; every later one is read at once (D4)."""
+    """Store one item that is never read; every later item is read at once (D4)."""
     feature = _feature(_SMALL_BYTES)
     cache = SharedCache.create(_STUCK_SLOTS * _SMALL_BYTES)
     cache.put(_digest(0), feature)
@@ -132,35 +132,35 @@ def _beside_a_stuck_one() -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """How long something took."""
+    """One duration."""
 
     clock_s: float
     processor_s: float
 
 
 class _Times:
-    """How long something took, many times."""
+    """The durations of many rounds."""
 
     def __init__(self) -> None:
         self._spans: list[_Span] = []
 
     def add(self, span: _Span) -> float:
-        """Note one; returns its processor time."""
+        """Add one; returns its processor time."""
         self._spans.append(span)
         return span.processor_s
 
     def clear(self) -> None:
-        """Forget what was noted."""
+        """Remove all durations."""
         self._spans.clear()
 
     def take(self) -> _Span:
-        """The medians of what was noted since the last time."""
+        """The medians of the durations since the last call."""
         spans, self._spans = self._spans, []
         return _Span(median(span.clock_s for span in spans), median(span.processor_s for span in spans))
 
 
 class _Other:
-    """Another process, to which features are handed over."""
+    """Another process, which borrows features."""
 
     def __init__(self, pipes: tuple[int, int], runner: asyncio.Runner, cache: SharedCache, lender: Lender) -> None:
         self._to, self._from = pipes
@@ -170,7 +170,7 @@ class _Other:
         self._numbers = count()
 
     def hand_over(self, feature: Feature) -> _Span:
-        """From having a feature to the other process's having it; the lease is back when this returns."""
+        """Measure from having a feature until the other process has it. The lease is back when this returns."""
         digest = _digest(next(self._numbers))
         spent_s: list[float] = []
         span = _span(lambda: spent_s.append(self._hand_over(digest, feature)))
@@ -178,7 +178,7 @@ class _Other:
         return _Span(span.clock_s, span.processor_s + spent_s[0])
 
     def _hand_over(self, digest: Digest, feature: Feature) -> float:
-        """The processor time of the other process."""
+        """Returns the processor time of the other process."""
         self._cache.put(digest, feature)
         lease = self._lender.lend(digest)
         assert lease is not None
@@ -221,7 +221,7 @@ async def _close(lender: Lender) -> None:
 
 
 def _borrow(path: str) -> None:
-    """What the other process does: borrow what is lent, look at both ends of it, and say what is there."""
+    """The other process: borrows each lease, and sends back the feature's first and last byte."""
     asyncio.run(_borrow_all(Path(path)))
 
 
@@ -250,7 +250,7 @@ async def _borrow_all(path: Path) -> None:
 
 @dataclass(slots=True)
 class _Ring:
-    """vLLM's shared memory, its writer and its reader; nothing at all where vLLM is not installed."""
+    """vLLM's shared memory with its writer and reader; empty if vLLM is not installed."""
 
     writer: Any = None
     reader: Any = None
@@ -298,7 +298,7 @@ class _Ring:
         for _ in range(later_puts):
             try:
                 self.put_and_get()
-            except MemoryError:  # vLLM then goes on without caching the item
+            except MemoryError:  # vLLM then continues without caching the item
                 continue
             stored += 1
         return stored

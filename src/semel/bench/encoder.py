@@ -1,7 +1,7 @@
-"""`semel bench encoder`: vLLM's encoder bookkeeping and ours, in one run.
+"""`semel bench encoder`: vLLM's encoder bookkeeping and semel's, in one run.
 
-The classes are called as vLLM's scheduler calls them. No model runs, so the figures are of the scheduler's processor
-alone: what it spends per step is time in which the accelerator may wait.
+The classes are called as vLLM's scheduler calls them. No model runs, so the figures are the scheduler's processor time
+only: the accelerator may be idle during that time in each step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run(*, quick: bool) -> Report:
 
 
 def _release(turns: int) -> Iterator[Check]:
-    """Releasing every input of a request, as when it ends (B5)."""
+    """Release every input of a request, as at its end (B5)."""
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
     from semel.engine.vllm.encoder_cache import EncoderCache
@@ -65,7 +65,7 @@ def _release(turns: int) -> Iterator[Check]:
 
 
 def _window(turns: int) -> Iterator[Check]:
-    """Which of 32,768 items overlap the next chunk (A5)."""
+    """Find which of 32,768 items overlap the next chunk (A5)."""
     from vllm.multimodal.utils import get_mm_features_in_window
 
     features = _vllm_request(_MANY).mm_features
@@ -87,7 +87,7 @@ def _window(turns: int) -> Iterator[Check]:
 
 
 def _planning_step(turns: int) -> Iterator[Check]:
-    """The same 32 items in the window, in a short prompt and in a long one (C1)."""
+    """Plan the same 32 items in the window of a short prompt and of a long one (C1)."""
 
     def planning(items: int) -> Callable[[], float]:
         request = Request("r", _timeline(items), [f"item{index}" for index in range(items)])
@@ -104,7 +104,7 @@ def _planning_step(turns: int) -> Iterator[Check]:
 
 
 def _engine_step(turns: int) -> Iterator[Check]:
-    """vLLM's own scheduler and the same with our plug-ins: one step of 8,192 tokens, planned and answered."""
+    """vLLM's own scheduler, and the same with semel's plug-ins: one step of 8,192 tokens, planned and answered."""
     with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
         model = build("qwen2-vl", Path(folder) / "model")
         stock, ours = _long_prompt("stock", model), _long_prompt("planning", model)
@@ -116,7 +116,7 @@ def _engine_step(turns: int) -> Iterator[Check]:
 
 
 def _counting(turns: int) -> Iterator[Check]:
-    """The number of embeddings of a masked item, from a list of ints and from a tensor (A2)."""
+    """Count the embeddings of a masked item, from a list of ints and from a tensor (A2)."""
     import torch
 
     bits = [position % 9 != 8 for position in range(1_024)]
@@ -129,7 +129,7 @@ def _counting(turns: int) -> Iterator[Check]:
 
 
 def _eviction(shows: int) -> Iterator[Check]:
-    """What encoding costs under each policy, over five seeds, in parts of what oldest-released pays."""
+    """The encoding cost of each policy over five seeds, relative to that of oldest-released."""
     traces = [Trace.draw(seed, shows) for seed in range(5)]
     oldest = [encode_cost(trace, OldestReleased()) for trace in traces]
     saved = [1 - encode_cost(trace, CostAware()) / cost for trace, cost in zip(traces, oldest, strict=True)]

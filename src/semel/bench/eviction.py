@@ -1,11 +1,11 @@
-"""What each eviction policy pays on a fixed trace, and what no policy can go below.
+"""The cost of each eviction policy on a fixed trace, and a lower bound for every policy.
 
-The trace is made of shows of single items, by Zipf's law. A miss costs what encoding the item costs.
+The trace is a series of shows of single items, by Zipf's law. A miss costs what encoding the item costs.
 
-The bound is a fractional knapsack over space and time. Between two shows of an item a policy either keeps it, which
-takes its size for every show in between, or pays its cost again. At no time has it more room than the capacity less the
-item that is being shown. So it cannot save more than one that may spend the sum of all that room freely, fractions
-included, on the intervals with the largest saving per room taken.
+The bound is a fractional knapsack over space and time. Between two shows of an item a policy either caches it, which
+takes its size for every show in between, or pays its cost again. At every time, its room is at most the capacity minus
+the item that is being shown. So no policy can save more than one that may spend the sum of all that room freely,
+fractions included, on the intervals with the largest saving per room.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CACHED_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Items with sizes in embeddings and costs of encoding, and the order in which they are shown."""
+    """Items with sizes in embeddings and encoding costs, and the order in which they are shown."""
 
     sizes: list[int]
     costs: list[float]
@@ -35,7 +35,7 @@ class Trace:
 
     @classmethod
     def draw(cls, seed: int, shows: int) -> Trace:
-        """The fixed trace of a seed: sizes and costs per embedding log-uniform, popularity by Zipf's law."""
+        """The fixed trace of a seed: sizes and costs per embedding are log-uniform, popularity follows Zipf's law."""
         rng = random.Random(seed)
         weights = [1 / (rank + 1) ** _SKEW for rank in range(_ITEMS)]
         low, high = map(math.log, _SIZES)
@@ -50,7 +50,7 @@ class Trace:
 
 
 def encode_cost(trace: Trace, eviction: Eviction) -> float:
-    """What the policy pays for the whole trace."""
+    """The cost of the whole trace under a policy."""
     residency = Residency(trace.capacity, eviction)
     total = 0.0
     for item in trace.shows:
@@ -65,7 +65,7 @@ def encode_cost(trace: Trace, eviction: Eviction) -> float:
 
 
 def bound(trace: Trace) -> float:
-    """What no policy can go below, also if it knew the future."""
+    """A lower bound of the cost for every policy, even one that knows the future."""
     last_use: dict[int, int] = {}
     total, room, intervals = 0.0, 0.0, []
     for now, item in enumerate(trace.shows):

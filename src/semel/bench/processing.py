@@ -1,12 +1,12 @@
 """`semel bench processing`: chats with images rendered by semel and by vLLM's renderer, in one run.
 
 Both get the same bodies, as a client sends them: JSON with one JPEG of 1024×1024 as data URL. Both go as far as the
-message to the engine, encoded: for semel with the feature in shared memory, for vLLM without the copy that its socket
-makes later. New images come 16 at a time; what counts there is the clock. A known image comes alone, and what counts is
-the processor time of the process that serves. vLLM's renderer has a process of its own, set up as in its API server
-(one thread for preprocessing, its cache of 4 GiB); the two take turns, so that a slow second is slow for both, and the
-first turns warm both up. Without vLLM the checks have no baseline. Then a preprocessing process is killed in the middle
-of 200 requests.
+encoded message to the engine: for semel with the feature in shared memory, for vLLM without the copy that its socket
+makes later. New images come 16 at a time, and wall-clock time is measured. A known image comes alone, and the processor
+time of the serving process is measured. vLLM's renderer has a process of its own, set up as in its API server (one
+thread for preprocessing, its cache of 4 GiB). The two alternate, so that a slow second is slow for both, and the first
+rounds warm up both. Without vLLM the checks have no baseline. At the end, a preprocessing process is killed in the
+middle of 200 requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IMAGES: Final = 64
 _AT_ONCE: Final = 16
 _PROCESSES: Final = 2
 _CACHE_BYTES: Final = 1 << 30
-_WARMING_TURNS: Final = 3  # a page of shared memory costs a fault once in each process, as it does one that serves
+_WARMING_TURNS: Final = 3  # each process has one page fault per page of shared memory, as in a serving process
 _REPEATS: Final = 25
 _KILLED_DURING: Final = 200
 _KILLED_AFTER: Final = 60
@@ -68,7 +68,7 @@ Render = Callable[[bytes], Awaitable[object]]
 
 
 def run(*, quick: bool) -> Report:
-    """Measure; `quick` ends within a minute, with fewer turns."""
+    """Measure; `quick` ends within a minute, with fewer rounds."""
     with tempfile.TemporaryDirectory(prefix="semel-bench-") as scratch:
         folder = _model(Path(scratch) / "model")
         with _bare_renderer(folder) as bare:
@@ -80,7 +80,7 @@ async def _measure(folder: Path, bare: _Bare | None, *, turns: int) -> list[Chec
     bodies = _bodies(_IMAGES)
     async with asyncio.timeout(_DEADLINE_S), AsyncExitStack() as stack:
         ours = await _Ours.start(folder, stack)
-        await _until(lambda: bool(ours.pool.spare_pids))  # nothing is loaded beside what is measured
+        await _until(lambda: bool(ours.pool.spare_pids))  # so that no process loads anything during the measurement
         gc.freeze()
         new, known = _Turns(), _Turns()
         for turn in range(_WARMING_TURNS + turns):
@@ -117,7 +117,7 @@ def _known_checks(turns: _Turns) -> Iterator[Check]:
 
 
 async def _killing(ours: _Ours, bodies: Sequence[bytes]) -> list[Check]:
-    """Kill a process with SIGKILL while many requests are under way."""
+    """Kill a process with SIGKILL while many requests are in flight."""
     pool, failed, done_s = ours.pool, 0, list[float]()
 
     async def render(body: bytes) -> None:
@@ -153,21 +153,21 @@ async def _killing(ours: _Ours, bodies: Sequence[bytes]) -> list[Check]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Processes that start or end in the background set no event of ours."""
+    """Poll a condition: processes that start or end in the background set no event here."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """How long something took; the processor time is that of all processes that took part."""
+    """One duration; the processor time is that of all processes involved."""
 
     clock_s: float
     processor_s: float
 
 
 class _Turns:
-    """What both sides took, turn by turn."""
+    """The durations of both sides, round by round."""
 
     def __init__(self) -> None:
         self._turns: list[tuple[_Span, _Span | None]] = []
@@ -180,7 +180,7 @@ class _Turns:
         return _median([mine for mine, _ in self._turns]), _median(theirs) if theirs else None
 
     def ratio(self) -> float:
-        """How many times the other side takes as long by the clock: the median over turns."""
+        """How many times as long the other side takes by wall-clock time: the median over rounds."""
         return median(theirs.clock_s / mine.clock_s for mine, theirs in self._turns if theirs is not None)
 
 
@@ -209,7 +209,7 @@ class _Ours:
         return await self._spent(_at_once(partial(self.render, infos={}), bodies))
 
     async def render_known(self, body: bytes) -> _Span:
-        """The worker holds the image: nothing is processed, looked up in our cache, or sent."""
+        """Render an image that the worker has: it is not processed, looked up in the feature cache, or sent."""
         request = ChatCompletionRequest.model_validate_json(body)
         rendered = await self.pipeline.chat(request.chat(), request.tenant())
         infos = {
@@ -255,13 +255,13 @@ def _processor_s_of(pid: int) -> float:
 
 
 class _Bare:
-    """vLLM's side, in a process of its own that does what it is told."""
+    """vLLM's side, in a process of its own that executes commands."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def ask(self, order: str) -> _Span:
-        """Let it render all bodies as new ones, or the first one over and over."""
+        """Render all bodies as new ones, or the first one repeatedly."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{order}\n")
@@ -287,7 +287,7 @@ def _bare_renderer(folder: Path) -> Iterator[_Bare | None]:
 
 
 def _serve_bare(folder: str) -> None:
-    """What the process with vLLM's renderer does; its standard output is for answers alone."""
+    """The process with vLLM's renderer; its standard output has only answers."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     render, forget = _bare_render(Path(folder))
@@ -332,7 +332,7 @@ def _bare_render(folder: Path) -> tuple[Render, Callable[[], None]]:
 
 
 async def _at_once(render: Render, bodies: Sequence[bytes]) -> None:
-    """Render all of them, so many at a time; each is forgotten as soon as it is rendered."""
+    """Render all bodies, some at a time. Each result is dropped at once."""
     left = iter(bodies)
 
     async def client() -> None:
@@ -350,7 +350,7 @@ async def _one_by_one(render: Render, bodies: Sequence[bytes]) -> None:
 
 
 def _model(folder: Path) -> Path:
-    """A tiny Qwen2-VL, whose processor works as a large one's; another process writes it, to keep torch out of ours."""
+    """A tiny Qwen2-VL, whose processor works as a large one's. Another process writes it: this one loads no torch."""
     command = [sys.executable, "-m", "semel", "testing", "model", "qwen2-vl", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_DEADLINE_S)  # noqa: S603
     return folder

@@ -1,7 +1,7 @@
-"""The one shape of benchmarks: a report of checks, as a table, as JSON, as a plot.
+"""The common form of all benchmarks: a report of checks, as a table, as JSON or as a plot.
 
-A check compares one figure with its baseline, measured in the same run, and holds it to a limit where there is one. A
-benchmark has failed if one of its checks has.
+A check compares one figure with its baseline from the same run, and with a limit if it has one. A benchmark fails if
+one of its checks fails.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Check", "Report", "describe_machine"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One figure, what it is compared with, and whether it is as it should be."""
+    """One figure, its baseline and its limit, and whether it is within the limit."""
 
     name: str
     value: float
     unit: str
     baseline: float | None = None
-    """What the other side measured, in the words of the name."""
+    """The other side's figure for the same name."""
     limit: float | None = None
     ok: bool = True
 
@@ -47,7 +47,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark measured, and where."""
+    """The checks of one benchmark, and the machine that it ran on."""
 
     bench: str
     machine: dict[str, str | int | float]
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every check is as it should be; the command's exit code."""
+        """Whether every check passes; the command's exit code."""
         return all(check.ok for check in self.checks)
 
     def to_json(self) -> str:
@@ -63,7 +63,7 @@ class Report:
         return json.dumps(asdict(self))
 
     def print_table(self, console: Console | None = None) -> None:
-        """The checks, for a person."""
+        """Print the checks as a table."""
         table = Table(title=f"semel bench {self.bench}", title_justify="left")
         table.add_column("check")
         for heading in ("value", "baseline", "limit"):
@@ -99,7 +99,7 @@ class Report:
 
 
 def describe_machine() -> dict[str, str | int | float]:
-    """What a reader needs to judge the figures."""
+    """The facts about the machine that a reader needs to judge the figures."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine: dict[str, str | int | float] = {
         "cores": os.cpu_count() or 0,

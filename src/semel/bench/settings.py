@@ -1,4 +1,4 @@
-"""What the benchmarks are told on a command line. Values only."""
+"""The settings of the benchmarks' command lines. Values only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semel.core.flag import flag, section
 __all__ = ["OPENED_PER_S", "CompareSettings", "ReportSettings", "StreamsOptions", "StreamsSettings"]
 
 OPENED_PER_S: Final = 100
-"""Streams that are opened in a second, at the least: as long as that, the first of them are longer."""
+"""Minimum number of streams opened per second. The first streams run longer by the time that opening takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class StreamsOptions:
         20.0, help="How long all streams are open, in seconds.", group="Measurement", unit="seconds", min=1
     )
     phases: int = flag(1, help="Number of groups of streams that get their tokens in turn.", group="Measurement", min=1)
-    """1: a token for every stream in one step."""
+    """1: every stream gets its token in the same step."""
 
     @property
     def tokens(self) -> int:
-        """Of each stream: enough to be still running when the last one has been open for long enough."""
+        """Tokens of each stream: enough to run until the last stream has been open for `seconds`."""
         return int(self.rate * (self.seconds + self.streams / OPENED_PER_S)) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsSettings:
-    """What `semel bench streams` takes."""
+    """The settings of `semel bench streams`."""
 
     load: StreamsOptions = section(StreamsOptions)
     report: ReportSettings = section(ReportSettings)
@@ -51,7 +51,7 @@ class StreamsSettings:
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """What `semel bench serve` takes besides vLLM's flags."""
+    """The settings of `semel bench serve` besides vLLM's flags."""
 
     model: str | None = flag(
         None,

@@ -1,6 +1,6 @@
-"""vLLM's scheduler without an engine: requests go in, steps are planned and answered by hand.
+"""vLLM's scheduler without an engine: requests are added, and steps are planned and answered one at a time.
 
-For what an engine would hide: what a step costs, and which step goes wrong. No model runs; every request is answered
+It shows what an engine hides: the cost of a step, and which step is wrong. No model runs; every request is answered
 with the same token.
 """
 
@@ -16,7 +16,7 @@ from semel.engine.vllm.compat import encoder_arguments
 __all__ = ["Kind", "Step", "Stepper"]
 
 Kind = Literal["stock", "cache", "planning"]
-"""vLLM as it is, with semel's encoder cache, or with its encoder cache and its planning."""
+"""vLLM unchanged, with semel's encoder cache, or with semel's encoder cache and planning."""
 
 _BLOCK_TOKENS = 16
 
@@ -26,13 +26,13 @@ class Step:
     """A planned step."""
 
     output: Any
-    """What vLLM's scheduler tells the model runner."""
+    """The output of vLLM's scheduler for the model runner."""
     samples: dict[str, bool]
     """For each request of the step, whether it gets a token."""
 
 
 class Stepper:
-    """One scheduler, stepped by hand."""
+    """One scheduler that is stepped explicitly."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
@@ -78,7 +78,7 @@ class Stepper:
     def request(
         name: str, items: Sequence[tuple[str, int, int]], *, tokens: int, max_new_tokens: int = 4, priority: int = 0
     ) -> Any:
-        """A request of so many prompt tokens with items, each `(identifier, offset, length)`."""
+        """A request of `tokens` prompt tokens with items, each `(identifier, offset, length)`."""
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
@@ -108,7 +108,7 @@ class Stepper:
         return Step(output, {name: not requests[name].is_prefill_chunk for name in output.num_scheduled_tokens})
 
     def answer(self, step: Step) -> None:
-        """Answer a step: a token for every request whose prompt was computed by it."""
+        """Answer a step: a token for every request whose prompt is now computed."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         self.scheduler.update_from_output(

@@ -1,8 +1,8 @@
-"""The client of `semel bench streams`: many open streams over real sockets, every token of each looked at.
+"""The client of `semel bench streams`: many open streams over real sockets. It checks every token of each.
 
-Run as a process of its own, `python -m semel.bench.stream_client URL MODEL STREAMS TOKENS RATE`, it says "open" on a
-line when every stream has begun, and at its end prints one JSON object. It parses no more than it must, so that what
-is measured is the frontend: words are found by their marks (`semel.testing.pacing.word`).
+Run as a process of its own, `python -m semel.bench.stream_client URL MODEL STREAMS TOKENS RATE`, it prints the line
+"open" when every stream has begun, and one JSON object at its end. It parses as little as possible, so that the
+measurement is the frontend's: it finds words by their marks (`semel.testing.pacing.word`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["StreamReader", "Tally", "main", "run"]
 _WORD: Final = re.compile(rb'"content":" (\d+)@(\d+)"')
 _END: Final = b"data: [DONE]"
 _LONGEST: Final = 64
-"""Of what is looked for: as much is kept of what may go on in the next piece."""
+"""The maximum length of a match: the reader keeps this many bytes, because a match may continue in the next chunk."""
 
 _AT_ONCE: Final = 64
-"""Streams that are being opened at the same time."""
+"""Maximum number of streams that open at the same time."""
 
 _OPEN_S: Final = 20.0
 _PATIENCE_S: Final = 60.0
@@ -34,7 +34,7 @@ _PATIENCE_S: Final = 60.0
 
 @dataclass(slots=True)
 class Tally:
-    """What all streams together have shown."""
+    """The results of all streams together."""
 
     opened: int = 0
     complete: int = 0
@@ -43,7 +43,7 @@ class Tally:
     tokens: int = 0
     faults: list[str] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
-    """From the engine to this process, of every token."""
+    """The delay of every token from the engine to this process."""
 
 
 class StreamReader(asyncio.Protocol):
@@ -60,12 +60,12 @@ class StreamReader(asyncio.Protocol):
         self._done = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the request."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Look at the words in a piece of the answer."""
+        """Find the words in a chunk of the response."""
         now = time.monotonic_ns() / 1e9
         data, tally = self._rest + data, self._tally
         end = 0
@@ -90,7 +90,7 @@ class StreamReader(asyncio.Protocol):
         self._rest = data[max(end, len(data) - _LONGEST) :]
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Nobody waits any longer."""
+        """End the wait for this stream."""
         for future in (self.begun, self.ended):
             if not future.done():
                 future.set_result(None)
@@ -129,7 +129,7 @@ async def run(url: str, model: str, streams: int, tokens: int, rate: float) -> T
 
 
 def main(url: str, model: str, streams: str, tokens: str, rate: str) -> None:
-    """The process."""
+    """The entry point of the process."""
     import uvloop
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,9 +1,9 @@
-"""Many open streams on one frontend: how late its event loop is meanwhile, and what a stream takes of memory.
+"""Many open streams on one frontend: the lag of its event loop, and the memory per stream.
 
-Real processes over real sockets: a frontend, a worker around an engine without a model that emits tokens at a steady
-rate, and a client that looks at every token of every stream. The engine emits as engines do, a token for every request
-in one step: so all tokens of a step come at once. The baseline of the lag is that of an idle process at the same time:
-what it shows is the machine's, not the frontend's.
+Real processes over real sockets: a frontend, a worker with an engine without a model that emits tokens at a steady
+rate, and a client that checks every token of every stream. The engine emits one token for every request in one step, as
+real engines do, so all tokens of a step arrive at once. The baseline of the lag is that of an idle process at the same
+time: that part is the machine's, not the frontend's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from semel.telemetry.scrape import Scrape, quantile
 __all__ = ["StreamsOptions", "run"]
 
 Tell = Callable[[float, str], None]
-"""Is told how much of the whole is done, from 0 to 1, and what is being done."""
+"""Receives the progress from 0 to 1, and a description of the current work."""
 
 _START_S: Final = 300.0
 _END_S: Final = 30.0
@@ -46,11 +46,11 @@ _QUICK_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What is known of the processes at one moment."""
+    """The state of the processes at one moment."""
 
     lags: dict[float, float]
     idle_lags: dict[float, float]
-    """Of this process, which has nothing to do."""
+    """The lags of this process, which is idle."""
 
     memory_bytes: int
     cpu_s: dict[str, float]
@@ -58,7 +58,7 @@ class _Moment:
 
 
 def run(*, options: StreamsOptions | None = None, quick: bool = False, tell: Tell | None = None) -> Report:
-    """Open the streams, and see how the frontend bears it."""
+    """Open the streams, and measure the frontend."""
     options = options or StreamsOptions()
     if quick:
         streams = min(options.streams, _QUICK_STREAMS)
@@ -155,7 +155,7 @@ async def _look(url: str, meter: Meter, pids: dict[str, int]) -> _Moment:
 
 
 def _memory_bytes(pid: int) -> int:
-    """What a process has of memory, shared pages by its share."""
+    """The memory of a process; shared pages count by its share."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
@@ -174,7 +174,7 @@ async def _semel(home: Path, *arguments: object) -> None:
 
 @contextlib.asynccontextmanager
 async def _started(home: Path, module: str, *arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A module as a process, which is ended with the context."""
+    """Run a module as a process; it ends with the context."""
     with (home / "log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *map(str, arguments)), stdout=asyncio.subprocess.PIPE, stderr=log

@@ -1,7 +1,7 @@
-"""Timing two things against each other.
+"""Times two functions against each other.
 
-They take turns, so that a slow second of the machine is slow for both, and the median of what the turns show is taken.
-What counts is the processor time of this thread: waiting for a busy processor does not.
+They alternate, so that a slow second of the machine is slow for both, and the result is the median over the rounds. The
+time is the processor time of this thread: waiting for a busy processor does not count.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["Compared", "compare", "time_s", "without_garbage_collection"]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The medians of many turns."""
+    """The medians of many rounds."""
 
     baseline_s: float
     ours_s: float
     ratio: float
-    """How many times the baseline takes as long: the median over turns, not the ratio of the medians."""
+    """How many times as long the baseline takes: the median over rounds, not the ratio of the medians."""
 
 
 def time_s(work: Callable[[], object], *, times: int = 1) -> float:
-    """The seconds of one run of `work`, over so many."""
+    """The seconds of one run of `work`, averaged over `times` runs."""
     started = thread_time_ns()
     for _ in range(times):
         work()
@@ -35,7 +35,7 @@ def time_s(work: Callable[[], object], *, times: int = 1) -> float:
 
 
 def compare(baseline: Callable[[], float], ours: Callable[[], float], *, turns: int) -> Compared:
-    """Let two things take turns; each prepares, runs and times itself once per turn, and returns the seconds."""
+    """Alternate between two functions. Each prepares, runs and times itself once per round, and returns the seconds."""
     with without_garbage_collection():
         times = [(baseline(), ours()) for _ in range(turns)]
     return Compared(
@@ -47,7 +47,7 @@ def compare(baseline: Callable[[], float], ours: Callable[[], float], *, turns: 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Whom it hits is chance."""
+    """Turn garbage collection off: which side it interrupts is chance."""
     gc.collect()
     gc.disable()
     try:

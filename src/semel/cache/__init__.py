@@ -1,4 +1,4 @@
-"""Caches of features: the protocol and its kinds (in process, none, shared memory), and one computation per key."""
+"""Caches of features: protocol, implementations (in process, none, shared memory), and one computation per key."""
 
 from semel.cache.flight import Flight
 from semel.cache.layouts import LayoutCache

@@ -1,9 +1,10 @@
-"""Equal work in flight is done once.
+"""Runs equal work once at a time.
 
-Whoever asks first leads: its work runs in a task of its own, and everyone who asks for the same key meanwhile joins it.
-The task goes on while anybody waits, also when the leader has gone, and is cancelled when nobody does. An input's fault
-(`RequestError`) is everyone's; any other failure is the leader's alone, and those who joined begin again. So a caller
-fails only by work that it led itself, or by its input. Nothing is remembered: a failure is not cached, nor is a result.
+The first caller for a key leads: its work runs in a task of its own, and later callers for the same key join the task.
+The task continues while any caller waits, even after the leader is gone. It is cancelled when no caller waits. A
+`RequestError`, which the input causes, reaches every caller. Any other failure reaches only the leader; callers that
+joined start again. So a caller fails only because of work that it led or because of its input. Nothing is stored:
+neither failures nor results are cached.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _V = TypeVar("_V")
 
 @dataclass(slots=True, eq=False)
 class _Flown(Generic[_V]):
-    """One piece of work in the air, and how many wait for it."""
+    """One task, and the number of callers that wait for it."""
 
     task: asyncio.Task[_V]
     waiting: int = 0
 
 
 class Flight(Generic[_K, _V]):
-    """One computation per key at a time, shared by all who ask for it. It belongs to one event loop."""
+    """One computation per key at a time, shared by all callers. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._flown: dict[_K, _Flown[_V]] = {}
@@ -38,15 +39,15 @@ class Flight(Generic[_K, _V]):
 
     @property
     def joined(self) -> int:
-        """How many calls so far joined work that another had begun."""
+        """Number of calls so far that joined another call's work."""
         return self._joined
 
     def __len__(self) -> int:
-        """How many pieces of work are in the air."""
+        """Number of tasks in flight."""
         return len(self._flown)
 
     async def do(self, key: _K, work: Callable[[], Awaitable[_V]]) -> _V:
-        """The result of `work`, or of equal work that is under way."""
+        """The result of `work`, or of equal work in flight."""
         first = True
         while (flown := self._flown.get(key)) is not None:
             self._joined += first
@@ -58,7 +59,7 @@ class Flight(Generic[_K, _V]):
             except asyncio.CancelledError:
                 if not flown.task.cancelled() or _is_cancelled():
                     raise
-            except Exception:  # noqa: BLE001, S112 - the leader is told; this caller begins again
+            except Exception:  # noqa: BLE001, S112 - the leader raises it; this caller starts again
                 continue
         flown = self._flown[key] = _Flown(asyncio.create_task(self._fly(key, work)))
         return await self._wait(key, flown)
@@ -78,12 +79,12 @@ class Flight(Generic[_K, _V]):
         finally:
             flown.waiting -= 1
             if not flown.waiting and not flown.task.done():
-                if self._flown.get(key) is flown:  # who asks from now on begins anew
+                if self._flown.get(key) is flown:  # later callers start new work
                     del self._flown[key]
                 flown.task.cancel()
 
 
 def _is_cancelled() -> bool:
-    """Whether it is this caller that is being cancelled, not only the work it waits for."""
+    """Whether this caller is cancelled, not only the work that it waits for."""
     caller = asyncio.current_task()
     return caller is not None and caller.cancelling() > 0

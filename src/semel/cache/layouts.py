@@ -1,7 +1,7 @@
-"""Layouts by key: all that a prompt needs of an item, without its tensors.
+"""Layouts by key: everything that a prompt needs of an item, without its tensors.
 
-Bounded in entries and in tokens; the least recently used go first. Layouts are kept packed, 5 bytes a token: as
-Python's integers they would take up to 70.
+Bounded in entries and in tokens; evicts the least recently used. Layouts are stored packed, at 5 bytes per token.
+Python integers would take up to 70.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class _Packed(NamedTuple):
 
 
 class LayoutCache(Generic[_K]):
-    """A bounded map from keys to layouts. It belongs to one thread."""
+    """A bounded map from keys to layouts. One thread owns it."""
 
     def __init__(self, max_entries: int = 65_536, max_tokens: int = 16 << 20) -> None:
         self._packed: LruMap[_K, _Packed] = LruMap(max_tokens, _tokens, max_entries=max_entries)
 
     @property
     def tokens(self) -> int:
-        """The tokens of the layouts that it holds."""
+        """Number of tokens of all cached layouts."""
         return self._packed.weight
 
     def __len__(self) -> int:
@@ -50,14 +50,14 @@ class LayoutCache(Generic[_K]):
         return Layout(tuple(packed.token_ids), None if packed.bits is None else Mask(packed.bits))
 
     def put(self, key: _K, layout: Layout) -> None:
-        """Hold a layout, unless it is larger than the cache; the first under a key stays."""
+        """Store a layout, unless it is larger than the cache. The first layout under a key stays."""
         if self._packed.get(key) is not None or len(layout) > self._packed.max_weight:
             return
         bits = None if layout.mask is None else layout.mask.bits
         self._packed.put(key, _Packed(array("i", layout.token_ids), bits))
 
     def clear(self) -> None:
-        """Give up every layout."""
+        """Remove every layout."""
         self._packed.clear()
 
 

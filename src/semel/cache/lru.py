@@ -9,7 +9,7 @@ __all__ = ["LruCache"]
 
 
 class LruCache:
-    """Holds the features themselves: what is put is what is got."""
+    """Caches the feature objects themselves: `get` returns what was `put`."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._features: LruMap[Digest, Feature] = LruMap(capacity_bytes, _charge)
@@ -17,17 +17,17 @@ class LruCache:
 
     @property
     def capacity(self) -> int:
-        """The most bytes it may hold."""
+        """Maximum size in bytes."""
         return self._features.max_weight
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the features it holds."""
+        """Bytes of the cached features."""
         return self._features.weight
 
     @property
     def evictions(self) -> int:
-        """How many features it has given up so far to make room."""
+        """Number of features evicted so far to make room."""
         return self._evictions
 
     def __len__(self) -> int:
@@ -44,22 +44,22 @@ class LruCache:
         return self._features.get(digest)
 
     def put(self, digest: Digest, feature: Feature) -> Feature:
-        """Hold a feature, unless it is larger than the cache; the first under a digest stays."""
+        """Cache a feature, unless it is larger than the cache. The first feature under a digest stays."""
         if (cached := self.get(digest)) is not None:
             return cached
         self._evictions += len(self._features.put(digest, feature))
         return feature
 
     def discard(self, digest: Digest) -> None:
-        """Give up a feature, if it is held."""
+        """Remove a feature, if cached."""
         self._features.pop(digest)
 
     def clear(self) -> None:
-        """Give up every feature."""
+        """Remove every feature."""
         self._features.clear()
 
     def close(self) -> None:
-        """Give up everything for good."""
+        """Remove every feature, and cache nothing from now on."""
         self._features = LruMap(0, _charge)
 
 

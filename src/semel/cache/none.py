@@ -1,4 +1,4 @@
-"""No cache: everything works, just without reuse (D4)."""
+"""No cache: everything works, without reuse (D4)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ __all__ = ["NoCache"]
 
 
 class NoCache:
-    """Holds nothing; every feature is used as it was given."""
+    """Caches nothing; every feature is used as passed."""
 
     @property
     def capacity(self) -> int:
-        """The most bytes it may hold: none."""
+        """Maximum size in bytes: 0."""
         return 0
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the features it holds: none."""
+        """Bytes of the cached features: 0."""
         return 0
 
     @property
     def evictions(self) -> int:
-        """How many features it has given up so far: none."""
+        """Number of features evicted so far: 0."""
         return 0
 
     def __len__(self) -> int:
@@ -35,18 +35,18 @@ class NoCache:
         return "NoCache()"
 
     def get(self, digest: Digest) -> Feature | None:  # noqa: ARG002
-        """Nothing."""
+        """Always None."""
         return None
 
     def put(self, digest: Digest, feature: Feature) -> Feature:  # noqa: ARG002
-        """The feature that was given."""
+        """The argument itself."""
         return feature
 
     def discard(self, digest: Digest) -> None:
-        """Nothing to give up."""
+        """Does nothing."""
 
     def clear(self) -> None:
-        """Nothing to give up."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Does nothing."""

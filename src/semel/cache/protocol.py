@@ -1,8 +1,8 @@
-"""The protocol of feature caches: what every kind promises, whatever it keeps its bytes in.
+"""The protocol of feature caches: the guarantees of every implementation.
 
-A cache is never wrong, only incomplete: features are immutable and named by their digests, so the one thing a cache can
-do to a request is not to hold its feature. It belongs to one thread. `tests/cache/test_contract.py` holds every kind to
-what stands here.
+A cache is never wrong, only incomplete. Features are immutable and named by their digests, so a cache can affect a
+request only by a miss. One thread owns a cache. `tests/cache/test_contract.py` checks every implementation against this
+protocol.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from semel.core import Digest, Feature
 __all__ = ["SMALLEST_BYTES", "Cache"]
 
 SMALLEST_BYTES: Final = 64
-"""What even an empty feature is charged, so that a bound in bytes is one in entries too."""
+"""Minimum charge per feature, even an empty one, so that a limit in bytes also limits the entries."""
 
 
 class Cache(Protocol):
-    """Features by digest, bounded in bytes; the least recently used go first.
+    """Features by digest, bounded in bytes; evicts the least recently used.
 
     `nbytes <= capacity` holds at all times. A feature that comes out equals the one that went in: in modality, names,
-    dtypes, shapes, layout and bytes. Its memory stays as it is for as long as anybody refers to one of its buffers,
+    dtypes, shapes, layout and bytes. Its memory does not change while any reference to one of its buffers exists,
     whatever happens to the cache.
     """
 
     @property
     def capacity(self) -> int:
-        """The most bytes it may hold."""
+        """Maximum size in bytes."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the features it holds."""
+        """Bytes of the cached features."""
         ...
 
     @property
     def evictions(self) -> int:
-        """How many features it has given up so far to make room."""
+        """Number of features evicted so far to make room."""
         ...
 
     def __len__(self) -> int: ...
 
     def __contains__(self, digest: object) -> bool:
-        """Whether a feature is held; looking changes no order."""
+        """Whether a feature is cached; does not change the order."""
         ...
 
     def get(self, digest: Digest) -> Feature | None:
@@ -51,22 +51,22 @@ class Cache(Protocol):
         ...
 
     def put(self, digest: Digest, feature: Feature) -> Feature:
-        """Hold a feature; returns the one to use from now on.
+        """Cache a feature. Returns the feature to use from now on.
 
-        That is the one held: another object, perhaps over other memory, and the earlier one if the digest was there.
-        Where it cannot be held, because it is larger than the cache or everything is in use, it is the one given: a
-        lack of room never raises.
+        That is the cached one: another object, perhaps over other memory, and the earlier one if the digest was cached.
+        If the feature cannot be cached, because it is larger than the cache or everything is in use, it is the
+        argument. A lack of room never raises.
         """
         ...
 
     def discard(self, digest: Digest) -> None:
-        """Give up a feature, if it is held."""
+        """Remove a feature, if cached."""
         ...
 
     def clear(self) -> None:
-        """Give up every feature."""
+        """Remove every feature."""
         ...
 
     def close(self) -> None:
-        """Give up everything for good; from now on it holds nothing. Features that are out stay readable."""
+        """Close the cache, which is empty from now on. Features that callers still use stay readable."""
         ...

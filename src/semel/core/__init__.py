@@ -1,4 +1,4 @@
-"""Values without I/O: digests, media, features, prompts. Imports nothing of semel but itself."""
+"""Values without I/O: digests, media, features, prompts. Of semel, imports only itself and `semel.errors`."""
 
 from semel.core.answer_parsing import AnswerParsing
 from semel.core.contract import Contract, Field, Normalisation, Target

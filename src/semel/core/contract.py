@@ -1,7 +1,7 @@
-"""The contract: what an engine expects of the features that it is given.
+"""The contract: what an engine expects of features.
 
-A worker states it, a frontend produces to it, and a worker holds every feature against it before the engine sees one
-(threats S9). Made of plain values, so that it can travel.
+A worker states it. A frontend produces features that meet it. The worker checks every feature against it before the
+engine sees the feature (threats S9). It contains plain values only, so it can be sent.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from semel.errors import FeatureRejected
 __all__ = ["Contract", "Field", "Normalisation", "Target"]
 
 Normalisation = Literal["processor", "engine"]
-"""Who normalises pixels: the processor, before they travel as floats, or the engine, which then gets uint8."""
+"""Where pixels are normalised: in the processor, which then sends floats, or in the engine, which receives uint8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an engine expects of a feature's numbers."""
+    """The dtype, normalisation and options that an engine expects of a feature."""
 
     dtype: str
-    """The dtype of every floating point tensor: the engine's own."""
+    """The dtype of every floating point tensor; it is the engine's dtype."""
 
     normalisation: Normalisation = "processor"
 
     options: Mapping[str, object] | None = None
-    """The `mm_processor_kwargs` that the engine was started with; those of a request go on top."""
+    """The `mm_processor_kwargs` that the engine was started with; a request's own override them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What the tensor of one name must look like."""
+    """The required dtype and shape of one tensor."""
 
     dtype: str
     shape: tuple[int | None, ...]
-    """None stands for a dimension that differs from item to item."""
+    """None matches any size: that dimension differs from item to item."""
 
     def admits(self, tensor: Tensor) -> bool:
-        """Whether a tensor looks like this."""
+        """Whether a tensor has this dtype and shape."""
         return (
             tensor.dtype == self.dtype
             and len(tensor.shape) == len(self.shape)
@@ -55,30 +55,30 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a worker's engine expects, and how much of it."""
+    """The features that a worker's engine expects, and its limits."""
 
     model: str
     fingerprint: str
-    """The processor that the engine's features must come from (`semel.processing.fingerprint`)."""
+    """Fingerprint of the processor that must make the features (`semel.processing.fingerprint`)."""
 
     target: Target
     fields: Mapping[Modality, Mapping[str, Field]]
-    """The tensors of one item, by the field names of its model."""
+    """The tensors of one item, by modality and the model's field names."""
 
     max_items: Mapping[Modality, int]
-    """Items of one modality in one prompt."""
+    """Maximum number of items of one modality in a prompt."""
 
     max_embeds: int
-    """Embeddings of one item: what the engine's encoder cache holds."""
+    """Maximum number of embeddings of one item: the capacity of the engine's encoder cache."""
 
     max_tokens: int
-    """Tokens of one prompt and its answer together."""
+    """Maximum number of tokens of a prompt and its answer together."""
 
     cache_bytes: int = 0
-    """What the engine's item cache holds; 0: it is off."""
+    """Capacity of the engine's item cache; 0 if it is off."""
 
     def check(self, feature: Feature) -> None:
-        """Refuse a feature of wrong names, dtypes, shapes or size."""
+        """Reject a feature with wrong names, dtypes, shapes or size."""
         fields = self.fields.get(feature.modality)
         if fields is None:
             raise FeatureRejected(

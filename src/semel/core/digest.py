@@ -1,9 +1,9 @@
-"""Identity: what makes two items the same item.
+"""Identity: when two items are the same item.
 
-A digest is keyed blake3 over framed parts: the media bytes as they came, the processor's fingerprint, the options, the
-tenant. Framing writes every length before its bytes, so two different lists of parts never hash the same input
-(threats S11). The tenant is a part, so two tenants never share a digest (S12), and the key is secret, so nobody
-outside the fleet can compute one. A URL is never an identity.
+A digest is keyed blake3 over framed parts: the unmodified media bytes, the processor's fingerprint, the options and the
+tenant. Framing writes each length before its bytes, so two different lists of parts never produce the same input
+(threats S11). The tenant is a part, so two tenants never share a digest (S12). The key is secret, so no process outside
+the fleet can compute a digest. A URL is never an identity.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH_BYTES: Final = 8
 
 
 class Digest(bytes):
-    """The 256-bit identity of an item: 32 bytes that compare and hash as such."""
+    """The 256-bit identity of an item: 32 bytes, compared and hashed as bytes."""
 
     __slots__ = ()
     size: Final = 32
@@ -38,7 +38,7 @@ class Digest(bytes):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Key:
-    """The fleet's secret, which keys every digest. Its `id` may be shown and compared; the secret may not."""
+    """The fleet's secret, which keys every digest. Its `id` may be logged and compared; the secret may not."""
 
     secret: bytes
 
@@ -48,7 +48,7 @@ class Key:
 
     @property
     def id(self) -> str:
-        """Names the key without telling it: equal ids mean equal keys."""
+        """Identifies the key without revealing it: equal ids mean equal keys."""
         return blake3(b"semel.key.id.1", key=self.secret).hexdigest(length=8)
 
     def __repr__(self) -> str:
@@ -57,25 +57,25 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whose items these are: the name bound to the API key, and the request's `cache_salt`."""
+    """The owner of items: the name bound to the API key, and the request's `cache_salt`."""
 
     name: str = ""
     salt: str | None = None
 
     @property
     def parts(self) -> tuple[bytes, bytes]:
-        """What it is in every hash: two parts, to be framed; no two tenants have the same (threats S12).
+        """The tenant's two parts of every hash, to be framed. No two tenants have the same parts (threats S12).
 
-        A missing salt and an empty one are different tenants: a salt that is there has a byte in front. Half of a
-        surrogate pair is a `UnicodeEncodeError`.
+        A missing salt and an empty salt are different tenants: a salt that is present has a byte before it. An unpaired
+        surrogate raises `UnicodeEncodeError`.
         """
         return self.name.encode(), b"" if self.salt is None else b"\x01" + self.salt.encode()
 
     @property
     def prefix_salt(self) -> str | None:
-        """What keeps the tenant's prefixes apart in an engine's cache: no two tenants have the same (threats S12).
+        """The salt that separates the tenant's prefixes in an engine's cache; no two tenants share one (threats S12).
 
-        Of the unnamed tenant it is the request's own salt, as with a bare engine, unless that looks like one of ours.
+        The unnamed tenant uses the request's own salt, as in vLLM alone, unless that salt looks like one made here.
         """
         if not self.name and (self.salt is None or not self.salt.startswith("\0")):
             return self.salt
@@ -83,9 +83,9 @@ class Tenant:
 
 
 class Identity:
-    """Gives the digests of items that share everything but their media.
+    """Computes the digests of items that differ only in their media.
 
-    All but the media is hashed once: with 32,768 items in a request a digest costs 3 µs instead of 20.
+    Everything except the media is hashed once: with 32,768 items in a request, a digest takes 3 µs instead of 20.
     """
 
     __slots__ = ("_shared",)
@@ -113,14 +113,14 @@ class Identity:
 
 
 def frame(parts: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
-    """The parts, each behind its length; no two different lists of parts give the same concatenation."""
+    """Put each part's length before the part. Different lists of parts never give the same concatenation."""
     for part in parts:
         yield _length(part)
         yield part
 
 
 def hash_parts(parts: Iterable[bytes | memoryview], key: Key | None = None) -> blake3:
-    """A hash of the parts, framed; keyed where a key is passed."""
+    """The hash of the framed parts, keyed if `key` is passed."""
     hasher = blake3() if key is None else blake3(key=key.secret)
     for piece in frame(parts):
         hasher.update(piece)
@@ -138,7 +138,7 @@ def digest(
 ) -> Digest:
     """The digest of one item.
 
-    `fingerprint` is the processor's (`semel.processing`), as a worker's contract states it; `options` are the request's
+    `fingerprint` is the processor's (`semel.processing`), as a worker's contract states it. `options` are the request's
     `mm_processor_kwargs`, which must be JSON values. The order of their keys does not matter.
     """
     shared = Identity(key=key, modality=modality, fingerprint=fingerprint, options=options, tenant=tenant)

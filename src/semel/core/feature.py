@@ -1,8 +1,8 @@
-"""Features: what preprocessing makes of an item, in a form that any process can hold.
+"""Features: the result of preprocessing an item, in a form that any process can use.
 
-A tensor here is a dtype, a shape and a buffer: no torch, no numpy, so that the serving process of a frontend can keep,
-share and send features without importing either. Features are immutable: a buffer never changes once a feature has
-been made of it.
+A tensor here is a dtype, a shape and a buffer. It needs neither torch nor numpy, so the serving process of a frontend
+can store, share and send features without importing either. Features are immutable: a buffer never changes after a
+feature is created over it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
     "float64": 8,
 }
-"""The dtypes a feature may have, by their common names, and the bytes of one element."""
+"""The dtypes that a feature may have, and the bytes per element."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
-    """One array of a feature: row-major, contiguous."""
+    """One array of a feature: row-major and contiguous."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its elements."""
+        """Size of the elements in bytes."""
         return self.data.nbytes
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def num_embeds(self) -> int:
-        """How many embeddings the encoder owes for it."""
+        """Number of embeddings that the encoder must produce."""
         return len(self.token_ids) if self.mask is None else self.mask.count
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Feature:
-    """An item's preprocessed tensors, by the field names of its model, plus its layout."""
+    """An item's preprocessed tensors, by the model's field names, and its layout."""
 
     modality: Modality
     tensors: Mapping[str, Tensor]
@@ -92,7 +92,7 @@ class Feature:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its tensors: what a cache is charged for it."""
+        """Size of the tensors in bytes. Caches charge this amount."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FeatureInfo:
-    """A feature without its tensors: what one needs to know of it to refer to it by its digest."""
+    """A feature without its tensors: what a reference by digest needs."""
 
     modality: Modality
     nbytes: int
@@ -110,7 +110,7 @@ class FeatureInfo:
 
     @classmethod
     def of(cls, feature: Feature) -> Self:
-        """What is known of a feature where its tensors are not."""
+        """The info of a feature."""
         return cls(feature.modality, feature.nbytes, feature.layout)
 
     def __repr__(self) -> str:

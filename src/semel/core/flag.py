@@ -1,8 +1,8 @@
 """Flags: each is declared once, on the field of the settings section that it fills.
 
 A section is a frozen dataclass beside its component. `flag` makes one of its fields a flag, with a default, bounds,
-help and a group; a field whose type is a section itself holds that section's flags. The command line, `--help`, the
-reference page and the tests are made from `flags_of`. Values only: nothing here knows a parser or a component.
+help and a group. A field whose type is a section contains that section's flags. The command line, `--help`, the
+reference page and the tests are generated from `flags_of`. Values only: this module uses no parser and no component.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ Group = Literal[
     "Output",
 ]
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
-"""In the order in which `--help` and the reference show them."""
+"""In the order of `--help` and the reference page."""
 
 Unit = Literal["", "bytes", "GiB", "seconds", "pixels"]
 Number = int | float
 
 REQUIRED: Final[Any] = MISSING
-"""The default of a flag that has to be named."""
+"""The default of a flag that must be set."""
 
 _KEY: Final = "semel.flag"
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB, "t": 1 << 40}
@@ -69,19 +69,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One flag of a command, or one of its arguments."""
+    """One flag or argument of a command."""
 
     name: str
     """Without dashes: `max-body-bytes`."""
 
     path: tuple[str, ...]
-    """The fields that lead to its value, from the settings of a command down."""
+    """The field names that lead from a command's settings to the value."""
 
     kind: type
-    """Of one value: int, float, str, bool or Path."""
+    """The type of one value: int, float, str, bool or Path."""
 
     default: Any
-    """As it is written on a command line, in the flag's own unit; `REQUIRED` if there is none."""
+    """As written on a command line, in the flag's unit; `REQUIRED` if there is none."""
 
     help: str
     group: Group
@@ -92,29 +92,29 @@ class Flag:
     max: Number | None = None
     unit: Unit = ""
     scale: int = 1
-    """What its value is multiplied with for the field."""
+    """The field's value is the flag's value times this."""
 
     default_text: str = ""
-    """What happens without it, where the default does not say so."""
+    """What happens without the flag, if the default does not show it."""
 
     @property
     def key(self) -> str:
-        """Its name as an identifier."""
+        """The name as an identifier."""
         return self.name.replace("-", "_")
 
     @property
     def spelling(self) -> str:
-        """As it stands on a command line, without its value."""
+        """The flag as written on a command line, without its value."""
         return self.name.upper() if self.is_positional else f"--{self.name}"
 
     @property
     def is_required(self) -> bool:
-        """Whether a command refuses to run without it."""
+        """Whether the command refuses to run without it."""
         return self.default is REQUIRED
 
     @property
     def placeholder(self) -> str:
-        """What stands for its value in `--help`."""
+        """The placeholder of the value in `--help`."""
         if self.kind is bool:
             return ""
         if self.choices:
@@ -127,7 +127,7 @@ class Flag:
 
     @property
     def type_name(self) -> str:
-        """The type, for the reference."""
+        """The name of the type in the reference."""
         if self.choices:
             return " or ".join(f"`{choice}`" for choice in self.choices)
         if self.unit in ("bytes", "GiB", "seconds"):
@@ -137,7 +137,7 @@ class Flag:
 
     @property
     def bounds(self) -> str:
-        """Which values it takes, in words; empty if any."""
+        """The allowed values, in words; empty if all are allowed."""
         if self.min is not None and self.max is not None:
             return f"from {self.min} to {self.max}"
         if self.min is not None:
@@ -146,7 +146,7 @@ class Flag:
 
     @property
     def readable_default(self) -> str:
-        """The default as a person reads it: `256 MiB`, `120 s`; empty if there is none."""
+        """The default in readable form: `256 MiB`, `120 s`; empty if there is none."""
         if self.default_text or self.is_required:
             return self.default_text
         match self.default:
@@ -164,7 +164,7 @@ class Flag:
         return str(self.default)
 
     def parse(self, text: str) -> Any:
-        """One value from a command line; a `ValueError` says which flag, which value and what it takes."""
+        """Parse one value of a command line. A `ValueError` names the flag, the value and what is allowed."""
         try:
             value = self._convert(text)
         except (ValueError, OverflowError):
@@ -199,7 +199,7 @@ def flag(
     default: _T,
     name: str = "",
     *,
-    help: str,  # noqa: A002 the word of every parser
+    help: str,  # noqa: A002 the usual name in parsers
     group: Group,
     min: Number | None = None,  # noqa: A002
     max: Number | None = None,  # noqa: A002
@@ -207,13 +207,16 @@ def flag(
     default_text: str = "",
     is_positional: bool = False,
 ) -> _T:
-    """A field that is a flag. `name` is needed where it is not the field's; a flag in GiB fills a field of bytes."""
+    """Declare a field as a flag.
+
+    `name` is needed if it differs from the field's name. A flag in GiB fills a field in bytes.
+    """
     declared = _Declared(name, help, group, min, max, unit, default_text, is_positional)
     return field(default=default, metadata={_KEY: declared})
 
 
 def same_flag(other: type, name: str) -> Any:
-    """A field that is the same flag as a field of another section."""
+    """Declare a field as the same flag as a field of another section."""
     (found,) = [one for one in fields(other) if one.name == name]
     declared: _Declared = found.metadata[_KEY]
     named = replace(declared, name=declared.name or name.replace("_", "-"))
@@ -221,12 +224,12 @@ def same_flag(other: type, name: str) -> Any:
 
 
 def section(kind: type[_T]) -> _T:
-    """A field that is a section; its flags have their defaults unless it is filled."""
+    """Declare a field as a section; its flags have their defaults unless the section is filled."""
     return field(default_factory=kind)
 
 
 def flags_of(kind: type) -> tuple[Flag, ...]:
-    """All flags of a section and of the sections in it, in the order of their fields."""
+    """All flags of a section and its inner sections, in the order of their fields."""
     hints = get_type_hints(kind)
     found: list[Flag] = []
     for one in fields(kind):
@@ -239,7 +242,7 @@ def flags_of(kind: type) -> tuple[Flag, ...]:
 
 
 def fill(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """A section with these values of its flags, by their keys; what has none keeps its default."""
+    """A section with these flag values, by key; a flag without a value has its default."""
     tree: dict[str, Any] = {}
     for one in flags_of(kind):
         if one.key in values:
@@ -252,7 +255,7 @@ def fill(kind: type[_T], values: Mapping[str, Any]) -> _T:
 
 
 def arguments_of(flags: tuple[Flag, ...], values: Mapping[str, Any]) -> list[str]:
-    """Flags and their values as they stand on a command line."""
+    """Flags and their values as command-line arguments."""
     arguments: list[str] = []
     for one in flags:
         match values.get(one.key):
@@ -269,7 +272,7 @@ def arguments_of(flags: tuple[Flag, ...], values: Mapping[str, Any]) -> list[str
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What `flag` was called with."""
+    """The arguments of `flag`."""
 
     name: str
     help: str
@@ -305,7 +308,7 @@ def _resolve(one: Field[Any], hint: Any) -> Flag:
 
 
 def _kind(hint: Any) -> tuple[type, tuple[str, ...], bool]:
-    """The type of one value, its choices, and whether there are several."""
+    """The type of one value, its choices, and whether the flag takes several values."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         (hint,) = [one for one in arguments if one is not type(None)]
@@ -330,7 +333,7 @@ def _build(kind: type[_T], tree: Mapping[str, Any]) -> _T:
 
 
 def _size(text: str) -> int:
-    """A number of bytes: `268435456`, `256MiB`, `256M`; units are powers of 1024."""
+    """Parse a number of bytes: `268435456`, `256MiB`, `256M`; units are powers of 1024."""
     if (found := _SIZE.fullmatch(text.strip())) is None:
         return int(text)
     number, unit = found.groups(default="")

@@ -1,7 +1,7 @@
-"""API keys, and whose they are.
+"""API keys and their tenants.
 
-A keyring keeps hashes of the keys, made with a secret of its own: it cannot give a key away, and looking one up takes
-as long for a key that is nearly right as for one that is not (threats S17).
+A keyring stores hashes of the keys, made with a random secret of its own. It cannot reveal a key. The time of a lookup
+does not depend on how close a key is to a valid one (threats S17).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MIN_KEY_CHARS: Final = 16
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be a key: it goes into a header as it is, and cannot be guessed."""
+    """Whether a text can be a key: it fits into a header unchanged and is long enough not to be guessed."""
     return len(text) >= MIN_KEY_CHARS and text.isascii() and text.isprintable() and " " not in text
 
 
 class Keyring:
-    """The keys of the clients, each with the name of its tenant. A tenant may have several, to change them in turn."""
+    """The clients' keys, each with its tenant's name. A tenant may have several keys, so that keys can be rotated."""
 
     def __init__(self, keys: Iterable[tuple[str, str]] = ()) -> None:
         self._secret = secrets.token_bytes(blake3.key_size)
@@ -44,7 +44,7 @@ class Keyring:
         return f"Keyring({len(self)} keys of {len(set(self._tenants.values()))} tenants)"
 
     def tenant(self, key: str) -> str | None:
-        """Whose key it is; None if it is nobody's."""
+        """The name of the key's tenant; None for an unknown key."""
         return self._tenants.get(self._hash(key))
 
     def _hash(self, key: str) -> bytes:

@@ -1,7 +1,7 @@
-"""A map that is bounded, where the least recently used goes first: what every bounded map of semel is made of.
+"""A bounded map that evicts the least recently used entries. Every bounded map of semel uses it.
 
-Bounded by the sum of its values' weights, and in entries if that is asked for as well. No I/O, no clock, no lock: it
-belongs to one thread. Every call is O(1), but for the entries that make room.
+The sum of the values' weights is bounded, and optionally the number of entries. No I/O, no clock, no lock: one thread
+owns a map. Every call is O(1), plus the entries that it evicts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def _one(_: object) -> int:
 
 
 class LruMap(Generic[_K, _V]):
-    """Values by key, the most recently used ones.
+    """The most recently used values, by key.
 
-    `weigh` gives a value's weight: not below zero, and of one value always the same. Without it each weighs one, and
-    `max_weight` is a number of entries. No value is None.
+    `weigh` returns a value's weight. A weight is at least zero and never changes. Without `weigh` each value weighs
+    one, and `max_weight` is a number of entries. A value is never None.
     """
 
     __slots__ = ("_values", "_weigh", "max_entries", "max_weight", "weight")
@@ -34,7 +34,7 @@ class LruMap(Generic[_K, _V]):
         self.max_weight = max_weight
         self.max_entries = max_entries
         self.weight = 0
-        """Of all values together: never more than `max_weight`."""
+        """Total weight of all values: never more than `max_weight`."""
         self._weigh = weigh
         self._values: OrderedDict[_K, _V] = OrderedDict()
 
@@ -45,31 +45,31 @@ class LruMap(Generic[_K, _V]):
         return key in self._values
 
     def __iter__(self) -> Iterator[_K]:
-        """The keys, the least recently used first."""
+        """The keys, least recently used first."""
         return iter(self._values)
 
     def __repr__(self) -> str:
         return f"LruMap({len(self):,} entries, {self.weight:,} of {self.max_weight:,})"
 
     def items(self) -> ItemsView[_K, _V]:
-        """The keys and their values, the least recently used first."""
+        """The keys and values, least recently used first."""
         return self._values.items()
 
     def get(self, key: _K) -> _V | None:
-        """The value under a key, which becomes the most recently used."""
+        """The value of a key, which becomes the most recently used."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def peek(self, key: _K) -> _V | None:
-        """The value under a key, which stays where it is in the order."""
+        """The value of a key, without changing the order."""
         return self._values.get(key)
 
     def put(self, key: _K, value: _V) -> list[_K]:
-        """Put a value in the place of the one before, as the most recently used; returns the keys that made room.
+        """Store or replace a value, as the most recently used. Returns the keys that were evicted.
 
-        A value that would not fit even alone is left out, and nothing makes room for it; the one before is gone.
+        A value that does not fit even alone is not stored and evicts nothing else. The key's previous value is removed.
         """
         self.pop(key)
         weight = self._weigh(value)
@@ -85,13 +85,13 @@ class LruMap(Generic[_K, _V]):
         return evicted
 
     def pop(self, key: _K) -> _V | None:
-        """Take a value out."""
+        """Remove and return a value."""
         value = self._values.pop(key, None)
         if value is not None:
             self.weight -= self._weigh(value)
         return value
 
     def clear(self) -> None:
-        """Take every value out."""
+        """Remove every value."""
         self._values.clear()
         self.weight = 0

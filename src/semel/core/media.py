@@ -1,4 +1,4 @@
-"""Media: bytes as they came, before anyone has decoded them."""
+"""Media: bytes as received, before decoding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SHOWN_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Media:
-    """The bytes of one image, clip or video as they came, with what the request called them."""
+    """The bytes of one image, clip or video as received, with the type that the request states."""
 
     modality: Modality
     data: bytes
     mime: str | None = None
-    """What the sender says it is: a hint for messages, never trusted for decoding."""
+    """The type that the sender states. Messages show it; decoding never trusts it."""
 
     def __repr__(self) -> str:
-        mime = "unknown type" if self.mime is None else repr(self.mime[:_SHOWN_CHARS])  # a client's words, in our log
+        mime = "unknown type" if self.mime is None else repr(self.mime[:_SHOWN_CHARS])  # a client's text, in a log line
         return f"Media({self.modality}, {mime}, {len(self.data):,} bytes)"

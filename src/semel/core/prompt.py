@@ -1,8 +1,7 @@
-"""Where items sit in a prompt: masks, placeholders, timelines, prompts.
+"""Positions of items in a prompt: masks, placeholders, timelines, prompts.
 
-Everything a scheduler asks for every step is an integer that was computed once (requirements A1-A6): no tensor is
-touched, and a lookup among 32,768 placeholders is two bisections. A timeline is checked when it is built; nothing
-downstream checks again.
+Every value that a scheduler reads per step is an integer that was computed once (requirements A1-A6). No tensor is
+read, and a lookup among 32,768 placeholders is two bisections. A timeline is checked when it is built, and never again.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from semel.core.media import Modality
 __all__ = ["Item", "Mask", "Placeholder", "Prompt", "Timeline"]
 
 _NEVER: Final = 1 << 62  # past the end of any prompt
-_NEIGHBOURS: Final = 4  # placeholders per mark of a timeline's table, on average
+_NEIGHBOURS: Final = 4  # average number of placeholders per mark of a timeline's table
 
 
 class Mask:
     """Which positions of a placeholder take an embedding.
 
-    Immutable, and shared by all placeholders of one layout, so that the running count is computed once per layout
-    however often its item is shown.
+    Immutable, and shared by all placeholders of one layout. The running count is computed once per layout, no matter
+    how often requests contain its item.
     """
 
     __slots__ = ("_counts", "bits")
 
     bits: bytes
-    """One byte a position: 1 takes an embedding, 0 does not."""
+    """One byte per position: 1 takes an embedding, 0 does not."""
 
     def __init__(self, bits: Iterable[bool | int]) -> None:
         self.bits = bytes(map(bool, bits))
-        # A list of ints behind a leading 0, so that an edge at index 0 reads 0 and never wraps round (A2, A3).
+        # A list of ints with a leading 0, so that an edge at index 0 reads 0 and never wraps around (A2, A3).
         self._counts = [0, *accumulate(self.bits)]
 
     def __len__(self) -> int:
@@ -44,11 +43,11 @@ class Mask:
 
     @property
     def count(self) -> int:
-        """How many positions take an embedding."""
+        """Number of positions that take an embedding."""
         return self._counts[-1]
 
     def embed_range(self, start: int, end: int) -> tuple[int, int]:
-        """The embeddings that fall on the positions `[start, end)`."""
+        """The range of embeddings for positions `[start, end)`."""
         return self._counts[start], self._counts[end]
 
     def __eq__(self, other: object) -> bool:
@@ -68,7 +67,7 @@ class Placeholder:
     offset: int
     length: int
     mask: Mask | None = None
-    """Which of the positions take an embedding; None means all of them."""
+    """Which positions take an embedding; None means all."""
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 0:
@@ -78,23 +77,23 @@ class Placeholder:
 
     @property
     def end(self) -> int:
-        """The first position behind it."""
+        """The first position after the placeholder."""
         return self.offset + self.length
 
     @property
     def num_embeds(self) -> int:
-        """How many embeddings the item fills in."""
+        """Number of embeddings that the item provides."""
         return self.length if self.mask is None else self.mask.count
 
     def embed_range(self, start: int, end: int) -> tuple[int, int]:
-        """The embeddings on its positions `[start, end)`, counted from its own offset."""
+        """The range of embeddings for positions `[start, end)`, counted from the placeholder's offset."""
         if not 0 <= start <= end <= self.length:
             raise ValueError(f"[{start}, {end}) is not a sub-range of {self!r}")
         return (start, end) if self.mask is None else self.mask.embed_range(start, end)
 
 
 class Timeline(Sequence[Placeholder]):
-    """All placeholders of one prompt, checked and searchable. Made by `decoder` or `encoder`, and immutable."""
+    """All placeholders of one prompt, checked and searchable. Immutable; created by `decoder` or `encoder`."""
 
     __slots__ = ("_ends", "_ends_before", "_offsets", "_offsets_before", "_placeholders", "_shift", "_span")
 
@@ -102,8 +101,8 @@ class Timeline(Sequence[Placeholder]):
         self._placeholders = placeholders
         self._offsets = offsets
         self._ends = ends
-        # A coarse table leads each search to a few neighbours: 0.5 µs instead of 0.8 for a window among 32,768 items.
-        # Its size follows the number of placeholders, not their positions, which come from outside.
+        # A coarse table narrows each search to a few neighbours: 0.5 µs instead of 0.8 for a window among 32,768 items.
+        # Its size depends on the number of placeholders, not on their positions, because clients control the positions.
         self._span = ends[-1] if ends else 0
         self._shift = (self._span * _NEIGHBOURS // max(len(ends), 1)).bit_length()
         marks = range(0, self._span + (2 << self._shift), 1 << self._shift)
@@ -112,7 +111,7 @@ class Timeline(Sequence[Placeholder]):
 
     @classmethod
     def decoder(cls, placeholders: Iterable[Placeholder]) -> Self:
-        """The placeholders of an ordinary prompt: sorted by offset, not overlapping; the error names the pair."""
+        """The timeline of an ordinary prompt: sorted by offset, without overlaps. An error names the offending pair."""
         checked = tuple(placeholders)
         for index, (left, right) in enumerate(pairwise(checked)):
             if right.offset < left.offset:
@@ -123,10 +122,10 @@ class Timeline(Sequence[Placeholder]):
 
     @classmethod
     def encoder(cls, placeholders: Iterable[Placeholder]) -> Self:
-        """The encoder side of an encoder-decoder prompt: every item at offset 0 (A6).
+        """The encoder side of an encoder-decoder prompt: every item is at offset 0 (A6).
 
-        Their positions are the encoder's, not the decoder's, so no decoder position is ever past one: a window begins
-        at index 0.
+        The positions belong to the encoder, not the decoder. No decoder position is past a placeholder, so a window
+        begins at index 0.
         """
         checked = tuple(placeholders)
         for index, placeholder in enumerate(checked):
@@ -138,7 +137,7 @@ class Timeline(Sequence[Placeholder]):
         """The indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
         if start >= self._span:
             return len(self._ends), len(self._ends)
-        if start < 0 or end < 0:  # before the prompt: a shift by marks would wrap round
+        if start < 0 or end < 0:  # before the prompt: a shift by marks would wrap around
             return self.window(max(start, 0), max(end, 0))
         before, mark = self._ends_before, start >> self._shift
         lo = bisect_right(self._ends, start, before[mark], before[mark + 1])
@@ -149,7 +148,7 @@ class Timeline(Sequence[Placeholder]):
         return (lo, hi) if hi > lo else (lo, lo)
 
     def followed_by(self, placeholders: Iterable[Placeholder]) -> Timeline:
-        """A decoder timeline with more placeholders behind it, for prompts that grow; only what is new is checked."""
+        """A decoder timeline with more placeholders appended, for prompts that grow. Checks only the new ones."""
         more = Timeline.decoder((*self._placeholders[-1:], *placeholders))
         known = len(self._placeholders[-1:])
         return Timeline(
@@ -158,12 +157,12 @@ class Timeline(Sequence[Placeholder]):
 
     @property
     def is_encoder(self) -> bool:
-        """Whether its positions are the encoder's, not the decoder's (A6)."""
+        """Whether the positions belong to the encoder, not the decoder (A6)."""
         return self._ends[:1] == [_NEVER]
 
     @property
     def end(self) -> int:
-        """The first position behind every placeholder."""
+        """The first position after all placeholders."""
         considered = self._placeholders if self.is_encoder else self._placeholders[-1:]
         return max((placeholder.end for placeholder in considered), default=0)
 
@@ -192,7 +191,7 @@ class Timeline(Sequence[Placeholder]):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image, clip or video at one place of one prompt; the place is in the timeline."""
+    """One image, clip or video at one position of one prompt; the timeline has the position."""
 
     modality: Modality
     digest: Digest
@@ -200,13 +199,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prompt:
-    """A rendered prompt: tokens, and for every placeholder of the timeline the item that fills it."""
+    """A rendered prompt: its tokens, and for each placeholder of the timeline the item that fills it."""
 
     token_ids: Sequence[int]
     timeline: Timeline
     items: tuple[Item, ...]
     encoder_token_ids: Sequence[int] | None = None
-    """The encoder's tokens of an encoder-decoder prompt; the timeline is then the encoder's."""
+    """The encoder's tokens of an encoder-decoder prompt; the timeline then refers to them."""
 
     def __post_init__(self) -> None:
         if len(self.items) != len(self.timeline):

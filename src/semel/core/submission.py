@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it: values, whichever process has them."""
+"""The input and output of an engine: values that any process can use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semel.core.trace import Trace
 __all__ = ["Output", "PromptLogprob", "Submission"]
 
 PromptLogprob = tuple[float, int | None, str | None]
-"""The log probability of a token, its rank, and how it reads."""
+"""The log probability of a token, its rank, and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +27,29 @@ class Submission:
     request_id: str
     prompt: Prompt
     features: Mapping[Digest, Feature]
-    """The features of the items that the engine may lack; every other item is referred to by its digest."""
+    """Features of the items that the engine may lack. The prompt refers to every other item by its digest."""
 
     sampling: Mapping[str, object] = field(default_factory=dict)
     """Sampling parameters under the engine's own names."""
 
     cache_salt: str | None = None
-    """Keeps the engine's prefix cache apart from that of other salts."""
+    """Separates the request's prefixes in the engine's prefix cache from those of other salts."""
 
     parsing: AnswerParsing | None = None
-    """How the answer is read; None for one that is text and nothing else."""
+    """How to parse the answer; None for plain text."""
 
     priority: int = 0
-    """Lower is earlier, where the engine schedules by priority."""
+    """A lower value runs earlier if the engine schedules by priority."""
 
     trace: Trace | None = None
-    """Whose part it is, where requests are traced."""
+    """The span that the request belongs to; None without tracing."""
 
 
 class Output(Struct, frozen=True):
-    """What was generated since the last output. A struct, for there is one per token: 0.4 µs, a dataclass takes 5.8."""
+    """What the engine generated since the last output.
+
+    A struct, because there is one per token: creating it takes 0.4 µs, a dataclass takes 5.8.
+    """
 
     index: int
     """Which of the request's `n` sequences."""
@@ -54,27 +57,27 @@ class Output(Struct, frozen=True):
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...] | None = None
-    """For each token, the log probabilities that were asked for, by token id."""
+    """For each token, the requested log probabilities by token id."""
 
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended it, if one did."""
+    """The stop string or stop token that ended the sequence, if any."""
 
     texts: tuple[Mapping[int, str], ...] | None = None
-    """For each token, how the tokens that have log probabilities read."""
+    """For each token, the text of every token that has a log probability."""
 
     message: Mapping[str, Any] | None = None
-    """What the parsers read, in OpenAI's shape: of a stream what to add to the message, maybe nothing yet; else the
-    message, with the last output. None where no parser is used: then it is the text."""
+    """The parsers' result, in OpenAI's shape. In a stream: the delta of the message, possibly empty. Otherwise: the
+    message, with the last output. None without a parser; the text is then the message."""
 
     reasoning_tokens: int | None = None
-    """How many of the sequence's tokens are reasoning: all of them with its last output. None if no parser tells."""
+    """Number of reasoning tokens in the sequence, complete with its last output. None if no parser counts them."""
 
     cached_tokens: int | None = None
-    """How many of the prompt's tokens were in the prefix cache, with the first output."""
+    """Prompt tokens found in the prefix cache; set on the first output."""
 
     created_cache_tokens: int | None = None
-    """How many were put into it, with the first output."""
+    """Prompt tokens added to the prefix cache; set on the first output."""
 
     prompt_logprobs: tuple[Mapping[int, PromptLogprob] | None, ...] | None = None
-    """For each token of the prompt, if asked for, with the first output."""
+    """For each token of the prompt, if requested; set on the first output."""

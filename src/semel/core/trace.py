@@ -1,4 +1,4 @@
-"""A request's place in a trace, as it travels from process to process: W3C's two headers, and nothing else of it."""
+"""A request's position in a trace, as sent between processes: the two W3C headers and nothing else."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["Trace"]
 
 
 class Trace(Struct, frozen=True, array_like=True):
-    """The span that what is done next belongs to."""
+    """The parent span of the work that follows."""
 
     parent: Annotated[str, Meta(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
     """W3C's `traceparent`: the trace, the span, and whether they are recorded."""
 
     state: Annotated[str, Meta(max_length=512)] = ""
-    """W3C's `tracestate`: what other systems want handed on."""
+    """W3C's `tracestate`: data that other tracing systems pass along."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """As HTTP tells it."""
+        """The trace as HTTP headers."""
         return {"traceparent": self.parent} | ({"tracestate": self.state} if self.state else {})

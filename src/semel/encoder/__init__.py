@@ -1,8 +1,8 @@
-"""What stays and what to encode: pure decisions over keys, sizes and timelines.
+"""The encoder cache's decisions: pure functions of keys, sizes and timelines.
 
-`residency` says which encoder outputs stay, `eviction` which one goes first, `plan` what to encode this step, `gather`
-where the embeddings of a step go. Keys are opaque (in semel they are digests), requests are ids, inputs are indices
-into a request's timeline. Nothing here knows an engine, a clock or a tensor.
+`residency` decides which encoder outputs stay, `eviction` which is evicted first, `plan` what to encode in a step, and
+`gather` which positions a step's embeddings fill. Keys are opaque (semel uses digests), requests are ids, and inputs
+are indices into a request's timeline. Nothing here depends on an engine, a clock or a tensor.
 """
 
 from semel.encoder.eviction import CostAware, Entry, Eviction, Immediate, OldestReleased

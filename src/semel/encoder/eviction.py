@@ -1,7 +1,7 @@
-"""Which reclaimable entry goes first: the policies of `Residency`, and the entries they choose among.
+"""Eviction policies of `Residency`, and the entries that they choose from.
 
-A policy holds the entries that nobody refers to, its candidates, and nothing else. Residency asks it while making room.
-`OldestReleased` and `Immediate` are O(1) per call, `CostAware` is O(log n) amortised.
+A policy contains only its candidates: entries without a referrer. Residency calls it to make room.
+`OldestReleased` and `Immediate` take O(1) per call, `CostAware` O(log n) amortised.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 __all__ = ["CostAware", "Entry", "Eviction", "Immediate", "Key", "OldestReleased", "Reference"]
 
 Key = Hashable
-"""What an encoder output is kept under; semel uses digests."""
+"""The key of an encoder output; semel uses digests."""
 
 Reference = tuple[str, int]
 """One input of one request: `(request, index)`."""
 
 
 class Entry:
-    """One encoder output that is resident, or planned to be by the end of the step."""
+    """One encoder output that is resident, or planned for the end of the step."""
 
     __slots__ = ("cost", "is_adopted", "key", "planner", "referrers", "shows", "size")
 
@@ -30,15 +30,15 @@ class Entry:
         self.size = size
         """In embeddings."""
         self.cost = cost
-        """What encoding it again would cost, in any unit that is the same for all entries."""
+        """Cost of encoding it again, in any unit common to all entries."""
         self.shows = 0
-        """How often it was shown, for policies that count it."""
+        """How many times requests began to refer to it, for policies that count this."""
         self.referrers: dict[Reference, None] = {}
-        """Who refers to it, in the order in which they came."""
+        """The inputs that refer to it, oldest first."""
         self.planner: Reference | None = planner
-        """Who encodes it in this step; None once it is encoded."""
+        """The input that encodes it in this step; None once it is encoded."""
         self.is_adopted = False
-        """Whether the planner is not the one that the engine was told."""
+        """Whether the encode was taken over: the planner is not the input that the engine expects."""
 
     def __repr__(self) -> str:
         state = "planned" if self.planner else "held" if self.referrers else "reclaimable"
@@ -46,23 +46,23 @@ class Entry:
 
 
 class Eviction(Protocol):
-    """The order in which reclaimable entries are given up."""
+    """The order in which reclaimable entries are evicted."""
 
     def show(self, entry: Entry) -> None:
-        """A request begins to refer to the entry: it is no candidate now, whether it was one or not."""
+        """A request begins to refer to the entry. It is not a candidate now, whether or not it was one before."""
 
     def admit(self, entry: Entry) -> bool:
-        """Nobody refers to the entry any more. True keeps it, as a candidate; False gives it up at once."""
+        """The entry's last reference ended. True makes it a candidate; False evicts it at once."""
 
     def pop(self) -> Entry:
-        """Remove and return the candidate to give up next. There is one whenever this is called."""
+        """Remove and return the candidate to evict next. Called only if there is one."""
 
     def clear(self) -> None:
-        """Forget every candidate."""
+        """Remove every candidate."""
 
 
 class OldestReleased:
-    """Gives up what was released first: the default, and what vLLM does."""
+    """Evicts the entry that was released first. The default, and vLLM's policy."""
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[Key, Entry] = OrderedDict()
@@ -86,17 +86,17 @@ class OldestReleased:
 
 
 class CostAware:
-    """Keeps what is expensive to encode per embedding and shown often (GreedyDual-Size-Frequency).
+    """Retains entries that are expensive per embedding and often used (GreedyDual-Size-Frequency).
 
-    A candidate's worth is `floor + shows * cost / size`. The floor is the worth of the last entry that was given up, so
-    an entry which is not shown again is overtaken by newer ones. The shows of given-up keys are remembered for as many
-    keys as there are candidates: a key that comes back soon does not begin at one show again.
+    A candidate's worth is `floor + shows * cost / size`. The floor is the worth of the last evicted entry, so newer
+    entries overtake an entry that is not used again. The policy remembers the shows of evicted keys, for as many keys
+    as there are candidates: a key that soon returns does not start again at one show.
     """
 
     def __init__(self) -> None:
         self._floor = 0.0
         self._admissions = 0
-        self._candidates: dict[Key, int] = {}  # key → its admission, which tells its place in the heap from void ones
+        self._candidates: dict[Key, int] = {}  # key → its admission; other places of the key in the heap are void
         self._heap: list[tuple[float, int, Entry]] = []
         self._past_shows: OrderedDict[Key, int] = OrderedDict()
 
@@ -141,7 +141,7 @@ class CostAware:
 
 
 class Immediate:
-    """Keeps nothing that nobody refers to: encoder-decoder models, where residency only limits the rate (B9)."""
+    """Evicts an entry with its last reference: encoder-decoder models, where residency only limits the rate (B9)."""
 
     def show(self, entry: Entry) -> None:
         """See `Eviction`."""

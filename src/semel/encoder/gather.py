@@ -1,6 +1,6 @@
-"""Where the embeddings of a step go (requirement C5).
+"""Which slices of which encoder outputs fill which positions of a step (requirement C5).
 
-Library code: vLLM's model runner has no plug point for it. A test holds it to what that runner does.
+Library code: vLLM's model runner has no plug point for it. A test compares it with that runner.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What the positions of one step take from the encoder outputs."""
+    """The encoder outputs for the positions of one step."""
 
     slices: tuple[Slice, ...]
-    """In the order of the positions that take them."""
+    """In the order of the positions that they fill."""
     mask: bytes
-    """One byte a position: 1 takes the next embedding of the slices, 0 takes its token's."""
+    """One byte per position: 1 takes the next embedding of the slices, 0 takes the token's own embedding."""
 
 
 def gather(timeline: Timeline, start: int, end: int) -> Gathered:
-    """The embeddings for the prompt positions `[start, end)`.
+    """The embeddings for prompt positions `[start, end)`.
 
-    It touches the k inputs in the window only: O(log n + k), plus the mask. The inputs of an encoder-decoder prompt
-    fill no decoder position: an encoder timeline has nothing to gather.
+    It reads only the k inputs in the window: O(log n + k), plus the mask. The inputs of an encoder-decoder prompt fill
+    no decoder position: an encoder timeline has nothing to gather.
     """
     mask = bytearray(end - start)
     slices: list[Slice] = []

@@ -1,11 +1,11 @@
-"""What to encode this step, for one request (requirements C1-C4).
+"""What to encode in one step for one request (requirements C1-C4).
 
-A plan is a value: planning changes nothing, and a plan that is not committed leaves no trace. Inputs are taken in the
-order of the prompt. One that does not fit cuts the request's tokens in front of it: what is before it is served, what
-is behind it waits. Space is accounted as it will be used: a hit on a reclaimable entry takes it away from later inputs,
-and may not take what earlier ones were promised.
+A plan is a value: planning changes nothing, and a plan that is not committed has no effect. Planning processes inputs
+in prompt order. An input that does not fit limits the request's tokens to those before it; that input and later ones
+wait. Space is accounted as it will be used: a hit on a reclaimable entry reduces the room for later inputs, and must
+not use room already promised to earlier ones.
 
-A step with k inputs in its window costs O(log n + k), whatever the n of the prompt.
+A step with k inputs in its window costs O(log n + k) for a prompt of n inputs.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ __all__ = ["Plan", "Planner", "Request"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What planning has to know of a request."""
+    """The part of a request that planning reads."""
 
     id: str
     timeline: Timeline
     keys: Sequence[Key]
-    """For every placeholder of the timeline, the key of its encoder output."""
+    """The key of the encoder output for each placeholder of the timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one request does with the encoder in one step."""
+    """One request's use of the encoder in one step."""
 
     tokens: int
-    """New tokens to compute: as many as were asked for, or fewer where something did not fit."""
+    """New tokens to compute: the requested number, or fewer if an input does not fit."""
     budget: int
-    """The compute budget that is left, in embeddings."""
+    """The remaining compute budget, in embeddings."""
     hits: tuple[int, ...] = ()
     """Inputs whose encoder output is resident, or planned by another request."""
     encodes: tuple[int, ...] = ()
     loads: tuple[int, ...] = ()
     """Inputs to load from a remote encoder cache: they need space, but no compute budget (C3)."""
     repeats: tuple[int, ...] = ()
-    """Inputs that show the item of an encode or a load of this plan again (C3)."""
+    """Inputs that repeat the item of an encode or a load of this plan (C3)."""
     cut: int | None = None
-    """The input that did not fit into space or budget."""
+    """The input that does not fit into space or budget."""
     conflict: int | None = None
-    """An input whose key is known with another number of embeddings: nothing is planned, the request is at fault."""
+    """An input whose key has an entry with a different number of embeddings. Nothing is planned; the request is
+    invalid."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A plan under construction."""
 
     room: int
     budget: int
@@ -69,18 +70,18 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans against one residency, by the rules of one engine."""
+    """Plans against one residency with the rules of one engine."""
 
     residency: Residency
     shift: int = 0
-    """Tokens to look ahead, for speculative decoding."""
+    """Look-ahead in tokens, for speculative decoding."""
     chunks_items: bool = True
-    """Whether the tokens of one item may be computed in several steps."""
+    """Whether several steps may share the tokens of one item."""
     is_remote: Callable[[Key], bool] | None = None
     """Whether a remote encoder cache has an item."""
 
     def plan(self, request: Request, *, computed: int, tokens: int, budget: int) -> Plan:
-        """Plan to compute up to `tokens` tokens behind the `computed` ones, and to encode up to `budget` embeddings."""
+        """Plan up to `tokens` tokens after the `computed` ones, and encode up to `budget` embeddings."""
         timeline = request.timeline
         if tokens == 0 or (timeline.is_encoder and computed > 0):
             return Plan(tokens, budget)
@@ -102,8 +103,8 @@ class Planner:
         return draft.finish(tokens)
 
     def commit(self, request: Request, plan: Plan) -> None:
-        """Hold and allocate what a plan says, before anything else has changed the residency."""
-        # Hits first: what they hold cannot be evicted to make room for the rest.
+        """Hold and allocate a plan's entries. The residency must not have changed since planning."""
+        # Hits first: allocating for the rest must not evict them.
         for index in plan.hits:
             self.residency.hold(request.id, index, request.keys[index])
         for index in (*plan.encodes, *plan.loads):
@@ -115,12 +116,12 @@ class Planner:
     def _plan_before(
         self, index: int, cut: int | None, request: Request, draft: _Draft, computed: int, budget: int
     ) -> Plan:
-        """The plan that ends, the shift included, before an input which cannot be in it (C2)."""
+        """The plan that ends, shift included, before an input that cannot be part of it (C2)."""
         timeline = request.timeline
         tokens = timeline[index].offset - computed - self.shift
         if self.chunks_items:
             return draft.finish(tokens, cut=cut) if tokens > 0 else Plan(0, budget, cut=cut)
-        # The shorter window may in turn cover only part of the item before, which then has to go as well.
+        # The shorter window may cover only part of the previous item, which must then be left out too.
         while tokens > 0 and index > 0 and _covers_part(timeline[index - 1], computed, tokens):
             index -= 1
             tokens = timeline[index].offset - computed - self.shift
@@ -129,7 +130,7 @@ class Planner:
         return replace(self.plan(request, computed=computed, tokens=tokens, budget=budget), cut=cut)
 
     def _take_known(self, index: int, key: Key, size: int, draft: _Draft) -> bool:
-        """Take an input whose encoder output is resident, or in the draft already; False if there is no room for it."""
+        """Add an input whose encoder output is resident or in the draft; False without room for it."""
         if self.residency.size(key) is None:
             draft.repeats.append(index)
             return True
@@ -142,7 +143,7 @@ class Planner:
         return True
 
     def _take_new(self, index: int, key: Key, size: int, draft: _Draft) -> bool:
-        """Take an input that has to be encoded or loaded; False if space or budget do not suffice."""
+        """Add an input to encode or load; False without enough space or budget."""
         is_remote = self.is_remote is not None and self.is_remote(key)
         effort = 0 if is_remote else size
         if size > draft.room or effort > draft.budget:
@@ -155,12 +156,12 @@ class Planner:
 
 
 def _covers_part(placeholder: Placeholder, computed: int, tokens: int) -> bool:
-    """Whether computing the tokens would begin an item and not end it."""
+    """Whether the tokens would cover an item's start but not its end."""
     return computed < placeholder.offset and computed + tokens < placeholder.end
 
 
 def _has_embeds(placeholder: Placeholder, start: int, end: int) -> bool:
-    """Whether an embedding falls on the positions `[start, end)` of the prompt (C4)."""
+    """Whether an embedding falls on prompt positions `[start, end)` (C4)."""
     offset = placeholder.offset
     first, last = placeholder.embed_range(max(0, start - offset), min(placeholder.length, end - offset))
     return first < last

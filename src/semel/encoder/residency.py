@@ -1,12 +1,12 @@
-"""Which encoder outputs are resident, who refers to them, and which had to go (requirements B1-B9).
+"""Which encoder outputs are resident, which inputs refer to them, and which were evicted (requirements B1-B9).
 
-Space is counted in embeddings. Every embedding of the capacity is free, held (its entry has a referrer) or reclaimable
-(its entry has none), so `free + held + reclaimable == capacity` always. Time passes in passes: a scheduler asks and
-allocates for one request after another and then calls `settle`, which ends the pass. Until then an allocated entry is
-only *planned*: if its planner lets go of it, it was never encoded, and the next referrer takes the encode over (B7).
+Space is counted in embeddings. Each embedding of the capacity is free, held (its entry has a referrer) or reclaimable
+(its entry has none), so `free + held + reclaimable == capacity` always. Time is divided into passes: a scheduler
+queries and allocates for one request after another, then calls `settle`, which ends the pass. Until then an allocated
+entry is only *planned*: if its planner releases it, the entry was not encoded, and the next referrer takes over the
+encode (B7).
 
-Asking never changes anything; eviction happens while allocating. Every operation is O(1) amortised, apart from what
-the eviction policy adds.
+Queries change nothing; only allocation evicts. Every operation is O(1) amortised, plus the cost of the eviction policy.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ __all__ = ["Counts", "Key", "Reference", "Residency", "Settlement"]
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What one pass changed for the process that holds the tensors."""
+    """Changes of one pass that the process with the tensors must apply."""
 
     evicted: tuple[Key, ...]
-    """Tensors to drop before the step is executed; each eviction is reported once."""
+    """Tensors to drop before the step runs; each eviction is reported once."""
     taken_over: tuple[Reference, ...]
-    """Inputs that were promised a resident entry whose planner then let go: they have to be encoded in this step."""
+    """Inputs that counted on a resident entry whose planner then released it. This step must encode them."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Running totals. A reference counts when its pass is settled: one that did not outlive its pass never does."""
+    """Running totals. A reference counts when its pass is settled; one released within its pass does not count."""
 
     queries: int = 0
-    """Inputs that a request began to refer to."""
+    """References that began."""
     hits: int = 0
-    """Those whose encoder output was there already, or was planned for another input of the same pass."""
+    """References whose encoder output was resident, or planned for another input of the same pass."""
     evictions: int = 0
-    """Entries that were given up, each time."""
+    """Evicted entries; repeated evictions count each time."""
 
 
 class Residency:
-    """The encoder-output cache of one engine, as bookkeeping: it knows keys and sizes, the engine holds the tensors."""
+    """Bookkeeping of one engine's encoder cache: it has keys and sizes, the engine has the tensors."""
 
     def __init__(self, capacity: int, eviction: Eviction | None = None) -> None:
         self.capacity = capacity
@@ -50,60 +50,60 @@ class Residency:
         self.free = capacity
         """Embeddings that belong to no entry."""
         self.reclaimable = 0
-        """Embeddings of entries that nobody refers to."""
+        """Embeddings of entries without a referrer."""
         self.adopted = 0
-        """Embeddings whose encode was taken over in this pass: compute that no request has asked for."""
+        """Embeddings whose encode was taken over in this pass: compute that no request planned for."""
         self.counts = Counts()
         self._eviction: Eviction = eviction or OldestReleased()
         self._entries: dict[Key, Entry] = {}
         self._inputs: dict[str, dict[int, Entry]] = {}
-        # What this pass did so far:
+        # The changes of this pass:
         self._planned: dict[Key, Entry] = {}
         self._begun: dict[Reference, bool] = {}  # references that began, and whether each was a hit
         self._evicted: dict[Key, None] = {}
 
-    # Asking.
+    # Queries.
 
     def size(self, key: Key) -> int | None:
-        """The embeddings of a resident or planned entry; None if there is none."""
+        """The embeddings of a resident or planned entry; None if there is no such entry."""
         entry = self._entries.get(key)
         return None if entry is None else entry.size
 
     def planner(self, key: Key) -> Reference | None:
-        """Who encodes the entry in this pass; None if nobody does."""
+        """The input that encodes the entry in this pass, if any."""
         entry = self._entries.get(key)
         return None if entry is None else entry.planner
 
     def inputs_of(self, request: str) -> KeysView[int]:
-        """The inputs of a request that hold an entry; a live view, in O(1) (B4)."""
+        """The inputs of a request that hold an entry: a live view, in O(1) (B4)."""
         return self._inputs.get(request, _NOTHING).keys()
 
     def evicted(self) -> tuple[Key, ...]:
-        """What was evicted in this pass so far.
+        """The keys evicted in this pass so far.
 
-        An entry that was evicted and allocated again keeps its tensor: it is not in it (B6).
+        An entry that is evicted and then allocated again does not lose its tensor: it is not included (B6).
         """
         return tuple(key for key in self._evicted if key not in self._entries)
 
     def claim(self, key: Key) -> int:
-        """The free or reclaimable embeddings that holding the entry would use up."""
+        """The free or reclaimable embeddings that holding the entry would use."""
         entry = self._entries[key]
         return 0 if entry.referrers else entry.size
 
     def can_allocate(self, size: int, *, promised: int = 0) -> bool:
-        """Whether there is room for `size` embeddings on top of `promised` ones. Evicts nothing (B3)."""
+        """Whether there is room for `size` embeddings in addition to `promised` ones. Evicts nothing (B3)."""
         return size + promised <= self.free + self.reclaimable
 
-    # Changing.
+    # Changes.
 
     def hold(self, request: str, index: int, key: Key) -> None:
-        """Let an input refer to an entry that is resident or planned."""
+        """Make an input refer to a resident or planned entry."""
         self._refer((request, index), self._entries[key], hit=True)
 
     def allocate(self, request: str, index: int, key: Key, size: int, *, cost: float | None = None) -> None:
-        """Plan an entry for an input, evicting what has to go; `can_allocate` must have been true.
+        """Plan an entry for an input, and evict entries to make room. Requires that `can_allocate` is true.
 
-        `cost` is what encoding it costs, `size` if not given. A key that is resident is held instead.
+        `cost` is the cost of encoding it, by default `size`. If the key is resident, its entry is held instead.
         """
         reference = (request, index)
         entry = self._entries.get(key)
@@ -118,7 +118,7 @@ class Residency:
         self._refer(reference, entry, hit=False)
 
     def release(self, request: str, index: int) -> None:
-        """Let go of an input's entry. An input that holds none is left alone: its entry may be gone since (B4)."""
+        """Release an input's entry. Does nothing for an input without one: its entry may have been evicted (B4)."""
         inputs = self._inputs.get(request)
         if inputs is None or (entry := inputs.pop(index, None)) is None:
             return
@@ -133,14 +133,14 @@ class Residency:
             self._let_go(entry)
 
     def release_all(self, request: str) -> None:
-        """Let go of everything a request holds: it ended, was preempted, or was not scheduled after all."""
+        """Release all entries of a request, because it ended, was preempted, or was not scheduled after all."""
         for index in tuple(self.inputs_of(request)):
             self.release(request, index)
 
     def settle(self, scheduled: Container[str] | None = None) -> Settlement:
-        """End the pass: what is planned now counts as encoded.
+        """End the pass: planned entries count as encoded from now on.
 
-        Given the requests that were `scheduled`, references that others began in this pass are let go of first.
+        If `scheduled` is passed, references that other requests began in this pass are released first.
         """
         if scheduled is not None:
             for request, index in [reference for reference in self._begun if reference[0] not in scheduled]:
@@ -157,7 +157,7 @@ class Residency:
         return settlement
 
     def reset(self) -> None:
-        """Forget every entry and every reference, because the weights change (B8). The totals stay."""
+        """Remove every entry and reference, because the weights change (B8). The totals stay."""
         self.free = self.capacity
         self.reclaimable = 0
         self._eviction.clear()
@@ -204,7 +204,7 @@ class Residency:
         self._forget(entry)
 
     def _replace_planner(self, entry: Entry) -> None:
-        """The planner let go before the entry was encoded: the next referrer encodes it, or nobody does (B7)."""
+        """The planner released the entry before it was encoded: the next referrer, if any, encodes it (B7)."""
         entry.planner = next(iter(entry.referrers), None)
         if entry.planner is None:
             del self._planned[entry.key]

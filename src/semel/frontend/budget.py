@@ -1,9 +1,8 @@
-"""Bytes in flight: what the requests of one process may hold together, and what one of them may bring (threats S18).
+"""The memory budget: the bytes that one request and all requests of a process may hold (threats S18).
 
-A request opens an account and takes bytes before it keeps them: its body, what its JSON becomes, decoded base64, what
-is fetched for it. It gives them back as it lets them go, and all that is left when the account closes. Whatever order
-that happens in, the budget holds the sum of what its open accounts hold, and that is never over the limit. No I/O; any
-number of threads may use it.
+A request opens an account and charges bytes before it stores them: its body, its parsed JSON, decoded base64 and
+fetched media. It releases them as it drops them; closing the account releases the rest. In whatever order that happens,
+the budget's total is the sum of its open accounts and never exceeds the limit. No I/O; thread-safe.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["Account", "Budget", "BudgetLimits"]
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """How much may be in flight."""
+    """The limits of the memory budget."""
 
     max_request_bytes: int = flag(
         512 * MIB,
@@ -60,7 +59,7 @@ class BudgetLimits:
 
 
 class Budget:
-    """What the requests of one process hold."""
+    """The bytes that all requests of one process hold."""
 
     def __init__(self, limits: BudgetLimits | None = None) -> None:
         self.limits = limits or BudgetLimits()
@@ -70,16 +69,16 @@ class Budget:
 
     @property
     def in_flight(self) -> int:
-        """The bytes that all open accounts hold."""
+        """The bytes of all open accounts."""
         return self._charged
 
     @property
     def requests(self) -> int:
-        """The accounts that are open."""
+        """The number of open accounts."""
         return self._accounts
 
     def open(self) -> Account:
-        """An account for one more request, if there may be one more."""
+        """Open an account for a request; refuse it if too many are open."""
         with self._lock:
             if self._accounts >= self.limits.max_requests:
                 raise Busy(
@@ -94,7 +93,7 @@ class Budget:
 
 
 class Account:
-    """What one request holds. Made by `Budget.open`."""
+    """The bytes that one request holds. Made by `Budget.open`."""
 
     __slots__ = ("_brought", "_budget", "_charged", "_open")
 
@@ -110,7 +109,7 @@ class Account:
         return self._charged
 
     def check(self, nbytes: int) -> None:
-        """Refuse what could not be taken now, without taking it."""
+        """Refuse `nbytes` if they could not be charged now. Charges nothing."""
         limits = self._budget.limits
         if self._brought + nbytes > limits.max_request_bytes:
             raise MediaTooLarge(
@@ -124,7 +123,7 @@ class Account:
             )
 
     def take(self, nbytes: int) -> None:
-        """Hold so many bytes more, or refuse them. A closed account holds nothing: its request is over."""
+        """Charge `nbytes` more, or refuse them. A closed account charges nothing: its request has ended."""
         with self._budget._lock:
             if self._open:
                 self.check(nbytes)
@@ -132,12 +131,12 @@ class Account:
                 self._hold(self._charged + nbytes)
 
     def keep(self, nbytes: int) -> None:
-        """Give back all but so many bytes: the rest has been let go."""
+        """Release all but `nbytes`: the request has dropped the rest."""
         with self._budget._lock:
             self._hold(min(nbytes, self._charged))
 
     def close(self) -> None:
-        """Give back what is left. Closing twice does no harm."""
+        """Release the rest. A second call has no effect."""
         with self._budget._lock:
             self._hold(0)
             self._budget._accounts -= self._open

@@ -1,4 +1,4 @@
-"""Executing: a draft becomes a prompt, and the prompt a stream from a worker."""
+"""Execution: renders a parsed request, and submits its prompt to a worker, which streams the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["submit", "submit_draft"]
 
 
 class _AccountedStream:
-    """A stream that, with its first output, closes its request's account, as the media are let go, and takes a time."""
+    """A stream that, at its first output, records a time and closes the request's account: the media are dropped."""
 
     def __init__(
         self, stream: Stream, account: Account | None, watch: Stopwatch | None, observed: Observed | None = None
@@ -33,7 +33,7 @@ class _AccountedStream:
         self._has_begun = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they come."""
+        """The outputs as they arrive."""
         async for output in self._stream:
             if not self._has_begun:
                 self._has_begun = True
@@ -70,11 +70,12 @@ async def submit_draft(
     account: Account | None = None,
     ahead: bool = False,
 ) -> tuple[Stream, Prompt]:
-    """The answer, of a kind as it is generated or in one piece, and its prompt.
+    """Render and submit a parsed request. Returns its answer, of class `kind`, and its prompt.
 
-    With this call end the features: the worker has what it needs. The media are held until the first output, in case
-    that the worker is lost, and so they are in the request's `account`; the stream closes it. An answer that is asked
-    for `ahead` is listened to later: when its first output is taken tells nothing, and is not timed.
+    The features are dropped when this call returns: the worker has those that it needs. The media stay in memory until
+    the first output, in case the worker is lost, so the request's `account` charges them until then; the stream closes
+    it. An answer that is submitted `ahead` is read later, so the time of its first output means nothing and is not
+    recorded.
     """
     media_bytes = sum(len(media.data) for media in draft.media.values())
     serving.check_items(draft.items)
@@ -101,9 +102,9 @@ async def submit(
     keep_bytes: int = 0,
     ahead: bool = False,
 ) -> Stream:
-    """Submit to a worker. Until the answer's first output so many bytes are kept, to make features again.
+    """Submit to a worker. Until the first output the account charges `keep_bytes`, from which features can be remade.
 
-    That output is not timed if it was asked for `ahead`.
+    The time of the first output is not recorded if the answer is submitted `ahead`.
     """
     span = current_span()
     observed = Observed.begin(span, submission, serving.model)

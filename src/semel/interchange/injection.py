@@ -1,4 +1,4 @@
-"""What became of injected features: the answer of a worker's admin address, and its JSON."""
+"""The outcomes of injected features: the response of a worker's admin address, and its JSON."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from semel.errors import ProtocolError
 __all__ = ["Outcome", "Outcomes", "Status", "decode", "encode"]
 
 Status = Literal["held", "refused", "skipped", "stored"]
-"""`held`: it was there already. `skipped`: not stored, and nothing is wrong with it. `refused`: never stored."""
+"""`held`: was already there. `skipped`: not stored, though nothing is wrong with it. `refused`: never stored."""
 
 
 class Outcome(Struct, frozen=True):
-    """What became of one injected item."""
+    """The outcome of one injected item."""
 
     digest: str
-    """In hexadecimal; of an item that was refused for the form of its digest, what stood in its place."""
+    """In hexadecimal. For an item that was refused because of its digest's form, the text in place of the digest."""
 
     status: Status
     reason: str | None = None
-    """Why it was skipped or refused."""
+    """Why the item was skipped or refused."""
 
 
 class Outcomes(Struct, frozen=True):
-    """The answer to an injection."""
+    """The response to an injection."""
 
     outcomes: list[Outcome]
 
 
 def encode(outcomes: Sequence[Outcome]) -> bytes:
-    """The answer to an injection."""
+    """Encode the response to an injection."""
     return msgspec.json.encode(Outcomes(list(outcomes)))
 
 
 def decode(body: bytes) -> list[Outcome]:
-    """The outcomes that a worker answered with."""
+    """Decode a worker's response."""
     try:
         return msgspec.json.decode(body, type=Outcomes).outcomes
     except (msgspec.MsgspecError, ValueError) as error:

@@ -1,16 +1,16 @@
-"""Features as a safetensors file: how they travel from an outside framework. Pure: bytes in, bytes out.
+"""Features as a safetensors file, to exchange them with other frameworks. Pure: bytes in, bytes out.
 
 A file is 8 bytes with the length of its header (little endian), the header in JSON, and the bytes of the tensors. Here
-a tensor is named `DIGEST/FIELD`, and what a feature has besides tensors is JSON in the file's metadata, under `semel`::
+a tensor is named `DIGEST/FIELD`, and the other parts of a feature are JSON in the file's metadata, under `semel`::
 
     {"DIGEST": {"modality": "image", "token_ids": [7, 8, 8, 9], "mask": [false, true, true, false]}}
 
-Other texts may stand beside it in the metadata; they go with the file, and who injects it does not look at them.
+The metadata may contain other texts; they stay with the file, and an injection ignores them.
 
-Everything that a header says is checked before anything is made of it (threats S9, S10): the tensors cover the bytes
-behind the header exactly, without overlap or gap, and no name stands there twice, so that no two readers can differ. A
-header that breaks this refuses the whole file; a fault of one item refuses that item. Tensors that are read are views
-of the file, but for those that begin askew.
+Every statement of a header is checked before it is used (threats S9, S10): the tensors cover the bytes after the header
+exactly, without overlap or gap, and no name occurs twice, so that no two readers can differ. A header that violates
+this refuses the whole file; an error in one item refuses that item. Tensors that are read are views of the file, except
+for those that begin at an unaligned offset.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ MAX_HEADER_BYTES: Final = 16 << 20
 """The header with its metadata: room for 2 million token ids."""
 
 MAX_LAYOUT_TOKENS: Final = 1 << 20
-"""Tokens of one layout."""
+"""Maximum number of tokens of one layout."""
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-"""How a digest is written."""
+"""The text form of a digest."""
 
 _DTYPES: Final[Mapping[str, str]] = {
     "BOOL": "bool",
@@ -71,7 +71,7 @@ _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
 _EXCERPT_CHARS: Final = 120
 _MAX_STRINGS: Final = 1 << 17
-"""Strings of a header that are told from what is between them; those behind them are not."""
+"""Maximum number of strings of a header that are skipped; later ones are not."""
 
 _FIELD: Final = re.compile(r"[A-Za-z_][\w.]{0,127}", re.ASCII)
 
@@ -80,7 +80,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """An item of a file that is a feature, as far as a file can tell."""
+    """An item of a file that is a feature, as far as a file can show."""
 
     digest: Digest
     feature: Feature
@@ -88,17 +88,17 @@ class FeatureEntry:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """An item that is named, but has no tensor."""
+    """An item that is named but has no tensor."""
 
     digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Faulty:
-    """An item that is no feature, and why."""
+    """An item that is not a feature, and the reason."""
 
     name: str
-    """What stands where its digest should, made fit to be shown."""
+    """The text in place of its digest, safe to display."""
 
     reason: str
 
@@ -108,15 +108,15 @@ Entry = Empty | Faulty | FeatureEntry
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a file has."""
+    """The contents of a file."""
 
     entries: list[Entry]
     texts: Mapping[str, str]
-    """Its metadata, but for what belongs to the features."""
+    """Its metadata, without the features' part."""
 
 
 class _Head(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a header says of one tensor."""
+    """The header's entry for one tensor."""
 
     dtype: str
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...], Meta(max_length=16)]
@@ -124,7 +124,7 @@ class _Head(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Rest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a feature has besides tensors."""
+    """The parts of a feature other than tensors."""
 
     modality: Modality
     token_ids: Annotated[
@@ -138,9 +138,9 @@ def _free(_: object) -> None:
 
 
 def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """The pieces of a file with these features, and with texts in its metadata.
+    """The parts of a file with these features, and with texts in its metadata.
 
-    Tensor bytes are not copied: they are views of what was given.
+    Tensor bytes are not copied: the parts are views of the features' memory.
     """
     _check_count(len(features))
     tensors = [
@@ -148,7 +148,7 @@ def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = 
         for digest, feature in features.items()
         for name, tensor in feature.tensors.items()
     ]
-    tensors.sort(key=lambda named: -DTYPE_BYTES[named[1].dtype])  # the widest first: then each begins aligned
+    tensors.sort(key=lambda named: -DTYPE_BYTES[named[1].dtype])  # the widest first: then each is aligned
     rest = {digest.hex(): _rest(feature) for digest, feature in features.items()}
     header: dict[str, object] = {_METADATA: {**(texts or {}), _OURS: msgspec.json.encode(rest).decode()}}
     position = 0
@@ -168,16 +168,17 @@ def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = 
 
 
 def read(body: memoryview) -> list[Entry]:
-    """The items of a file; as `read_file`."""
+    """The items of a file; see `read_file`."""
     return read_file(body).entries
 
 
 def read_file(body: memoryview, *, admit: Callable[[str], None] = _free, spend: Callable[[int], None] = _free) -> File:
-    """All of a file; `InvalidRequest` if it cannot be read as a whole.
+    """Read a whole file; raises `InvalidRequest` if it cannot be read as a whole.
 
-    A tensor that does not begin at a multiple of its element's size is copied, others are read-only views of `body`.
-    `admit` sees each JSON before it is parsed, but for what the header's strings say, and raises if it has too many
-    values; `spend` is told how many bytes are about to be copied, and raises if they may not be.
+    A tensor that does not begin at a multiple of its element's size is copied; others are read-only views of `body`.
+    `admit` receives each JSON text before it is parsed, without the contents of the header's strings, and raises if it
+    has too many values. `spend` is called with the number of bytes before they are copied, and raises if this is not
+    allowed.
     """
     text, begin = _header_of(body)
     admit(_structure_of(text))
@@ -198,7 +199,7 @@ def read_file(body: memoryview, *, admit: Callable[[str], None] = _free, spend: 
 
 
 def _header_of(body: memoryview) -> tuple[str, int]:
-    """The text of the header, and where the tensors begin."""
+    """The text of the header, and the start of the tensors."""
     if body.nbytes < _LENGTH_BYTES:
         raise InvalidRequest(f"a safetensors file has at least {_LENGTH_BYTES} bytes, this one has {body.nbytes}")
     length = int.from_bytes(body[:_LENGTH_BYTES], "little")
@@ -215,13 +216,13 @@ def _header_of(body: memoryview) -> tuple[str, int]:
 
 
 def _structure_of(header: str) -> str:
-    """A header without what its strings say: a comma or a bracket in it is then before a value."""
+    """A header without the contents of its strings: every comma or bracket in it is then before a value."""
     plain = header.replace(r"\\", "").replace(r"\"", "")
     return "".join(plain.split('"', 2 * _MAX_STRINGS)[::2])
 
 
 def _parse(text: str, what: str) -> dict[str, Any]:
-    """A JSON object, in which no name stands twice."""
+    """Parse a JSON object in which no name occurs twice."""
     try:
         parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (RecursionError, ValueError) as error:
@@ -245,12 +246,12 @@ def _no_number(text: str) -> None:
 def _convert(value: object, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half of a surrogate pair in a name
+    except (msgspec.ValidationError, UnicodeError) as error:  # the latter for an unpaired surrogate in a name
         raise InvalidRequest(f"{what} cannot be read: {_excerpt(str(error))}") from None
 
 
 def _check_spans(heads: Mapping[str, _Head], nbytes: int) -> None:
-    """Each tensor has the bytes that it needs, and all of them together are all that there is."""
+    """Check that each tensor has the bytes that it needs, and that together they are all bytes of the file."""
     position = 0
     for name, head in sorted(heads.items(), key=lambda named: named[1].data_offsets):
         start, end = head.data_offsets
@@ -314,7 +315,7 @@ def _nbytes(head: _Head) -> int:
 
 
 def _layout(described: _Rest) -> Layout:
-    """The layout; a mask that leaves nothing out is none."""
+    """The layout; a mask that covers all positions becomes None."""
     mask = None if described.mask is None else Mask(described.mask)
     layout = Layout(described.token_ids, mask)
     return layout if layout.num_embeds < len(layout) else Layout(described.token_ids)
@@ -328,5 +329,5 @@ def _rest(feature: Feature) -> _Rest:
 
 
 def _excerpt(text: str) -> str:
-    """Foreign text, short and in printable ASCII."""
+    """Foreign text, shortened and in printable ASCII."""
     return ascii(text[:_EXCERPT_CHARS])[1:-1]

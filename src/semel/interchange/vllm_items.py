@@ -1,9 +1,8 @@
-"""Items as vLLM writes them into JSON: msgpack in base64, tensor by tensor. Pure: text in, tensors out.
+"""Items in vLLM's JSON form: msgpack in base64, tensor by tensor. Pure: text in, tensors out.
 
-An item is a map from the name of a field to `{"data": [dtype, shape, bytes], "field": ...}`, and the bytes are an
-extension of type 3. vLLM's own reader calls the factory that `field` names, and types 1 and 2 are pickles to it. Here
-`field` is skipped, and there is no other type than 3 (threats S10). A tensor's bytes are as many as its shape says, or
-there is no tensor (S9).
+An item is a map from field name to `{"data": [dtype, shape, bytes], "field": ...}`, and the bytes are an extension of
+type 3. vLLM's own reader calls the factory that `field` names, and reads types 1 and 2 as pickles. This reader skips
+`field` and accepts no type but 3 (threats S10). A tensor must have exactly as many bytes as its shape requires (S9).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MAX_BYTES: Final = Limits().max_feature_bytes
 
 
 class _Element(Struct, frozen=True):
-    """One tensor of an item. What else vLLM writes of it is not looked at."""
+    """One tensor of an item. vLLM's other keys are ignored."""
 
     data: tuple[
         Annotated[str, Meta(max_length=16)],
@@ -42,7 +41,7 @@ _DECODER: Final = Decoder(
 
 
 def read_item(text: str) -> Mapping[str, Tensor]:
-    """The tensors of an item by name; `InvalidRequest` if it is none."""
+    """The tensors of an item by name; raises `InvalidRequest` if the text is not an item."""
     if len(text) // 4 * 3 > _MAX_BYTES + 65_536:
         raise MediaTooLarge(f"an item has {len(text) // 4 * 3:,} bytes, a feature may have {_MAX_BYTES:,}: send less")
     try:

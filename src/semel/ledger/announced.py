@@ -1,8 +1,8 @@
-"""What one worker has announced and not taken back, in little memory: digests, sizes and layouts, never a tensor (D2).
+"""The items that one worker has announced and not withdrawn: digests, sizes and layouts, never a tensor (D2).
 
-Most items of a model share a few layouts, so equal layouts are one object here, equal holdings too, and a million
-digests take some 130 MB. Bounded in digests and in the tokens of distinct layouts: over a bound, what was announced
-longest ago is forgotten, which costs a payload, never an answer.
+It uses little memory. Most items of a model share a few layouts, so equal layouts are one object here, and so are equal
+feature infos. A million digests take about 130 MB. The number of digests and the tokens of distinct layouts are
+bounded. Over a bound, the oldest announcements are forgotten, which costs a payload, never an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Announced"]
 
 @dataclass(slots=True)
 class _Shelf:
-    """One layout, and the holdings that have it."""
+    """One layout, and the feature infos that have it."""
 
     layout: Layout
     holdings: dict[tuple[Modality, int], _Shared] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class _Shelf:
 
 @dataclass(slots=True)
 class _Shared:
-    """One holding, however many digests have an equal one."""
+    """One feature info, shared by all digests with an equal one."""
 
     holding: FeatureInfo
     shelf: _Shelf
@@ -32,12 +32,12 @@ class _Shared:
 
 
 class Announced:
-    """The holdings of one worker, by digest."""
+    """The feature infos of one worker, by digest."""
 
     def __init__(self, max_digests: int, max_tokens: int) -> None:
         self.max_digests = max_digests
         self.max_tokens = max_tokens
-        """Tokens of all distinct layouts together."""
+        """Maximum number of tokens of all distinct layouts together."""
         self._entries: dict[Digest, _Shared] = {}
         self._shelves: dict[Layout, _Shelf] = {}
         self._tokens = 0
@@ -49,12 +49,12 @@ class Announced:
         return len(self._entries)
 
     def get(self, digest: Digest) -> FeatureInfo | None:
-        """What was announced of a digest."""
+        """The announced feature info of a digest."""
         shared = self._entries.get(digest)
         return None if shared is None else shared.holding
 
     def put(self, digest: Digest, holding: FeatureInfo) -> None:
-        """Take in what was announced of a digest, and forget what is over the bounds."""
+        """Record an announcement, and forget what exceeds the bounds."""
         self.drop(digest)
         shared = self._shared(holding)
         shared.digests += 1
@@ -63,7 +63,7 @@ class Announced:
             self.drop(next(iter(self._entries)))
 
     def drop(self, digest: Digest) -> None:
-        """Forget a digest, known or not."""
+        """Forget a digest, whether or not it is known."""
         shared = self._entries.pop(digest, None)
         if shared is None:
             return
@@ -96,6 +96,6 @@ class Announced:
 
 
 def _compact(layout: Layout) -> Layout:
-    """An equal layout whose equal token ids are one object: a quarter of the memory of one that was just decoded."""
+    """An equal layout in which equal token ids are one object: a quarter of the memory of a freshly decoded one."""
     ids: dict[int, int] = {}
     return Layout(tuple(ids.setdefault(token, token) for token in layout.token_ids), layout.mask)

@@ -1,4 +1,4 @@
-"""What a worker announces to a frontend: what its engine holds from now on, and what it holds no more."""
+"""A worker's announcements to a frontend: what its engine has stored, and what it has evicted."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from semel.core import Digest, FeatureInfo
 __all__ = ["MAX_BATCH", "Announcement", "Gone", "Have"]
 
 MAX_BATCH: Final = 256
-"""Digests in one announcement."""
+"""Maximum number of digests in one announcement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """The engine holds these from now on."""
+    """The engine has these from now on."""
 
     number: int
-    """Counts the announcements to one peer in one session, from 0, over both kinds."""
+    """Counts the announcements of both kinds to one peer in one session, from 0."""
 
     holdings: Mapping[Digest, FeatureInfo]
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The engine holds these no more."""
+    """The engine no longer has these."""
 
     number: int
     digests: tuple[Digest, ...]

@@ -1,7 +1,8 @@
-"""Holdings: what the engine's item cache holds, and what each frontend has yet to be told of it (D2).
+"""Holdings: what the engine's item cache has, and which changes each frontend has not heard of yet (D2).
 
-The engine says what came and went; frontends hear of net changes only, in numbered batches. Everyone who has been told
-anything has been told everything up to the last flush, so one set of changes serves all: a flush costs changes × peers.
+The engine reports what it stored and evicted. Frontends receive net changes only, in numbered batches. A peer that has
+received anything has received everything up to the last flush, so one set of changes serves all peers: a flush costs
+changes × peers.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ _Unnumbered = Callable[[int], Announcement]
 
 @dataclass(slots=True)
 class _PeerState:
-    """How far a peer has been told."""
+    """How much of the changes a peer has received."""
 
     number: int = 0
     is_new: bool = True
 
 
 class Holdings(Generic[_P]):
-    """What the engine holds, by digest. A peer is anything hashable that tells one session from another."""
+    """What the engine has, by digest. A peer is any hashable value that identifies a session."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """The bytes of the features that are held."""
+        """Bytes of the features that the engine has."""
         self._infos: dict[Digest, FeatureInfo] = {}
-        self._before: dict[Digest, FeatureInfo | None] = {}  # what the last flush said of those that differ since
+        self._before: dict[Digest, FeatureInfo | None] = {}  # changed digests: what the last flush announced
         self._peers: dict[_P, _PeerState] = {}
 
     def __contains__(self, digest: Digest) -> bool:
@@ -48,31 +49,31 @@ class Holdings(Generic[_P]):
         return len(self._infos)
 
     def get(self, digest: Digest) -> FeatureInfo | None:
-        """What is held under a digest."""
+        """The feature info of a digest that the engine has."""
         return self._infos.get(digest)
 
-    # What the engine says.
+    # Reports of the engine.
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The engine holds a feature from now on."""
+        """The engine has a feature from now on."""
         self._change(digest, holding)
 
     def drop(self, digest: Digest) -> None:
-        """The engine holds a feature no more."""
+        """The engine no longer has a feature."""
         self._change(digest, None)
 
-    # Whom to tell.
+    # Peers.
 
     def join(self, peer: _P) -> None:
-        """A session began: the peer knows nothing yet, and its numbers begin at 0."""
+        """A session begins: the peer knows nothing yet, and its numbers begin at 0."""
         self._peers[peer] = _PeerState()
 
     def leave(self, peer: _P) -> None:
-        """A session has ended, if there was one."""
+        """A session ends, if there is one."""
         self._peers.pop(peer, None)
 
     def announcements(self) -> list[tuple[_P, Announcement]]:
-        """All that is to be told since the last call, in order for each peer: what is gone before what has come."""
+        """All announcements since the last call, in order for each peer: `Gone` before `Have`."""
         changes = list(self._changes())
         everything = list(_haves(self._infos.items())) if any(state.is_new for state in self._peers.values()) else []
         self._before.clear()

@@ -1,14 +1,15 @@
-"""The desk: submissions on their way into the engine, and the features that they wait for or use (D1, D3).
+"""The intake: submissions on their way into the engine, and the features that they wait for or use (D1, D3).
 
-A feature is kept exactly as long as an open request uses it, once for all that do; a digest is expected exactly as long
-as an open request waits for it. So nothing is left when all are closed. What came for a request stays with it until it
-is closed, and it asks for a digest at most once: it needs at most as many rounds as it has distinct digests.
+A feature is stored exactly as long as an open request uses it, once for all of them. A digest is expected exactly as
+long as an open request waits for it. So nothing remains when all requests are closed. A request retains the features
+that arrived for it until it is closed, and it asks for a digest at most once: it needs at most as many rounds as it has
+distinct digests.
 
-Whom a request may wait for without asking: a digest that another submission of the same session *promised* as its
-payload. The frontend withdraws a transfer only when no unsettled request of its own refers to the digest, so the
-promise outlives the request that made it, as long as another that was submitted waits for it. What another request
-has merely *asked* for is no promise: that one may be aborted before the question arrives. Then both ask, and the
-frontend sends once.
+A request may wait for a digest without asking if another submission of the same session *promised* it as its payload.
+The frontend withdraws a transfer only when no unsettled request of its own refers to the digest. So the promise
+outlives the request that made it, while another submitted request waits for the digest. A digest that another request
+only *asked* for is not promised: that request may be aborted before its question arrives. Both requests then ask, and
+the frontend sends the feature once.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ _P = TypeVar("_P", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """How a request stands when it has been opened."""
+    """The state of a request after it is opened."""
 
     needed: tuple[Digest, ...]
-    """What to ask the frontend for."""
+    """Digests to request from the frontend."""
 
     is_ready: bool
-    """Whether it waits for nothing."""
+    """Whether the request waits for nothing."""
 
 
 @dataclass(slots=True)
 class _Request:
     digests: frozenset[Digest]
     is_unsettled: bool
-    """Whether its frontend counts it among those that rely on transfers of others."""
+    """Whether the frontend counts the request among those that rely on transfers of others."""
     features: dict[Digest, Feature] = field(default_factory=dict)
     awaited: set[Digest] = field(default_factory=set)
 
@@ -51,9 +52,9 @@ class _Session:
 
     requests: dict[str, _Request] = field(default_factory=dict)
     awaited: dict[Digest, dict[str, None]] = field(default_factory=dict)
-    """Who waits for a digest, in order."""
+    """By digest, the requests that wait for it, in order."""
     promised: set[Digest] = field(default_factory=set)
-    """Those of the awaited that come without being asked for."""
+    """The awaited digests that arrive without being asked for."""
 
 
 @dataclass(slots=True)
@@ -63,21 +64,21 @@ class _AtHand:
 
 
 class Intake(Generic[_P]):
-    """The open requests of all sessions. A peer is anything hashable that tells one session from another."""
+    """The open requests of all sessions. A peer is any hashable value that identifies a session."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """The bytes of the features at hand, each counted once."""
+        """Bytes of the stored features, each counted once."""
         self._sessions: dict[_P, _Session] = {}
         self._at_hand: dict[Digest, _AtHand] = {}
 
     def __len__(self) -> int:
-        """How many requests are open."""
+        """Number of open requests."""
         return sum(len(session.requests) for session in self._sessions.values())
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a feature."""
+        """Number of requests that wait for a feature."""
         return sum(bool(r.awaited) for session in self._sessions.values() for r in session.requests.values())
 
     def open(
@@ -88,10 +89,10 @@ class Intake(Generic[_P]):
         payloads: Iterable[Digest],
         holds: Callable[[Digest], bool],
     ) -> Opened:
-        """Take in a submission; `payloads` are those of its digests whose features follow it.
+        """Open a submission. `payloads` are the digests whose features follow it.
 
-        A digest that the engine holds needs nothing, one at hand is used, one that is promised is waited for; the rest
-        has to be asked for. A payload that the request does not use is refused: nobody would wait for it.
+        A digest that the engine has needs nothing. A stored feature is used, and a promised one is awaited. The rest
+        must be requested. A payload that the request does not use is refused: no request would wait for it.
         """
         distinct, promised = dict.fromkeys(digests), dict.fromkeys(payloads)
         if unused := promised.keys() - distinct.keys():
@@ -104,18 +105,18 @@ class Intake(Generic[_P]):
         return Opened(self._obtain(session, request_id, request, rest), not request.awaited)
 
     def reopen(self, peer: _P, request_id: str, digests: Iterable[Digest], missing: Iterable[Digest]) -> Opened:
-        """Take a request up again that the engine took and then missed items of.
+        """Open a request again after the engine accepted it and then missed some of its items.
 
-        Its frontend has settled it and does not count it among those that rely on a promise: it asks for everything
-        that is not at hand.
+        The frontend has settled it and no longer counts it among the requests that rely on a promise. So it asks for
+        everything that is not stored.
         """
         session, request = self._admit(peer, request_id, _Request(frozenset(digests), is_unsettled=False))
         return Opened(self._obtain(session, request_id, request, dict.fromkeys(missing)), not request.awaited)
 
     def arrive(self, peer: _P, digest: Digest, feature: Feature) -> list[str]:
-        """Take in a feature for all requests of the peer that wait for it; those that are ready with it, in order.
+        """Give a feature to all requests of the peer that wait for it. Returns those that are now ready, in order.
 
-        One that nobody waits for is dropped: its request was aborted, or it came twice.
+        A feature that no request waits for is dropped: its request was aborted, or it arrived twice.
         """
         session = self._sessions.get(peer)
         if session is None:
@@ -131,13 +132,14 @@ class Intake(Generic[_P]):
         return ready
 
     def features(self, peer: _P, request_id: str) -> Mapping[Digest, Feature]:
-        """What to hand to the engine with a request; it holds the rest."""
+        """The features to pass to the engine with a request; the engine has the others."""
         return self._sessions[peer].requests[request_id].features
 
     def missing(self, peer: _P, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """The engine lacks these after all: what to ask for. The request waits again, unless all were at hand.
+        """Record that the engine lacks these items after all. Returns the digests to request.
 
-        Nothing for a request that was closed meanwhile. An engine that misses what it was given has failed.
+        The request waits again, unless all these features are stored. Returns nothing for a request that was closed
+        meanwhile. An engine that lacks a feature that it received has failed.
         """
         session = self._sessions.get(peer)
         request = None if session is None else session.requests.get(request_id)
@@ -157,9 +159,10 @@ class Intake(Generic[_P]):
         return request is not None and not request.awaited
 
     def close(self, peer: _P, request_id: str) -> bool:
-        """A request was submitted, has failed or was aborted; whether it was open.
+        """Close a request that was submitted, failed or was aborted. Returns whether it was open.
 
-        The frontend is told in the same step, or has told so: it draws conclusions from what it has not heard yet.
+        The message to the frontend, or from it, belongs to the same step: the frontend draws conclusions from messages
+        that have not arrived yet.
         """
         session = self._sessions.get(peer)
         request = None if session is None else session.requests.pop(request_id, None)
@@ -173,7 +176,7 @@ class Intake(Generic[_P]):
         return True
 
     def forget(self, peer: _P) -> None:
-        """A session has ended: close all its requests."""
+        """Close all requests of a session that ended."""
         session = self._sessions.pop(peer, None)
         for request in session.requests.values() if session else ():
             self._unpin(request)
@@ -190,7 +193,7 @@ class Intake(Generic[_P]):
     def _obtain(
         self, session: _Session, request_id: str, request: _Request, digests: Iterable[Digest]
     ) -> tuple[Digest, ...]:
-        """Use what is at hand and wait for the rest; what of it has to be asked for."""
+        """Use the stored features and wait for the others. Returns the digests to request."""
         needed = []
         for digest in digests:
             if (at_hand := self._at_hand.get(digest)) is not None:

@@ -1,12 +1,12 @@
-"""The ledger: what a frontend knows one worker holds (D1, D2).
+"""The ledger: what a frontend knows that one worker has (D1, D2).
 
-A claim has one of two grounds. The worker announced the digest and has not taken it back; announcements are numbered,
+A digest is known for one of two reasons. The worker announced it and has not withdrawn it; announcements are numbered,
 and only they change this part. Or a request of this frontend has just sent it: a *note*, which covers the time until
-the worker has said what became of it.
+the worker reports the outcome.
 
-Every request *counts on* all its digests from its submission until it is settled: the worker may let it wait for
-whatever this session is bringing already. So a note, and the transfer behind it, lives until the last request that
-counts on it is settled, even if the one that sent it is long gone. Nothing is left when all are settled.
+Every request *counts on* all its digests from its submission until it is settled: the worker may let it wait for a
+transfer that this session has already started. So a note, and its transfer, lives until the last request that counts on
+it is settled, even if the request that sent it is gone. Nothing remains when all requests are settled.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Ledger"]
 @dataclass(slots=True)
 class _Request:
     digests: set[Digest] = field(default_factory=set)
-    """What it counts on."""
+    """The digests that it counts on."""
     needed: set[Digest] = field(default_factory=set)
-    """What the worker asked for on its behalf, and keeps for it from then on."""
+    """The digests that the worker asked for on behalf of this request, and stores for it from then on."""
     sent: set[Digest] = field(default_factory=set)
 
 
 class Ledger:
-    """What one worker holds, as far as this frontend knows; one session after another."""
+    """What one worker has, as far as this frontend knows, over successive sessions."""
 
     def __init__(self, max_digests: int = 1 << 20, max_layout_tokens: int = 1 << 23) -> None:
         self._announced = Announced(max_digests, max_layout_tokens)
@@ -41,61 +41,62 @@ class Ledger:
         self._notes: dict[Digest, int] = {}  # requests that sent it and are not settled; a note may outlive them
 
     def __len__(self) -> int:
-        """How many digests are announced."""
+        """Number of announced digests."""
         return len(self._announced)
 
     @property
     def unsettled(self) -> int:
-        """Requests that are not settled."""
+        """Number of unsettled requests."""
         return len(self._requests)
 
     # The session.
 
     def open(self) -> None:
-        """Begin a session: nothing is known, nothing is under way, and announcements count from 0."""
+        """Begin a session: nothing is known or in transfer, and announcements count from 0."""
         self.close()
         self._next = 0
 
     def close(self) -> None:
-        """End the session, and forget all that was known through it."""
+        """End the session and forget everything known from it."""
         self._next = None
         self._announced.clear()
         self._requests.clear()
         self._counting.clear()
         self._notes.clear()
 
-    # What the worker announces.
+    # Announcements of the worker.
 
     def have(self, number: int, holdings: Mapping[Digest, FeatureInfo]) -> None:
-        """The worker holds these from now on."""
+        """The worker has these from now on."""
         self._count(number)
         for digest, holding in holdings.items():
             self._announced.put(digest, holding)
 
     def gone(self, number: int, digests: Iterable[Digest]) -> None:
-        """The worker holds these no more. One that is not known was forgotten here before."""
+        """The worker no longer has these. Unknown digests were forgotten here earlier."""
         self._count(number)
         for digest in digests:
             self._announced.drop(digest)
 
-    # What is known.
+    # Knowledge.
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What the worker announced of a digest; None also for one that was only just sent."""
+        """The announced feature info of a digest; None for a digest that is only noted as sent."""
         return self._announced.get(digest)
 
     def knows(self, digest: Digest) -> bool:
-        """Whether a request may refer to it without sending it: it was announced, or is noted as sent."""
+        """Whether a request may refer to a digest without sending it: it is announced or noted as sent."""
         return digest in self._announced or digest in self._notes
 
     def lacking(self, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """Those that are not known, each once, in order: what `submit` would say, with nothing noted."""
+        """The unknown digests, each once, in order: the result of `submit`, without its notes."""
         return tuple(digest for digest in dict.fromkeys(digests) if not self.knows(digest))
 
     # Requests.
 
     def submit(self, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """Submit a request: the digests whose features have to be sent with it, each once, in order, noted as sent."""
+        """Submit a request. Returns the digests whose features it must send, each once, in order, and notes them as
+        sent."""
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is submitted already")
         distinct = dict.fromkeys(digests)
@@ -106,11 +107,11 @@ class Ledger:
         return lacking
 
     def need(self, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """The worker asks for digests of a request: those whose features have to be got hold of, and then sent.
+        """The worker asks for digests of a request. Returns those whose features must be obtained and then sent.
 
-        Left out is what another request is sending at this moment: the worker gives it to both. A request that is
-        settled counts again from now on, until it is settled again: the engine took it and then missed an item. Call
-        it when the worker asks, and only for a request that is still wanted.
+        The result excludes digests that another request is sending now: the worker gives those to both requests. A
+        settled request counts again until it is settled again: the engine accepted it and then missed an item. Call
+        this when the worker asks, and only for a request that still has a client.
         """
         distinct = dict.fromkeys(digests)
         request = self._requests.setdefault(request_id, _Request())
@@ -119,9 +120,9 @@ class Ledger:
         return self._not_under_way(request, distinct)
 
     def send(self, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """Send what was needed, now that the features are at hand: those that really have to be, noted as sent.
+        """Send needed features that are now available. Returns those that must be sent, and notes them as sent.
 
-        Nothing for a request that was settled since the worker asked: it got the feature another way.
+        Returns nothing for a request that was settled after the worker asked: it received the feature another way.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -132,10 +133,10 @@ class Ledger:
         return to_send
 
     def settle(self, request_id: str) -> tuple[Digest, ...]:
-        """A request was accepted, has failed, or is being aborted: it counts on nothing any more.
+        """Settle a request that was accepted, failed, or is being aborted: it counts on nothing from now on.
 
-        Returned are the digests whose notes end with it. Whatever is still being sent of them, by whichever request,
-        nobody waits for: it may be withdrawn. A request that is settled already is left alone.
+        Returns the digests whose notes end with it. No request waits for their transfers, whichever request started
+        them, so they may be withdrawn. Does nothing for a settled request.
         """
         request = self._requests.pop(request_id, None)
         if request is None:
@@ -171,9 +172,9 @@ class Ledger:
                 self._notes[digest] = self._notes.get(digest, 0) + 1
 
     def _not_under_way(self, request: _Request, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """Those that no other unsettled request has sent.
+        """The digests that no other unsettled request has sent.
 
-        What a request has sent, the worker keeps for it until it ends there. So if the worker asks in spite of an
-        unsettled sender, that transfer had not arrived when it asked, and will serve the one that asked as well.
+        The worker stores what a request has sent until that request ends there. So if the worker asks although a sender
+        is unsettled, that transfer had not arrived when it asked. The transfer will then serve the asking request too.
         """
         return tuple(d for d in digests if self._notes.get(d, 0) <= (d in request.sent))

@@ -1,4 +1,4 @@
-"""Media: how bytes become pixels and samples."""
+"""Media: fetching bytes and decoding them to pixels and samples."""
 
 from semel.media.decode.audio import decode_audio
 from semel.media.decode.clip_cuts import Pieces, cut_audio

@@ -1,8 +1,8 @@
-"""How long a clip is, by the head of its file: nothing is decoded (threats S6).
+"""Length of a clip from its file header: nothing is decoded (threats S6).
 
-Known are the formats whose head tells it exactly: WAV with plain samples, and FLAC, both at the rate that a model
-hears; how many samples a resampler makes, nobody can tell but it. A head that lies is believed: who wrote it is told a
-wrong length, and gets no more than others do.
+It supports the formats whose header states the length exactly: WAV with plain samples, and FLAC, both at the model's
+sampling rate. Only a resampler knows how many samples it makes. A false header is believed: its author receives a wrong
+length, and no advantage over others.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 __all__ = ["clip_seconds"]
 
 _PLAIN: Final = frozenset({0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE})
-"""WAV's formats of fixed size per sample: PCM, float, A-law, µ-law, and the extensible form of them."""
+"""WAV formats with a fixed size per sample: PCM, float, A-law, µ-law, and their extensible form."""
 
 _MAX_CHUNKS: Final = 64
 
 
 def clip_seconds(data: bytes, *, sampling_rate: int) -> float | None:
-    """The length of a clip of this rate in seconds; None if it is of another, or its head does not tell."""
+    """Length in seconds of a clip at this rate; None at another rate, or if the header does not state it."""
     found: tuple[int, int] | None = None
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
         found = _wav_samples(data)
@@ -30,7 +30,7 @@ def clip_seconds(data: bytes, *, sampling_rate: int) -> float | None:
 
 
 def _wav_samples(data: bytes) -> tuple[int, int] | None:
-    """How many samples, and their rate."""
+    """Number of samples, and their rate."""
     rate = frame_bytes = 0
     place = 12
     for _ in range(_MAX_CHUNKS):
@@ -42,7 +42,7 @@ def _wav_samples(data: bytes) -> tuple[int, int] | None:
         if name == b"data":
             if not rate or not frame_bytes:
                 return None
-            # Who streams a file does not know its size, and writes 0 or the largest number.
+            # A writer that streams a file does not know its size, and writes 0 or the largest number.
             left = max(len(data) - place, 0)
             return min(size or left, left) // frame_bytes, rate
         place += size + size % 2
@@ -50,7 +50,7 @@ def _wav_samples(data: bytes) -> tuple[int, int] | None:
 
 
 def _flac_samples(data: bytes) -> tuple[int, int] | None:
-    """Of STREAMINFO, which is the first block: 20 bits of rate, 3 of channels, 5 of depth, 36 of samples."""
+    """From STREAMINFO, the first block: 20 bits of rate, 3 of channels, 5 of depth, 36 of samples."""
     if len(data) < 26 or data[4] & 0x7F:
         return None
     packed = int.from_bytes(data[18:26], "big")

@@ -1,7 +1,7 @@
-"""From a conversation to token ids: template, guard and tokenizer put together.
+"""From a conversation to token ids: combines the template, the placeholder escape and the tokenizer.
 
-The rendered text is tokenised in one go, with special tokens where the template wrote them and none added around it, as
-vLLM does. Only a request that spells a placeholder token takes the longer way of `guard` (threats S14).
+The rendered text is tokenised as a whole. The template writes the special tokens, and none are added around the text,
+as in vLLM. Only a request that spells a placeholder token takes the slower path of `placeholder_escape` (threats S14).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ChatRenderer:
     """The spelling of each modality's placeholder token."""
     insertion: Insertion
     written: Mapping[Modality, str] = field(default_factory=dict)
-    """What the text has in place of a modality's placeholder token, where that is more than the token."""
+    """The text that replaces a modality's placeholder token in the prompt, where it is more than the token."""
 
     def placeholder_ids(self) -> dict[int, Modality]:
-        """The ids of the placeholder tokens, as `assemble` wants them."""
+        """The ids of the placeholder tokens, as `expand` needs them."""
         return {self._token_id(text): modality for modality, text in self.placeholders.items()}
 
     def tokenize(
@@ -46,7 +46,7 @@ class ChatRenderer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The token ids of the prompt, with one placeholder token where each item belongs."""
+        """The token ids of the prompt, with one placeholder token per item."""
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other: a message is continued or a new "
@@ -63,7 +63,7 @@ class ChatRenderer:
         return self.tokenizer.encode_apart(self._render(chat, add_generation_prompt, mark).split(guard))
 
     def _render(self, chat: _Chat, add_generation_prompt: bool, mark: str | None) -> str:
-        """The prompt as text. It ends at the `mark`, if one is given, which is then put behind the final message."""
+        """The prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""
         template = self.template.chosen_for(chat.tools)
         messages = transcribe(chat.conversation, content_format=template.content_format, insertion=self.insertion)
         if not template.knows_developer and any(message["role"] == "developer" for message in messages):
@@ -87,7 +87,7 @@ class ChatRenderer:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """All that a client gives to a template."""
+    """Everything in a request that a template reads."""
 
     conversation: Conversation
     tools: Sequence[object] | None
@@ -105,7 +105,7 @@ class _Chat:
 
 
 def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """The message with `mark` and a space behind its last text; the space tells later whether the template trims."""
+    """The message with `mark` and a space after its last text. The space shows later whether the template trims."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": f"{content}{mark} "}

@@ -1,4 +1,4 @@
-"""The same work for many, some of them at a time."""
+"""Runs the same work for many values, with limited concurrency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 async def concurrently(
     values: Iterable[_T], work: Callable[[_T], Awaitable[None]], *, at_once: int = _MAX_AT_ONCE
 ) -> None:
-    """Do the work for all of them, some at a time: a request with very many items must not fill the pool's queue."""
+    """Run the work for all values, some at a time: a request with many items must not fill the pool's queue."""
     room = asyncio.Semaphore(at_once)
 
     async def do(value: _T) -> None:

@@ -1,8 +1,8 @@
-"""Which content a chat template wants: a list of parts ("openai") or one string ("string").
+"""The content format of a chat template: a list of parts ("openai") or one string ("string").
 
-A template that loops over the content of a message wants parts. Templates do not say so; it is read off their syntax
-tree, with the same answer as vLLM gives, because clients see the difference: with parts an image stands where it was
-sent, with a string all images of a message stand before its text.
+A template that loops over the content of a message needs parts. Templates do not declare this, so it is derived from
+their syntax tree. The result equals vLLM's, because clients see the difference: with parts, an image stays where the
+client put it; with a string, all images of a message come before its text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Undecided(Exception):
 
 
 def content_format(tree: nodes.Template) -> ContentFormat:
-    """The format that the parsed template wants; "string" where it cannot be told."""
+    """The format of a parsed template; "string" if it cannot be determined."""
     try:
         return "openai" if _loops_over_content(tree) else "string"
     except _Undecided:
@@ -47,7 +47,7 @@ def _loops_over_content(tree: nodes.Template) -> bool:
 
 
 def _message_names(tree: nodes.Template) -> set[str]:
-    """What the template calls one message: the variables of its loops over `messages`, by whatever name."""
+    """The names of one message in the template: the variables of its loops over `messages`."""
     lists = _list_names(tree)
     return {_target(loop) for loop in tree.find_all(nodes.For) if any(_reads(loop.iter, name) for name in lists)}
 
@@ -65,7 +65,7 @@ def _list_names(tree: nodes.Template) -> set[str]:
 
 
 def _content_parameters(tree: nodes.Template, messages: set[str]) -> dict[int, set[str]]:
-    """By the identity of each loop inside a macro: the parameters of that macro which are given a message's content."""
+    """By the identity of each loop inside a macro: the macro's parameters that receive a message's content."""
     by_loop: dict[int, set[str]] = {}
     for macro in tree.find_all(nodes.Macro):
         parameters = {

@@ -1,4 +1,4 @@
-"""What a request is before and after rendering, and the calls by which its features are made."""
+"""A request before and after rendering, and the types of the functions that make its features."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = [
 ]
 
 MakeFeature = Callable[[Digest], Awaitable[Feature]]
-"""Gives the feature of one item of a request: from the cache, or processed."""
+"""Returns the feature of one item of a request: from the cache, or processed."""
 
 FeatureInfoOf = Callable[[Digest], FeatureInfo | None]
-"""Tells what is held of an item where the request is going; asking changes nothing."""
+"""Returns what the request's worker has of an item, if it has it. A call changes nothing."""
 
 
 class ProcessItem(Protocol):
-    """Makes an item's feature of its media and the request's `mm_processor_kwargs`, wherever that happens."""
+    """Makes an item's feature from its media and the request's `mm_processor_kwargs`, in any process."""
 
     def __call__(
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
     ) -> Awaitable[Feature]:
-        """The feature; `group` is whatever stands for the request, so that requests can take turns."""
+        """The feature. `group` identifies the request, so that requests share the processes fairly."""
         ...
 
 
 class ComputeLayout(Protocol):
-    """Tells the layout that an item's feature would have, wherever that happens, and makes no feature."""
+    """Computes the layout that an item's feature would have, in any process, without making the feature."""
 
     def __call__(
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
@@ -49,10 +49,10 @@ class ComputeLayout(Protocol):
 
 
 class Cut(Protocol):
-    """Cuts a clip into pieces that an encoder takes, wherever that happens."""
+    """Cuts a clip into pieces that fit the encoder, in any process."""
 
     def __call__(self, media: Media, spend: Callable[[int], None], /) -> Awaitable[Pieces]:
-        """The pieces; `spend` is told how many bytes they have before they are taken, and raises if they may not be."""
+        """The pieces. `spend` is called with their size before they are stored, and raises if they are not allowed."""
         ...
 
 
@@ -66,31 +66,31 @@ async def _cannot_make(digest: Digest) -> Feature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParsedRequest:
-    """A request that has been read: its items have digests, and nothing has been made of them yet."""
+    """A parsed request: its items have digests, but no features or layouts yet."""
 
     items: tuple[Item, ...]
     media: Mapping[Digest, Media]
-    """Of each item that differs."""
+    """The media of each distinct item."""
 
     options: Mapping[str, object]
     assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
-    """The prompt, once the layout of every item is known."""
+    """Makes the prompt from the layouts of all items."""
 
     def assembled(self) -> ParsedRequest:
-        """What is still needed of it once there is a prompt: each media once, to make its feature again."""
+        """The parts that are still needed after the prompt is made: each media once, to make its feature again."""
         return replace(self, assemble=_is_assembled)
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt, and the features of its items by digest, but for those that are held where it is going."""
+    """A prompt, and the features of its items by digest, without those that the worker has."""
 
     prompt: Prompt
     features: Mapping[Digest, Feature]
     make: MakeFeature = _cannot_make
-    """For a feature that turns out not to be held."""
+    """Makes a feature that the worker turns out not to have."""
 
 
 def nothing_known(_: Digest) -> FeatureInfo | None:
-    """What is known of features where nobody is to be asked."""
+    """A `FeatureInfoOf` for callers without a worker: no feature is known."""
     return None

@@ -1,8 +1,8 @@
-"""From token ids to a prompt: each placeholder token gives way to its item's layout.
+"""From token ids to a prompt: the layout of each item replaces its placeholder token.
 
 Pure, and linear in tokens plus items (threats S16). The k-th placeholder token of a modality belongs to the k-th item
-of that modality. If there are more or fewer of them than items, a text became a placeholder or the template lost one,
-and nothing is assembled (S14).
+of that modality. If their numbers differ, a text became a placeholder or the template lost one, and the request is
+refused (S14).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def expand(
     items: Sequence[Item],
     layouts: Sequence[Layout],
 ) -> Prompt:
-    """The prompt of a decoder: `layouts[i]` stands where `items[i]` belongs. Its items are in timeline order."""
+    """The prompt of a decoder: `layouts[i]` replaces the placeholder of `items[i]`. Its items are in timeline order."""
     positions = [position for position, token in enumerate(token_ids) if token in placeholder_ids]
     modalities = [placeholder_ids[token_ids[position]] for position in positions]
     _check_counts(Counter(modalities), Counter(item.modality for item in items))
@@ -47,7 +47,7 @@ def expand(
 
 
 def expand_encoder(decoder_token_ids: Sequence[int], *, item: Item, layout: Layout) -> Prompt:
-    """The prompt of an encoder-decoder: the item fills the encoder's side, the decoder's tokens stay (A6)."""
+    """The prompt of an encoder-decoder: the item fills the encoder's side, and the decoder's tokens stay (A6)."""
     timeline = Timeline.encoder([Placeholder(0, len(layout), layout.mask)])
     return Prompt(decoder_token_ids, timeline, (item,), encoder_token_ids=layout.token_ids)
 

@@ -1,4 +1,4 @@
-"""Whether a request is so small that it is read at once: handing it to a thread and back costs 0.2 ms of its own."""
+"""Decides whether a request is small enough to be parsed on the event loop: a hop to a thread and back costs 0.2 ms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_NODES: Final = 128
 
 
 def is_cheap(*values: object) -> bool:
-    """Whether all the JSON in these values has few nodes, little text, and data URLs that are decoded in no time."""
+    """Whether the JSON in these values has few nodes, little text, and only short data URLs."""
     text = media = nodes = 0
     pending: list[object] = list(values)
     while pending:
@@ -37,5 +37,5 @@ def is_cheap(*values: object) -> bool:
 
 
 async def run(work: Callable[[], _T], *, light: bool) -> _T:
-    """Do the work here if it is light, else in a thread, beside what others wait for."""
+    """Run the work here if it is light, otherwise in a thread, where it does not block the event loop."""
     return work() if light else await asyncio.to_thread(work)

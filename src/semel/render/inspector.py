@@ -1,8 +1,8 @@
-"""The second path: what a request would become, for somebody who only looks (requirement E1).
+"""The path of inspections: computes what a request would become, without executing it (requirement E1).
 
-It leaves the main cache, its order, its counters and its flight untouched because it is given none of them. What is
-known of an item is its layout: from what workers announced, or from a cache of layouts that both paths fill. Only an
-item that neither knows is looked at by the pool, which makes a feature of it only if tensors were asked for.
+It cannot change the feature cache, its order, its counters or its flight, because it has no reference to them. It needs
+only the layouts of items: from the workers' announcements, or from a layout cache that both paths fill. Only an item
+that is in neither goes to the pool, which makes a feature only if the client requested tensors.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def _free(_: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Inspector:
-    """Renders drafts for inspection."""
+    """Renders parsed requests for inspection."""
 
     process: ProcessItem
-    """Must not write to the main cache either."""
+    """Must not write to the feature cache either."""
 
     layouts: LayoutCache[Digest]
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
     lay_out: ComputeLayout | None = None
-    """How to come by a layout without a feature; without it, by way of one."""
+    """Computes a layout without a feature. If None, the layout is taken from a feature."""
 
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
     async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
-        """Make the prompt of a draft, and no features."""
+        """Make the prompt of a parsed request, without features."""
         layouts: dict[Digest, Layout] = {}
 
         def find(digest: Digest) -> bool:
@@ -52,7 +52,7 @@ class Inspector:
             return True
 
         async def find_or_make(digest: Digest) -> None:
-            if not find(digest):  # it may have come while this one waited for its turn
+            if not find(digest):  # it may have become known while this one waited
                 layouts[digest] = await self._look(draft, digest)
 
         await concurrently([digest for digest in draft.media if not find(digest)], find_or_make)
@@ -60,9 +60,9 @@ class Inspector:
         return Rendered(prompt, {}, partial(self.make, draft))
 
     async def features(self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
-        """The features of all items of a draft, in order; refused as soon as they are over the limit together.
+        """The features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
 
-        `spend` is told of each before it is kept: how large it is, is known once it is made.
+        `spend` is called with the size of each before it is stored; the size is known only after the feature is made.
         """
         made: dict[Digest, Feature] = {}
         nbytes = 0
@@ -93,7 +93,7 @@ class Inspector:
         return await self.looks.do(digest, work)
 
     async def make(self, draft: ParsedRequest, digest: Digest) -> Feature:
-        """The feature of an item, processed; equal inspections in flight are one."""
+        """Process an item's feature. Equal inspections in flight share one computation."""
 
         async def work() -> Feature:
             feature = await self.process(draft.media[digest], draft.options, group=draft)

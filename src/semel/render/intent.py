@@ -1,4 +1,4 @@
-"""Why a request is rendered (requirement E1)."""
+"""The two intents of rendering (requirement E1)."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ from typing import Literal
 __all__ = ["Intent"]
 
 Intent = Literal["execute", "inspect"]
-"""`execute`: the result goes to an engine, over the main cache and its counters. `inspect`: somebody only looks, over a
-second path that changes nothing which `execute` can see. Who names none means `execute`."""
+"""`execute`: the result goes to an engine, and uses the feature cache and its counters. `inspect`: the result is only
+returned, by a second path that changes nothing which `execute` can see. The default is `execute`.
+"""

@@ -1,7 +1,7 @@
-"""OpenAI chat messages, read once from JSON and checked: roles, parts, and the fields that templates may use.
+"""OpenAI chat messages, parsed once from JSON and checked: roles, parts, and the fields that templates may use.
 
-What vLLM's chat route accepts is accepted, but for embeddings as input. Anything else is an error that names the place,
-such as `messages[2].content[1]`. Media are bytes from here on, or a URL that is still to be fetched.
+Everything that vLLM's chat route accepts is accepted, except embeddings as input. Anything else is an error that names
+the location, such as `messages[2].content[1]`. The result has media as bytes, or as a URL that is fetched later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
 _SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_URL_FIELDS, "input_audio", "tool_reference"})
 _AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
 _TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference")
-"""The types that a part without "type" can have: each is the name of the field that it must have."""
+"""The types of a part without "type": each is the name of the field that such a part must have."""
 
 _PART: Final[Mapping[str, Any]] = {
     "anyOf": [{"type": "string"}, {"type": "object", "properties": {"type": {"enum": [*_SUPPORTED, None]}}}]
@@ -48,7 +48,7 @@ MESSAGE: Final[Mapping[str, Any]] = {
     },
     "required": ["role"],
 }
-"""The schema of a message: what breaks it is refused. What a part of each type needs besides, the error says."""
+"""The schema of a message; a message that violates it is refused. Errors name what each type of part needs besides."""
 
 _KNOWN_FIELDS: Final = frozenset(
     {"audio_url", "image_url", "input_audio", "name", "refusal", "text", "thinking", "type", "uuid", "video_url"}
@@ -59,16 +59,16 @@ _KNOWN_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words of a message."""
+    """A text part of a message."""
 
     text: str
     extra: Mapping[str, object] = field(default_factory=dict)
-    """The part's fields that the API does not know: templates may."""
+    """Fields of the part that the API does not define, but a template may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Media at its place in a message."""
+    """Media at its position in a message."""
 
     source: Source
     extra: Mapping[str, object] = field(default_factory=dict)
@@ -86,12 +86,12 @@ Part = Text | Attachment | ToolReference
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn."""
+    """One message of a conversation."""
 
     role: str
     parts: tuple[Part, ...]
     fields: Mapping[str, object] = field(default_factory=dict)
-    """What templates see beside role and content: name, tool_calls, tool_call_id, reasoning, …"""
+    """The fields that templates see besides role and content: name, tool_calls, tool_call_id, reasoning, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Conversation:
 
     @classmethod
     def parse(cls, messages: object) -> Self:
-        """Read the field "messages" of a chat request, as JSON gives it."""
+        """Parse the field "messages" of a chat request."""
         if not isinstance(messages, list) or not messages:
             raise InvalidRequest.of("messages", "must be a list with at least one message")
         return cls(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)))
@@ -195,7 +195,7 @@ def _text(part: dict[str, Any], kind: str, extra: dict[str, object], where: str)
     name = _TEXT_FIELDS[kind]
     text = part.get(name)
     if text is None and kind in ("text", "refusal"):
-        return None  # clients send messages back as they got them, with a null for what was not there
+        return None  # clients send messages back as they received them, with null for absent content
     return Text(_string(text, f"{where}.{name}"), extra)
 
 
@@ -223,7 +223,7 @@ def _fields(role: str, message: dict[str, Any], where: str) -> Iterator[tuple[st
     if role == "assistant":
         if calls := message.get("tool_calls"):
             yield "tool_calls", _tool_calls(calls, f"{where}.tool_calls")
-        # The second is the older name of the first: clients send one of them, templates know one of them.
+        # The second is the older name of the first. Clients send one of them, and templates know one of them.
         names = ("reasoning", "reasoning_content")
         if (reasoning := next((message[name] for name in names if message.get(name) is not None), None)) is not None:
             yield from ((name, _string(reasoning, f"{where}.reasoning")) for name in names)
@@ -252,8 +252,8 @@ def _tool_call(call: object, where: str) -> dict[str, object]:
 def _arguments(arguments: object) -> dict[str, object]:
     """The arguments of a call as an object, which templates expect.
 
-    Anything else becomes an empty object: a model wrote it, it is in the history of the chat, and refusing it would end
-    that chat for good.
+    Anything else becomes an empty object: a model wrote it, it is in the history of the chat, and a refusal would make
+    that chat unusable.
     """
     if isinstance(arguments, str):
         try:

@@ -1,11 +1,11 @@
-"""The way of a request, from what the client sent to what an engine takes: parse, fetch, digest, layout, render.
+"""The path of a request from a client to an engine: parse, fetch, digest, layout, render.
 
-From the digest on, an item *is* its digest: equal items of a request are looked up once, and the prompt names them by
-digest only. What is held where the request is going is only named; what is cached is taken; the rest is processed, and
-equal work in flight is one. Between reading and rendering a worker can be chosen: it takes the digests, no more.
+After the digest, an item *is* its digest: equal items of a request are looked up once, and the prompt names them by
+digest only. An item that the request's worker has is only named. A cached feature is used. The rest is processed; equal
+work in flight runs once. A worker can be chosen between parsing and rendering: the choice needs only the digests.
 
-That is the way of `execute`, which every caller means who names no intent. A draft that is only inspected takes another
-way (`inspection`), of which nothing here can be seen.
+This is the path of `execute`, the default intent. A request that is only inspected takes another path (`inspector`),
+which has no effect on anything here.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from semel.telemetry.stages import Stopwatch, Timings, untimed
 __all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline", "check_chars"]
 
 Admit = Callable[[Sequence[Source]], None]
-"""Raises if a request has more items than it may have."""
+"""Raises if a request has more items than allowed."""
 
 Lookups = Callable[[Modality, int, bool], None]
-"""Told of items that were looked up: their modality, how many, and whether no processing was started for them."""
+"""Receives item lookups: their modality, their number, and whether they needed no processing."""
 
 
 def _uncounted(modality: Modality, count: int, hit: bool) -> None:
@@ -55,7 +55,7 @@ def _free(_: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What of a chat request decides the prompt, under OpenAI's and vLLM's names."""
+    """The parts of a chat request that determine the prompt, under OpenAI's and vLLM's names."""
 
     messages: Sequence[object]
     tools: Sequence[object] | None = None
@@ -81,32 +81,32 @@ class Pipeline:
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
 
     process_apart: ProcessItem | None = field(default=None, repr=False)
-    """How inspections process, if `process` writes into the main cache's memory."""
+    """Processes for inspections, if `process` writes into the feature cache's memory."""
 
     lay_out: ComputeLayout | None = field(default=None, repr=False)
-    """How inspections come by layouts, if there is a way without making features."""
+    """Computes layouts for inspections without making features, if that is possible."""
 
     cut: Cut | None = field(default=None, repr=False)
-    """How clips that are longer than an encoder takes are cut; without it, they are refused."""
+    """Cuts clips that are longer than the encoder's maximum. If None, they are refused."""
 
     fetch: Fetch | None = field(default=None, repr=False)
-    """How media behind URLs is fetched; without it, only data URLs are taken."""
+    """Fetches media behind URLs. If None, only data URLs are accepted."""
 
     timings: Timings = untimed
-    """Is told how long the stages of requests that execute take."""
+    """Receives the duration of each stage of a generating request."""
 
     max_tokens: int | None = None
-    """The most tokens of a prompt. Once the items of a request have as many, no more features are made for it."""
+    """Maximum tokens of a prompt. Once the items of a request exceed it, no more features are made for it."""
 
     layouts: LayoutCache[Digest] = field(default_factory=LayoutCache)
-    """Both intents fill it and only `inspect` reads it, so that a look at it changes nothing that `execute` sees."""
+    """Both intents fill it and only `inspect` reads it, so that reading it changes nothing that `execute` sees."""
 
     inspections: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
     @property
     def inspector(self) -> Inspector:
-        """The second path of this pipeline."""
+        """The inspector of this pipeline."""
         process = self.process_apart or self.process
         return Inspector(process, self.layouts, self.inspections, self.lay_out, self.looks)
 
@@ -115,7 +115,7 @@ class Pipeline:
         return await self.render(await self.read_chat(request, tenant))
 
     async def transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> Rendered:
-        """Render a clip for an encoder-decoder model with its feature, and the text that its decoder begins with."""
+        """Render a clip for an encoder-decoder model, with its feature and the beginning of the decoder's prompt."""
         return await self.render(self.read_transcription(media, decoder_text, tenant))
 
     async def read_chat(
@@ -128,11 +128,11 @@ class Pipeline:
         spend: Spend = _free,
         max_chars: int | None = None,
     ) -> ParsedRequest:
-        """Read a chat, and fetch what it names by URL.
+        """Parse a chat, and fetch the media that it names by URL.
 
-        `admit` sees its sources before any is fetched, and raises if there are too many; `spend` is told how many bytes
-        of what is fetched are about to be kept, and raises if they may not be. A chat whose texts have more than
-        `max_chars` is refused: making tokens of a text takes 200 times its memory.
+        `admit` is called with its sources before any is fetched, and raises if there are too many. `spend` is called
+        with the number of fetched bytes before they are stored, and raises if they are not allowed. A chat whose texts
+        have more than `max_chars` is refused: tokenising a text takes 200 times its memory.
         """
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
@@ -150,12 +150,12 @@ class Pipeline:
         identify = partial(self._identify, fetched, request.mm_processor_kwargs, tenant)
         items, media = await run(identify, light=light and fetched is sources)
         watch.lap("digest")
-        bare_request = replace(request, messages=())  # the draft must not hold their base64
+        bare_request = replace(request, messages=())  # the parsed request must not keep their base64
         assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light)
         return ParsedRequest(items, media, request.mm_processor_kwargs, assembling)
 
     def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> ParsedRequest:
-        """Read a prompt of text or of tokens, without items."""
+        """Parse a prompt of text or tokens, without items."""
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not complete text: it transcribes")
         renderer = self.chat_renderer
@@ -169,7 +169,7 @@ class Pipeline:
         return ParsedRequest((), {}, {}, assembling)
 
     def read_transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> ParsedRequest:
-        """Read a clip and the text that the decoder begins with."""
+        """Parse a clip and the beginning of the decoder's prompt."""
         (item,), distinct = self._identify([media], {}, tenant)
 
         async def assembling(layouts: Sequence[Layout]) -> Prompt:
@@ -179,7 +179,7 @@ class Pipeline:
         return ParsedRequest((item,), distinct, {}, assembling)
 
     async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
-        """Make the prompt of a draft, and the features of those of its items that `holding` does not know."""
+        """Make the prompt of a parsed request, and the features of its items for which `holding` returns nothing."""
         counts = Counter(draft.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
@@ -204,7 +204,7 @@ class Pipeline:
             return True
 
         async def find_or_make(item: Item) -> None:
-            if not find(item):  # it may have come while this one waited for its turn
+            if not find(item):  # it may have become known while this one waited
                 self.lookups(item.modality, counts[item], False)
                 features[item.digest] = made = await self._make(draft, item.digest)
                 charge(item, made.layout)
@@ -223,7 +223,7 @@ class Pipeline:
         return Rendered(prompt, features, partial(self._make, draft.assembled()))
 
     def _check_tokens(self, tokens: int) -> None:
-        """Refuse a request whose items alone are too long. Of an encoder-decoder model they are not in the prompt."""
+        """Refuse a request whose items alone are too long. An encoder-decoder prompt does not contain them."""
         if self.max_tokens is not None and self.chat_renderer is not None and tokens >= self.max_tokens:
             raise PromptTooLong(
                 f"the items alone have {tokens:,} tokens or more; the model takes {self.max_tokens:,} with the answer: "
@@ -231,7 +231,7 @@ class Pipeline:
             )
 
     async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
-        """The feature of an item, cached or processed; nothing is awaited before that is decided."""
+        """The feature of an item, cached or processed. That is decided without an await."""
         if (feature := self.cache.get(digest)) is not None:
             return feature
 
@@ -243,7 +243,7 @@ class Pipeline:
     def _identify(
         self, media: Sequence[Media], options: Mapping[str, object], tenant: Tenant | None
     ) -> tuple[tuple[Item, ...], Mapping[Digest, Media]]:
-        """The items in order, and the media of each that differs."""
+        """The items in order, and the media of each distinct item."""
         identities: dict[Modality, Identity] = {}
         items: list[Item] = []
         distinct: dict[Digest, Media] = {}
@@ -260,12 +260,12 @@ class Pipeline:
             return Identity(
                 key=self.key, modality=modality, fingerprint=self.fingerprint, options=options, tenant=tenant
             )
-        except ValueError:  # of json and of str.encode: no other value is refused
+        except ValueError:  # from json and str.encode, which refuse no other value
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None
 
 
 def check_chars(count: int, limit: int) -> None:
-    """Refuse a text that is longer than any prompt can be, before tokens are made of it (S18)."""
+    """Refuse a text that is longer than any prompt can be, before it is tokenised (S18)."""
     if count > limit:
         raise PromptTooLong(f"the prompt has {count:,} characters; the model takes {limit:,} at the very most")
 
@@ -291,7 +291,7 @@ async def _assemble_chat(
 
 
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
-    """A prompt without items: a placeholder token in it would stand for nothing (S14)."""
+    """A prompt without items. A placeholder token in it is refused, because it has no item (S14)."""
     if token_ids and max(token_ids) >= (size := renderer.tokenizer.vocab_size):
         raise InvalidRequest.of("prompt", f"there is no token {max(token_ids):,}, the tokenizer has {size:,}")
     placeholders = renderer.placeholder_ids()

@@ -1,12 +1,13 @@
-"""Keeping text text: what a client writes never becomes a placeholder token (threats S14).
+"""Placeholder escape: a client's text never becomes a placeholder token (threats S14).
 
-A template mixes its own words with the client's, and afterwards nobody can tell whose `<|image_pad|>` it was. So the
-client's spellings are broken before rendering: a guard letter goes behind the first character of each, and behind a
-text that ends as one begins, since a template may put the rest of it there. The rendered text is split at the guard,
-which removes it, and the pieces are tokenised apart, so no spelling is ever whole.
+A template mixes its own text with the client's. In the result it cannot be decided where an `<|image_pad|>` came from.
+Therefore the client's spellings of placeholders are broken before rendering. A guard letter goes after the first
+character of each spelling. One also goes after a text that ends with the beginning of a spelling, because a template
+may add the rest. The rendered text is split at the guard, which removes it, and the pieces are tokenised separately, so
+no spelling is ever complete.
 
-The guard is a letter that neither the request nor the template uses, taken from Linear A: nobody has been able to read
-that script for 3,400 years, and unlike a noncharacter it survives the `repr` of a list that a template prints.
+The guard is a letter that neither the request nor the template uses. It comes from Linear A, a script that
+has not been readable for 3,400 years. Unlike a noncharacter it survives the `repr` of a list that a template prints.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from semel.errors import InvalidRequest
 __all__ = ["LETTERS", "are_spelled", "break_spellings", "map_strings", "strings_in", "unused_letters"]
 
 LETTERS: Final = "".join(map(chr, range(0x10600, 0x10737)))
-"""What guards are taken from: 311 letters of Linear A, all printable."""
+"""The letters that guards are chosen from: 311 letters of Linear A, all printable."""
 
 _MAX_DEPTH: Final = 128
 
 
 def strings_in(value: object) -> Iterator[str]:
-    """Every string in a JSON value, names of fields too. Nesting is bounded, so that later walks may recurse."""
+    """Every string in a JSON value, including names of fields. Nesting is bounded, so that later walks may recurse."""
     layers: list[Iterator[object]] = [iter((value,))]
     while layers:
         for part in layers[-1]:
@@ -57,7 +58,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def unused_letters(text: str) -> Iterator[str]:
-    """The letters that may mark places of a rendering of `text`."""
+    """The letters that can mark positions in a rendering of `text`."""
     yield from (letter for letter in LETTERS if letter not in text)
     raise InvalidRequest(
         "the request uses all letters of Linear A (U+10600 to U+10736), but rendering it needs some that it does not "
@@ -66,9 +67,9 @@ def unused_letters(text: str) -> Iterator[str]:
 
 
 def break_spellings(literals: Iterable[str], guard: str) -> Callable[[str], str]:
-    """What puts `guard` into each of the `literals` that a text spells, and behind a text that ends as one begins."""
+    """A function that puts `guard` into each spelling of the `literals`, and after a text that ends as one begins."""
     literals = tuple(literals)
-    # A look-ahead consumes one character only, so that spellings which overlap are all broken.
+    # The look-ahead consumes only one character, so that overlapping spellings are all broken.
     starts = re.compile(f"(?s)(?={'|'.join(map(re.escape, literals))}).")
     begins, _ = _parts(literals)
 
@@ -90,6 +91,6 @@ def are_spelled(literals: Iterable[str], texts: Sequence[str]) -> bool:
 
 @lru_cache(64)
 def _parts(literals: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the literals begin with and what they end with, short of the whole."""
+    """The proper prefixes and the proper suffixes of the literals."""
     cuts = [(literal, cut) for literal in literals for cut in range(1, len(literal))]
     return tuple(literal[:cut] for literal, cut in cuts), tuple(literal[cut:] for literal, cut in cuts)

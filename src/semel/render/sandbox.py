@@ -1,7 +1,7 @@
-"""Running one Jinja text: the features that transformers gives to chat templates, inside a sandbox (threats S15).
+"""Runs a Jinja template in a sandbox, with the features that transformers gives to chat templates (threats S15).
 
-A template comes with the model or from the operator, never from a client; but clients choose what it is run on. What it
-raises on purpose is told to the client; what it fails with otherwise stays in the log (S7).
+A template comes with the model or from the operator, never from a client; but clients choose its input. Errors that a
+template raises on purpose go to the client; all its other errors stay in the log (S7).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_EXPONENT: Final = 64
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Template:
-    """One compiled Jinja text. Any number of threads may render it at once."""
+    """One compiled Jinja template. Thread-safe."""
 
     text: str
     content_format: ContentFormat
@@ -41,7 +41,7 @@ class Template:
 
     @classmethod
     def compile(cls, text: str, *, origin: str) -> Self:
-        """Compile `text`; `origin` says in errors where it came from."""
+        """Compile `text`; `origin` names its source in errors."""
         environment = _environment()
         try:
             tree = environment.parse(text)
@@ -51,16 +51,16 @@ class Template:
 
     @property
     def names(self) -> frozenset[str]:
-        """What the environment itself defines, which variables must not hide."""
+        """The names that the environment defines, which variables must not hide."""
         return frozenset(self._compiled.environment.globals)
 
     @property
     def knows_developer(self) -> bool:
-        """Whether the text mentions the role "developer"."""
+        """Whether the template mentions the role "developer"."""
         return '"developer"' in self.text or "'developer'" in self.text
 
     def render(self, variables: Mapping[str, object]) -> str:
-        """The text that the template makes of `variables`."""
+        """Render the template with `variables`."""
         try:
             return self._compiled.render(variables)
         except TemplateError:
@@ -76,7 +76,7 @@ class Template:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's, which bounds loops but not products: `'a' * n` with a client's n would be a text of any size."""
+    """Jinja's sandbox bounds loops but not products: `'a' * n` with a client's n would be a text of any size."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -90,7 +90,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant text for training; serving shows the text as it is."""
+    """`{% generation %}…{% endgeneration %}` marks assistant text for training; serving renders the text unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 Jinja declares it so
 
@@ -132,5 +132,5 @@ def _tojson(
 
 
 def _escaped(text: str) -> str:
-    """`text` in ASCII but for the letters of a guard, which must stay visible to whoever removes it."""
+    """`text` in ASCII, except the letters of a guard, which must stay visible for the code that removes it."""
     return re.sub(rf"[^\x00-\x7e{LETTERS[0]}-{LETTERS[-1]}]", lambda found: json.dumps(found[0])[1:-1], text)

@@ -1,6 +1,6 @@
-"""Sources: what a request names as media. A data URL is decoded here; any other URL is read, and fetched later.
+"""Sources: the media that a request names. A data URL is decoded here; any other URL is parsed here and fetched later.
 
-Base64 is checked strictly: a character that does not belong is an error, not skipped.
+Base64 is checked strictly: an invalid character is an error, not skipped.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class MediaUrl:
     modality: Modality
     url: Url
     where: str
-    """Which part of the request named it, for errors."""
+    """The part of the request that names it, for errors."""
 
 
 Source = Media | MediaUrl
 
 
 def source_from(text: str, modality: Modality, *, where: str) -> Source:
-    """What a URL names; `where` says in errors which part of the request named it."""
+    """The source that a URL names; `where` is the part of the request for errors."""
     if text[:5].lower() == "data:":
         return _from_data_url(text[5:], modality, where)
     try:
@@ -55,7 +55,7 @@ def media_from_base64(text: str, modality: Modality, *, mime: str | None, where:
 
 
 def _from_data_url(rest: str, modality: Modality, where: str) -> Media:
-    # What is split is bounded: a URL of semicolons alone would become as many strings.
+    # The head is bounded before it is split: a URL of semicolons alone would become as many strings.
     head, comma, _ = rest[:_MAX_HEAD_CHARS].partition(",")
     mime, *parameters = (field.strip() for field in head.split(";"))
     if not comma or not parameters or parameters[-1] != "base64":

@@ -1,4 +1,4 @@
-"""From sources to media: what a request names by URL is fetched, some at a time, and what it names twice once."""
+"""From sources to media: fetches the URLs of a request, with limited concurrency. Equal URLs are fetched once."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from semel.render.source import MediaUrl, Source
 __all__ = ["Fetch", "Spend", "fetch_sources"]
 
 _FETCHES_AT_ONCE: Final = 8
-"""Of one request: a few with slow URLs must not take all turns of their tenant (threats S18)."""
+"""Maximum fetches of one request at a time: a few requests with slow URLs must not use up their tenant's limit (threats
+S18).
+"""
 
 Spend = Callable[[int], None]
-"""Is told how many more bytes a request is about to hold, and raises if it may not."""
+"""Is called with the number of bytes before a request stores them, and raises if they are not allowed."""
 
 
 class Fetch(Protocol):
-    """Gives the bytes behind a URL, wherever they come from."""
+    """Returns the bytes behind a URL, from the network or a cache."""
 
     async def __call__(self, url: Url, tenant: Tenant, /, *, apart: bool, spend: Spend) -> bytes:
-        """The bytes; `apart` for somebody who only looks, and must change nothing that others can see."""
+        """The bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
         ...
 
 
 async def fetch_sources(
     sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
 ) -> Sequence[Media]:
-    """The media of all sources, in order. They are the sources themselves if nothing is to be fetched."""
+    """The media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
     wanted: dict[Url, MediaUrl] = {}
     for source in sources:
         if isinstance(source, MediaUrl):
@@ -46,7 +48,7 @@ async def fetch_sources(
             if fetch is None:
                 raise MediaNotAllowed("nothing is fetched here: send a data URL")
             got[source.url] = await fetch(source.url, tenant, apart=intent == "inspect", spend=spend)
-        except RequestError as error:  # others may wait for the same fetch: the error itself is theirs as well
+        except RequestError as error:  # other requests may wait for the same fetch and get the same error object
             raise type(error)(f"{source.where}: {error}") from None
 
     await concurrently(wanted.values(), get, at_once=_FETCHES_AT_ONCE)

@@ -1,8 +1,7 @@
-"""The chat template of a model folder: which text it is, and which variables it is given.
+"""The chat template of a model folder: its choice and its variables.
 
-The order is vLLM's: what the operator names, then the processor's template, then the tokenizer's. A request with tools
-skips the processor's, because only tokenizers have a template named "tool_use". Templates from clients do not exist
-here (threats S15).
+The order is vLLM's: the operator's template, then the processor's, then the tokenizer's. A request with tools skips the
+processor's, because only tokenizers have a template named "tool_use". Clients cannot send templates (threats S15).
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _RESERVED: Final = frozenset(
     }
 )
 _INLINE: Final = frozenset("{}\n")
-"""Jinja has these, paths and names do not."""
+"""Jinja has these characters; paths and names do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """The texts that turn messages into a prompt, compiled, with the special tokens they may name."""
+    """The compiled templates of a model, with the special tokens that they may name."""
 
     plain: Template
     with_tools: Template
@@ -64,11 +63,11 @@ class ChatTemplate:
 
     @property
     def content_format(self) -> ContentFormat:
-        """What the template wants as content when there are no tools."""
+        """The content format of the template that is used without tools."""
         return self.plain.content_format
 
     def chosen_for(self, tools: Sequence[object] | None) -> Template:
-        """The text that renders a request with these tools; None means that the request names none."""
+        """The template for a request with these tools; None means that the request names none."""
         return self.plain if tools is None else self.with_tools
 
     def render(
@@ -79,7 +78,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, object],
     ) -> str:
-        """The prompt as text. `kwargs` are the request's own variables, for templates that know them."""
+        """The prompt as text. `kwargs` are the request's own variables, for templates that use them."""
         template = self.chosen_for(tools)
         if reserved := kwargs.keys() & (_RESERVED | template.names | self.special_tokens.keys()):
             raise InvalidRequest(f"chat_template_kwargs must not set {', '.join(sorted(reserved))}: leave that out")
@@ -111,12 +110,12 @@ def _processor_texts(folder: Path) -> dict[str, str]:
     if not legacy.is_file():
         return files
     if files.keys() - {"default"}:
-        return {}  # transformers refuses to load a processor with both, and so it has no template
+        return {}  # transformers refuses to load a processor with both, so it has no template
     return _named(_json(legacy).get("chat_template"), legacy)
 
 
 def _tokenizer_texts(folder: Path) -> dict[str, str]:
-    """The tokenizer's templates by name: files win over the entry in its config."""
+    """The tokenizer's templates by name: files take precedence over the entry in its config."""
     config = folder / "tokenizer_config.json"
     return _template_files(folder) or _named(_json(config).get("chat_template"), config)
 
@@ -145,7 +144,7 @@ def _named(entry: object, path: Path) -> dict[str, str]:
 def _special_tokens(folder: Path) -> dict[str, str]:
     config = _json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config |= _json(folder / "special_tokens_map.json")  # where folders of before 2023 have them
+        config |= _json(folder / "special_tokens_map.json")  # folders from before 2023 have them there
     tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,4 +1,4 @@
-"""A conversation in the shape that chat templates read: dicts, with content in the format that the template wants."""
+"""A conversation in the shape that chat templates read: dicts, with content in the template's format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Insertion", "transcribe", "without_developer"]
 
 
 class Insertion(Protocol):
-    """What stands for an item in the text of a template that takes strings: the family knows."""
+    """The text that represents an item in a template with string content. It depends on the model family."""
 
     def __call__(self, modality: Modality, index: int, /) -> str:
-        """The text for the `index`-th item of `modality` in the conversation, counted from 1; empty for nothing."""
+        """The text for the `index`-th item of `modality` in the conversation, counted from 1; empty for none."""
         ...
 
 
@@ -34,9 +34,9 @@ def transcribe(
 
 
 def without_developer(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """The messages for a template that has no role "developer": it becomes "system".
+    """The messages for a template without the role "developer": it becomes "system".
 
-    Many such templates accept a system message in the first place only, so several become one, which stands there.
+    Many such templates accept a system message in the first position only, so several are merged into one there.
     """
     renamed = [_as_system(message) if message["role"] == "developer" else message for message in messages]
     if all(message["role"] != "system" for message in renamed[1:]):
@@ -48,7 +48,7 @@ def without_developer(messages: Sequence[dict[str, object]]) -> list[dict[str, o
 def _content(message: Message) -> list[dict[str, object]] | str:
     parts = list(map(_template_part, message.parts))
     if message.role == "tool" and all(part["type"] == "text" for part in parts):
-        # Most templates show the answer of a tool as it is, whatever they do with other messages.
+        # Most templates render a tool's message unchanged, whatever they do with other messages.
         return "\n".join(str(part["text"]) for part in parts)
     return parts
 
@@ -64,7 +64,7 @@ def _template_part(part: Part) -> dict[str, object]:
 
 
 def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
-    """All items of the message, those of one modality together, then its texts: each on a line of its own."""
+    """All items of the message, grouped by modality, then its texts: each on a line of its own."""
     items: dict[Modality, list[str]] = {}
     texts: list[str] = []
     for part in message.parts:

@@ -14,7 +14,7 @@ __all__ = ["Tokenizer"]
 
 
 class Tokenizer:
-    """The model's tokenizer. Any number of threads may use it at once."""
+    """The model's tokenizer. Thread-safe."""
 
     __slots__ = ("_longest", "_raw")
 
@@ -24,7 +24,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The tokenizer of the model in `folder`."""
+        """Load the tokenizer of the model in `folder`."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(
@@ -35,19 +35,19 @@ class Tokenizer:
             raw = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise ConfigError(f"{path} is not a tokenizer that tokenizers {tokenizers.__version__} can read") from error
-        # A length that training left in the file must not cut or fill prompts.
+        # A maximum length that training left in the file must not truncate or pad prompts.
         raw.no_truncation()
         raw.no_padding()
         return cls(raw)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of `text`; special tokens that it spells are special."""
+        """The token ids of `text`. Special tokens in the text are recognised."""
         return self._encode([text], add_special_tokens)[0]
 
     def encode_apart(self, pieces: Iterable[str]) -> list[int]:
-        """The token ids of the pieces one after the other: no token spans two of them.
+        """The token ids of the pieces in order. No token spans two of them.
 
-        A tokenizer that puts a space before its input (Llama 2) puts one before every piece.
+        A tokenizer that adds a space before its input (Llama 2) adds one before every piece.
         """
         return [token for ids in self._encode([*pieces], False) for token in ids]
 
@@ -56,27 +56,27 @@ class Tokenizer:
         return str(self._raw.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token that is spelled exactly so, if there is one."""
+        """The id of the token with exactly this text, if there is one."""
         found: int | None = self._raw.token_to_id(text)
         return found
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, the added ones too."""
+        """The number of tokens, including added ones."""
         return int(self._raw.get_vocab_size(with_added_tokens=True))
 
     @property
     def longest(self) -> int:
-        """How many characters a token stands for at most: a text of more times as many has more tokens than that."""
+        """The maximum number of characters of one token. A text of more than k times as many has more than k tokens."""
         if self._longest is None:
             self._longest = max(map(len, self._raw.get_vocab(with_added_tokens=True)), default=1)
         return self._longest
 
     def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         try:
-            # Leaves offsets out: 5 times as fast as `encode` on 32,768 placeholders, 1.4 times on prose.
+            # It computes no offsets: 5 times as fast as `encode` on 32,768 placeholders, 1.4 times on prose.
             encodings = self._raw.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except TypeError as error:  # the one str that is not Unicode
+        except TypeError as error:  # the only str that is not valid Unicode
             raise InvalidRequest(
                 "the text has half of a surrogate pair (\\ud800 to \\udfff): send whole characters"
             ) from error

@@ -1,8 +1,8 @@
-"""Warming up: what the first request would have paid for is paid before there is one (requirements E3, E4).
+"""Warm-up: does the one-time work of a first request before there is one (requirements E3, E4).
 
-Both paths are walked with one small item of every modality that requests may have: its chat, and the item through the
-real processor, in every preprocessing process. Nothing of it stays: what was cached is given up, and what is counted
-is counted elsewhere. It never fails a start: whatever goes wrong is a warning.
+It runs both paths with one small item of every modality that requests may have: a chat with it, and the item through
+the real processor, in every preprocessing process. It leaves no trace: its cache entries are removed, and its lookups
+are not counted. It never fails a start: any error becomes a warning.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 async def warm_up(
     pipeline: Pipeline, limits: Mapping[Modality, int], *, processes: int = 1, timeout_s: float = 120.0
 ) -> None:
-    """Walk both paths of a pipeline that serves nobody yet.
+    """Run both paths of a pipeline that serves no requests yet.
 
-    `limits` says how many items of a modality a request may have: those that it may not have are skipped. `processes`
-    is among how many processes the pipeline's `process` shares its work; `timeout_s` is for one path.
+    `limits` has the maximum number of items of each modality; those with 0 are skipped. `processes` is the number of
+    processes that share the pipeline's `process`. `timeout_s` applies to each path.
     """
     modalities = [modality for modality in SAMPLES if limits.get(modality, 0) > 0]
     for intent in _INTENTS:
@@ -57,7 +57,7 @@ async def warm_up(
 
 
 def _unseen(pipeline: Pipeline) -> Pipeline:
-    """The pipeline over the same cache, counting where nobody reads and keeping no layouts."""
+    """The pipeline over the same cache, without metrics, and without layouts of its own."""
     return replace(
         pipeline,
         lookups=lambda *_: None,
@@ -69,7 +69,7 @@ def _unseen(pipeline: Pipeline) -> Pipeline:
 
 
 async def _try(pipeline: Pipeline, modality: Modality | None, intent: Intent, processes: int) -> bool:
-    """Render one request, with an item or without; what goes wrong is told."""
+    """Render one request, with or without an item. Errors are logged."""
     if modality is None and pipeline.chat_renderer is None:
         return False
     try:
@@ -77,7 +77,7 @@ async def _try(pipeline: Pipeline, modality: Modality | None, intent: Intent, pr
         if media is not None:
             await _process_everywhere(pipeline, media, intent, processes)
         await _render(pipeline, await _draft(pipeline, media), intent)
-    except Exception as error:  # noqa: BLE001 - foreign code; the first request will tell its client
+    except Exception as error:  # noqa: BLE001 - foreign code; the first request returns the error to its client
         logger.warning("warming up %s with %s failed: %s", intent, modality or "text", str(error) or repr(error))
         return False
     return True
@@ -92,7 +92,7 @@ async def _render(pipeline: Pipeline, draft: ParsedRequest, intent: Intent) -> N
 
 
 async def _process_everywhere(pipeline: Pipeline, media: Media, intent: Intent, processes: int) -> None:
-    """As many items at once as there are processes: each process takes one on, since none of them is at work."""
+    """Process as many items at once as there are processes: each process gets one, because none of them is busy."""
     process = pipeline.inspector.process if intent == "inspect" else pipeline.process
     results = await asyncio.gather(*(process(media, {}) for _ in range(processes)), return_exceptions=True)
     for error in results:

@@ -1,4 +1,4 @@
-"""What semel tells about itself: every metric in one table, spans, and the log."""
+"""Telemetry: every metric in one table, spans, and logs."""
 
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter

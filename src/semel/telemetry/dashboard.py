@@ -1,4 +1,4 @@
-"""The Grafana dashboard: its panels in one table, so that a metric is renamed in one place."""
+"""The Grafana dashboard: its panels are one table, so that renaming a metric is one change."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _COLUMNS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A plot: what its lines are called, and the query of each."""
+    """A plot: the name and query of each line."""
 
     title: str
     about: str
     unit: str
-    """One of Grafana's: reqps, s, percentunit, Bps, bytes, short."""
+    """One of Grafana's units: reqps, s, percentunit, Bps, bytes, short."""
 
     queries: Mapping[str, str]
 
@@ -130,7 +130,7 @@ PANELS: Final = (
 
 
 def dashboard() -> str:
-    """The dashboard in Grafana's JSON, ready to be imported."""
+    """The dashboard in Grafana's JSON, ready for import."""
     panels = [_panel(number, panel) for number, panel in enumerate(PANELS)]
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     body = {

@@ -1,4 +1,4 @@
-"""How late an event loop is: the wait of whatever becomes due in it, seen from inside (nothing else tells)."""
+"""The lag of an event loop: how long due callbacks wait. It is measured from inside; nothing else shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVERY_S: Final = 0.05
 
 
 class LoopLag:
-    """Looks twenty times a second how late a timer of the running loop goes off."""
+    """Measures twenty times a second how late a timer of the running loop fires."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -22,7 +22,7 @@ class LoopLag:
         self._wait()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         self._timer.cancel()
 
     def _wait(self) -> None:

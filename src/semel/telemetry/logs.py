@@ -1,7 +1,7 @@
-"""The log: one line for each thing that is told, as text or as JSON, with the request that it was told about.
+"""The log: one line per message, as text or as JSON, with the request that it is about.
 
-What a client sends can be in any line: its characters that would begin another one, or that a terminal would obey, are
-escaped. So nobody but us begins a line (threats, forged lines). What comes after the first line of a text is indented.
+A line may contain text from a client. Characters that would begin another line, or that a terminal would obey, are
+escaped, so only semel begins a line (threats, forged lines). Further lines of a message are indented.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LogFormat = Literal["text", "json"]
 
 _TEXT: Final = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 _UNSAFE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""What could end a line or steer a terminal, and what is no character at all; a tab may stay."""
+"""Characters that could end a line or control a terminal, and invalid characters; tabs are allowed."""
 
 JSON_LOGGING: Final[Mapping[str, Any]] = {
     "version": 1,
@@ -32,11 +32,11 @@ JSON_LOGGING: Final[Mapping[str, Any]] = {
     "root": {"handlers": ["semel"], "level": "INFO"},
     "loggers": {"vllm": {"level": "INFO", "handlers": [], "propagate": True}},
 }
-"""The same for processes that are not ours, in the words of `logging.config.dictConfig`."""
+"""JSON logging for other processes, as a `logging.config.dictConfig`."""
 
 
 def log_to_stderr(form: LogFormat, *, level: int = logging.INFO, text: str = _TEXT) -> None:
-    """Log to standard error from now on; `text` is how lines of text look, in the words of `logging`."""
+    """Log to standard error from now on; `text` is the `logging` format of text lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(text))
     logging.basicConfig(level=level, handlers=[handler])
@@ -59,16 +59,16 @@ class TextLines(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
-        """What failed and where, a step to the right."""
+        """The exception and its traceback, indented."""
         return _indented(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the name is logging's
-        """Where it was told, a step to the right."""
+        """The stack, indented."""
         return _indented(stack_info)
 
 
 class JsonLines(logging.Formatter):
-    """Lines for programs: one object each. JSON escapes all that would end a line."""
+    """Lines for programs: one object each. JSON escapes everything that would end a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -92,7 +92,7 @@ class JsonLines(logging.Formatter):
 
 
 def _request(record: logging.LogRecord) -> RequestContext | None:
-    """The request that a line is about: the one it names (`extra={"about": …}`), or the one in hand."""
+    """The request that a line is about: the one that it names (`extra={"about": …}`), or the current one."""
     about: RequestContext | None = getattr(record, "about", None)
     return about or current_request()
 

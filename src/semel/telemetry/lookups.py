@@ -1,4 +1,4 @@
-"""Queries and hits of the item caches (requirement D8): one query per item and tier, exact, and one line in the log."""
+"""Queries and hits of the feature and item caches (requirement D8): exactly one per item and tier, and a log line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semel.telemetry.metrics import MM_CACHE_HITS, MM_CACHE_QUERIES, VLLM_MM_CAC
 __all__ = ["CacheLookups", "Tier"]
 
 Tier = Literal["processor", "worker"]
-"""`processor`: a hit means that no processing was started. `worker`: a hit means that no payload travelled."""
+"""`processor`: a hit means that no processing started. `worker`: a hit means that no payload was sent."""
 
 
 @dataclass(slots=True)
@@ -22,20 +22,20 @@ class _Count:
 
 
 class CacheLookups:
-    """Counts what was looked up in this process."""
+    """Counts the cache lookups of this process."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, Tier], _Count] = {}
         self._reported: dict[Tier, _Count] = {}
 
     def count(self, model: str, modality: str, tier: Tier, count: int, hit: bool) -> None:
-        """Items of one modality were looked up in one tier."""
+        """Count lookups of items of one modality in one tier."""
         entry = self._counts.setdefault((model, modality, tier), _Count())
         entry.queries += count
         entry.hits += count * hit
 
     def samples(self) -> Iterator[Sample]:
-        """The counters, those of the processor's tier under vLLM's names as well, so that its dashboards work."""
+        """The counters. Those of tier `processor` also have vLLM's names, so that vLLM's dashboards work."""
         for labels, entry in self._counts.items():
             yield MM_CACHE_QUERIES, entry.queries, labels
             yield MM_CACHE_HITS, entry.hits, labels
@@ -47,7 +47,7 @@ class CacheLookups:
             yield VLLM_MM_CACHE_HITS, sum(entry.hits for entry in of_model), (model,)
 
     def line(self) -> str | None:
-        """The hit rate of every tier since the last line; None if nothing was looked up."""
+        """The hit rate of every tier since the last line; None without lookups."""
         parts = []
         for tier in ("processor", "worker"):
             of_tier = [entry for (_, _, its), entry in self._counts.items() if its == tier]

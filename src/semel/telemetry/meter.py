@@ -1,7 +1,7 @@
-"""Recording metrics, and options them to Prometheus.
+"""Records metrics and exports them to Prometheus.
 
-A meter has a registry of its own: two of them in one process never mix, and vLLM, which clears the default registry,
-does not reach it. Numbers that live elsewhere, such as in an engine core, are read when someone looks (`watch`).
+Each meter has its own registry: two meters in one process never mix, and vLLM, which clears the default registry, does
+not affect it. Numbers from elsewhere, such as an engine core, are read on each scrape (`watch`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sample = tuple[Metric, float, tuple[str, ...]]
 
 
 class Meter:
-    """Where one process records its metrics."""
+    """Records the metrics of one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -54,11 +54,11 @@ class Meter:
         (histogram.labels(*labels) if labels else histogram).observe(value)
 
     def watch(self, read: Callable[[], Iterable[Sample]]) -> None:
-        """Show numbers that are kept elsewhere: `read` is called whenever someone looks."""
+        """Export numbers from elsewhere: `read` is called on each scrape."""
         self.registry.register(_Watcher(read))
 
     def render(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""The table of all metrics. A metric that is not in it cannot be recorded, and the docs are made from it."""
+"""The table of all metrics. A metric that is not in it cannot be recorded; the docs are generated from it."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that semel exports. The name of a counter ends in `_total`, and every name carries its unit."""
+    """A number that semel exports. The name of a counter ends in `_total`, and every name has its unit."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    """The upper bounds of a histogram's buckets."""
+    """Upper bounds of a histogram's buckets."""
 
 
 # The encoder, from inside the engine core. `engine` is the engine core's rank.
@@ -128,7 +128,7 @@ ENCODER_LATE_BYTES: Final = Metric(
     _ENGINE,
 )
 
-# Features, wherever they are kept. Tier `processor` is a frontend's own cache, tier `worker` the engine's.
+# Features in all caches. Tier `processor` is a frontend's feature cache, tier `worker` the engine's item cache.
 _TIER: Final = ("tier",)
 MM_CACHE_QUERIES: Final = Metric(
     "semel_mm_cache_queries_total",
@@ -176,7 +176,7 @@ RESUBMISSIONS: Final = Metric(
     "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
 )
 
-# Media, fetched by a frontend for its requests.
+# Media that a frontend fetches for its requests.
 MEDIA_FETCHES: Final = Metric(
     "semel_media_fetches_total",
     "counter",
@@ -199,7 +199,7 @@ MEDIA_CACHE_CONFIRMED: Final = Metric(
 )
 MEDIA_CACHE_BYTES: Final = Metric("semel_media_cache_bytes", "gauge", "Bytes of responses that are kept.")
 
-# A frontend.
+# Frontends.
 REQUESTS: Final = Metric(
     "semel_requests_total", "counter", "Requests that were answered, by route and HTTP status.", ("route", "status")
 )
@@ -249,7 +249,7 @@ WORKER_RUNNING: Final = Metric(
     ("worker",),
 )
 
-# Any process that traces.
+# Any process with tracing.
 SPANS_DROPPED: Final = Metric(
     "semel_spans_dropped_total",
     "counter",
@@ -310,4 +310,4 @@ METRICS: Final = (
     WORKER_RUNNING,
     SPANS_DROPPED,
 )
-"""Every metric of semel, in the order in which they are documented."""
+"""Every metric of semel, in the order of the documentation."""

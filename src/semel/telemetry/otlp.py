@@ -1,7 +1,8 @@
-"""Tracing by OpenTelemetry: spans are made by its SDK, and sent by its exporters in batches, from a thread of theirs.
+"""Tracing with OpenTelemetry: its SDK creates spans, and its exporters send them in batches, from their own thread.
 
-Imported only where a collector is named. The provider is ours, not the process's: the engine has its own. Nothing here
-makes a request wait: a span that finds the queue full is dropped and counted, and so is one that cannot be delivered.
+Imported only if a collector is configured. The provider is semel's own, not the process's: the engine has its own.
+Nothing here delays a request: a span that finds the queue full is dropped and counted, and so is one that cannot be
+delivered.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from semel.telemetry.spans import Span, SpanKind
 __all__ = ["OtlpTracing"]
 
 _MAX_WAITING: Final = 8_192
-"""Spans that wait to be sent: about a kilobyte each."""
+"""Maximum number of spans that wait to be sent: about a kilobyte each."""
 
 _CLOSE_S: Final = 1.5
 _KINDS: Final[Mapping[SpanKind, trace.SpanKind]] = {
@@ -37,7 +38,7 @@ _KINDS: Final[Mapping[SpanKind, trace.SpanKind]] = {
 
 
 class OtlpTracing:
-    """Spans, sent to a collector. Made by `start`."""
+    """Sends spans to a collector. Made by `start`."""
 
     def __init__(self, provider: TracerProvider, batches: _Batches) -> None:
         self._provider = provider
@@ -47,12 +48,12 @@ class OtlpTracing:
 
     @classmethod
     def start(cls, endpoint: str, protocol: str, service: str) -> Self:
-        """Send to a collector from now on. Headers, certificates and the like are the SDK's, by its OTEL_* names."""
+        """Start sending to a collector. The SDK reads headers, certificates and the like from its OTEL_* variables."""
         return cls.sending(_exporter(endpoint, protocol), service)
 
     @classmethod
     def sending(cls, exporter: SpanExporter, service: str, *, max_waiting: int = _MAX_WAITING) -> Self:
-        """Send by an exporter, with so many spans waiting at most."""
+        """Send through an exporter, with at most `max_waiting` spans waiting."""
         try:
             batches = _Batches(_Counted(exporter), max_waiting)
             provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
@@ -65,29 +66,29 @@ class OtlpTracing:
 
     @property
     def resource(self) -> Mapping[str, object]:
-        """What every span says of this process."""
+        """The attributes of this process, which every span has."""
         return self._provider.resource.attributes
 
     def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> Span:
-        """A span that begins now."""
+        """A span that starts now."""
         context = self._propagator.extract(parent, Context())
         return Span(self._tracer.start_span(name, context, _KINDS[kind]), self._tracer)
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Metrics of tracing itself."""
         yield SPANS_DROPPED, self._batches.dropped, ("queue_full",)
         yield SPANS_DROPPED, self._batches.exporter.lost, ("not_delivered",)
 
     async def close(self, within_s: float = _CLOSE_S) -> None:
-        """Send what is left, but not for longer than this. Closing twice does no harm."""
-        # A thread that nobody waits for at exit: a collector that does not answer takes the SDK half a minute.
+        """Send the remaining spans, within this time. Closing twice is harmless."""
+        # A thread that does not delay the exit: without an answer from the collector, the SDK takes half a minute.
         closing = threading.Thread(target=self._provider.shutdown, name="semel-spans", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, within_s)
 
 
 class _Counted(SpanExporter):
-    """Counts what it takes off the queue, and what of it cannot be delivered. All in the thread of the batches."""
+    """Counts the spans that leave the queue, and those that cannot be delivered. Runs in the batch thread only."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self.exported = 0
@@ -111,7 +112,7 @@ class _Counted(SpanExporter):
 
 
 class _Batches(BatchSpanProcessor):
-    """The SDK's own, but for what is over its bound: that is counted, and goes no further."""
+    """The SDK's processor, except that spans above its bound are counted and dropped."""
 
     def __init__(self, exporter: _Counted, max_waiting: int) -> None:
         super().__init__(exporter, max_queue_size=max_waiting)
@@ -121,7 +122,7 @@ class _Batches(BatchSpanProcessor):
         self._ended = 0
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Let a span wait to be sent; always called by the thread that serves."""
+        """Queue a span; always called by the serving thread."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
         if self._ended - self.exporter.exported >= self._max_waiting:
@@ -133,7 +134,7 @@ class _Batches(BatchSpanProcessor):
 
 def _resource(service: str) -> Resource:
     found = Resource.create({SERVICE_VERSION: version("semel")})
-    if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):  # nobody has named it
+    if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):  # no name is set
         found = found.merge(Resource({SERVICE_NAME: service}))
     return found
 

@@ -1,7 +1,7 @@
-"""The request in hand: which one a task works for, so that its lines in the log and its spans can say so.
+"""The request context: the request that a task works for. Log lines and spans take their ids from it.
 
-Tasks inherit it from those that start them. What outlives a request, or works for whoever comes next, must not: such a
-task is started outside of one, or in the context that it was given.
+Tasks inherit it from the task that starts them. A task that outlives its request, or works for several requests, must
+not inherit it: it must start outside a request, or in a context passed to it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["RequestContext", "current_request", "current_span", "entered", "own_
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """A request that is being handled."""
+    """A request in progress."""
 
     request_id: str
-    """Our own: no other has it."""
+    """semel's own id, which is unique."""
 
     client_id: str | None = None
-    """What its client calls it; another's may be called the same."""
+    """The client's id; other clients may use the same."""
 
     span: Span = NO_SPAN
 
@@ -45,18 +45,18 @@ def current_request() -> RequestContext | None:
 
 
 def own_id() -> str:
-    """The id of the request in hand; a new one where there is none."""
+    """The id of the current request; a new id without one."""
     return uuid.uuid4().hex if (request := _CURRENT_REQUEST.get()) is None else request.request_id
 
 
 def current_span() -> Span:
-    """The span of the request in hand."""
+    """The span of the current request."""
     return NO_SPAN if (request := _CURRENT_REQUEST.get()) is None else request.span
 
 
 @contextmanager
 def entered(request: RequestContext) -> Iterator[None]:
-    """Work for a request."""
+    """Work for a request within this context."""
     token = _CURRENT_REQUEST.set(request)
     try:
         yield
@@ -66,7 +66,7 @@ def entered(request: RequestContext) -> Iterator[None]:
 
 @contextmanager
 def spanning(tracing: Tracing, name: str, request_id: str, trace: Trace | None) -> Iterator[None]:
-    """Work for a request of another process, in a span of our own that is part of its trace."""
+    """Work for a request of another process, in a new span that is part of its trace."""
     span = tracing.begin(name, "server", {} if trace is None else trace.headers)
     span.note("semel.request.id", request_id)
     with entered(RequestContext(request_id, span=span)):
@@ -80,7 +80,7 @@ def spanning(tracing: Tracing, name: str, request_id: str, trace: Trace | None) 
 
 
 def tell_fault(error: RequestError | ServiceError) -> None:
-    """Let the span in hand have the code of the error that ended it; a client's fault is no failure of ours."""
+    """Add the code of an error to the current span; only a server error marks the span as failed."""
     if error.status >= 500:
         current_span().fail(error.code)
     else:
@@ -88,7 +88,7 @@ def tell_fault(error: RequestError | ServiceError) -> None:
 
 
 def traced(timings: Timings) -> Timings:
-    """Makes a span of each stage as well, in that of its request."""
+    """Also create a span for each stage, as a child of the request's span."""
 
     def tell(seconds: float, stage: Stage) -> None:
         timings(seconds, stage)

@@ -1,6 +1,6 @@
-"""What a process said of itself at one moment, read back from the text that Prometheus gets. No I/O.
+"""The metrics of a process at one moment, parsed from the Prometheus text format. No I/O.
 
-Rates need two of them; quantiles come from the buckets that filled between the two.
+Rates need two scrapes; quantiles come from the bucket counts between the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text format of Prometheus."""
+        """Parse the Prometheus text format."""
         return cls(
             {
                 (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -37,18 +37,18 @@ class Scrape:
         )
 
     def total(self, metric: Metric, **labels: str) -> float:
-        """The sum over all samples with these labels."""
+        """The sum of all samples with these labels."""
         return sum(value for _, value in self._of(metric.name, labels))
 
     def values(self, metric: Metric, label: str) -> dict[str, float]:
-        """The sum for every value of a label."""
+        """The sum for each value of a label."""
         sums: dict[str, float] = {}
         for found, value in self._of(metric.name, {}):
             sums[found[label]] = sums.get(found[label], 0.0) + value
         return sums
 
     def buckets(self, metric: Metric, **labels: str) -> dict[float, float]:
-        """How many values of a histogram are at or below each bound."""
+        """The number of a histogram's values at or below each bound."""
         counts: dict[float, float] = {}
         for found, value in self._of(f"{metric.name}_bucket", labels):
             bound = float(found["le"])
@@ -62,9 +62,10 @@ class Scrape:
 
 
 def quantile(q: float, before: Mapping[float, float], after: Mapping[float, float]) -> float | None:
-    """The value below which a share of those lie that came between two looks at a histogram; None if none came.
+    """The quantile of the values that a histogram received between two scrapes; None without any.
 
-    Within a bucket values are taken to lie evenly, as Prometheus does; past the last bound it is that bound.
+    Values are assumed to be evenly distributed within a bucket, as in Prometheus; beyond the last bound, it is that
+    bound.
     """
     counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
     if not counts or counts[-1][1] <= 0:

@@ -1,9 +1,8 @@
-"""A span: what was done for a request, when, and inside of what.
+"""Spans: a piece of work for a request, with its time and its parent.
 
-It stands over a span of OpenTelemetry's API. Where nobody looks that is the API's own span that does nothing, and all
-of semel has one and the same (`NO_SPAN`); where a collector is named, one of the SDK's (`otlp`). A span tells sizes,
-counts and codes. It never tells a digest, a URL, a prompt, a key, or the text of an error, which may have any of these
-in it.
+A span wraps a span of OpenTelemetry's API. Without a collector that is the API's own no-op span, and all of semel
+shares one (`NO_SPAN`). With a collector it is one of the SDK's (`otlp`). A span contains sizes, counts and codes. It
+never contains a digest, a URL, a prompt, a key, or the text of an error, which may contain any of these.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MAX_STATE_CHARS: Final = 512
 
 
 class Span:
-    """A piece of work, from the moment it is made to its end. After that it takes nothing more, and says nothing."""
+    """A piece of work, from its creation to its end. After the end it ignores every call."""
 
     __slots__ = ("_context", "_failed", "_span", "_sums", "_tracer")
 
@@ -48,18 +47,18 @@ class Span:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether anybody will see it; if not, nothing need be put together for it."""
+        """Whether the span is recorded; if not, callers need not compute attributes."""
         return self._span.is_recording()
 
     @property
     def trace_id(self) -> str:
-        """The trace that it belongs to, in hexadecimal digits; empty if to none."""
+        """The id of its trace, in hexadecimal; empty without one."""
         context = self._span.get_span_context()
         return format_trace_id(context.trace_id) if context.is_valid else ""
 
     @property
     def trace(self) -> Trace | None:
-        """What makes work elsewhere a part of it, recorded or not; None if it belongs to no trace."""
+        """The trace context for work elsewhere, recorded or not; None without a trace."""
         context = self._span.get_span_context()
         if not context.is_valid:
             return None
@@ -68,45 +67,45 @@ class Span:
         return Trace(f"00-{ids}-{context.trace_flags:02x}", state if len(state) <= _MAX_STATE_CHARS else "")
 
     def rename(self, name: str) -> None:
-        """Call it so from now on."""
+        """Change its name."""
         if self._span.is_recording():
             self._span.update_name(name)
 
     def note(self, name: str, value: Value) -> None:
-        """Tell something of it."""
+        """Set an attribute."""
         if self._span.is_recording():
             self._span.set_attribute(name, value)
 
     def add(self, name: str, amount: int) -> None:
-        """Tell a number of it that grows."""
+        """Add to a numeric attribute."""
         if self._span.is_recording():
             self._sums[name] = self._sums.get(name, 0) + amount
             self._span.set_attribute(name, self._sums[name])
 
     def event(self, name: str) -> None:
-        """Something has happened, now."""
+        """Record an event that happens now."""
         if self._span.is_recording():
             self._span.add_event(name)
 
     def child(self, name: str, seconds: float, notes: Mapping[str, Value] | None = None) -> None:
-        """A part of it that ends now and took so long."""
+        """Add a child span that ends now and took this long."""
         if self._span.is_recording():
             now = time.time_ns()
             begin = now - int(seconds * 1e9)
             self._tracer.start_span(name, self._context, attributes=notes, start_time=begin).end(now)
 
     def fail(self, code: str) -> None:
-        """It comes to nothing, for a reason with this code; of several, the first."""
+        """Mark it as failed with this code; the first of several codes counts."""
         if self._span.is_recording() and not self._failed:
             self._failed = True
             self._span.set_attribute("error.type", code)
             self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
-        """It ends, now."""
+        """End it now."""
         if self._span.is_recording():
             self._span.end()
 
 
 NO_SPAN: Final = Span(INVALID_SPAN, NoOpTracer())
-"""Is not recorded, and belongs to no trace."""
+"""Not recorded, and part of no trace."""

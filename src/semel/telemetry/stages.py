@@ -1,4 +1,4 @@
-"""How long each stage of a request takes."""
+"""Durations of the stages of a request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Stage", "Stopwatch", "Timings", "untimed"]
 Stage = Literal["parse", "fetch", "digest", "layout", "process", "render", "send", "first_token"]
 
 Timings = Callable[[float, Stage], None]
-"""Is told how many seconds a stage took."""
+"""Receives the duration of a stage in seconds."""
 
 
 def untimed(seconds: float, stage: Stage) -> None:
-    """For those who do not want to know."""
+    """Ignores durations."""
 
 
 class Stopwatch:
-    """Takes the time of one request, stage by stage, from the moment it is made. What fails is not told."""
+    """Measures one request, stage by stage, from its creation on. Stages that fail are not reported."""
 
     __slots__ = ("_at", "_timings")
 
@@ -28,7 +28,7 @@ class Stopwatch:
         self._at = perf_counter()
 
     def lap(self, stage: Stage) -> None:
-        """What happened since the last lap was this stage."""
+        """Report the time since the last lap as the duration of this stage."""
         now = perf_counter()
         self._timings(now - self._at, stage)
         self._at = now

@@ -1,7 +1,7 @@
-"""Tracing: where spans come from, and where they go. Off unless a collector is named.
+"""Tracing: creates spans and sends them to a collector. Off unless a collector is configured.
 
-Without a collector every span is one and the same that does nothing, and neither OpenTelemetry's SDK nor an exporter is
-imported; with one, `otlp` does the work.
+Without a collector, all spans are one object that does nothing, and neither OpenTelemetry's SDK nor an exporter is
+imported. With one, `otlp` does the work.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _INSTALL: Final = "pip install 'semel[otel]'"
 
 
 class Tracing(Protocol):
-    """Makes spans, and sends them to a collector."""
+    """Creates spans and sends them to a collector."""
 
     def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> Span:
-        """A span that begins now: part of the one that W3C's headers in `parent` name, if they name one."""
+        """Start a span now, as a child of the span in the W3C headers of `parent`, if there is one."""
         ...
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Metrics of tracing itself."""
         ...
 
     async def close(self) -> None:
-        """Send what is left, but not for longer than a moment."""
+        """Send the remaining spans, within a short time."""
         ...
 
 
@@ -50,11 +50,11 @@ class _NoTracing:
         return NO_SPAN
 
     def samples(self) -> Iterator[Sample]:
-        """Nothing."""
+        """No metrics."""
         return iter(())
 
     async def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 NO_TRACING: Final[Tracing] = _NoTracing()
@@ -62,14 +62,14 @@ NO_TRACING: Final[Tracing] = _NoTracing()
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Where spans are sent, and how."""
+    """The address of a collector, and its protocol."""
 
     endpoint: str
     protocol: _Transport
 
     @classmethod
     def of(cls, endpoint: str, protocol: str | None = None) -> Collector:
-        """The collector at a URL; the protocol is HTTP's, unless one is named or the URL begins with grpc://."""
+        """The collector at a URL. The protocol is HTTP unless one is named or the URL begins with grpc://."""
         url = urlsplit(endpoint)
         spoken = protocol or ("grpc" if url.scheme == "grpc" else "http/protobuf")
         if spoken not in ("grpc", "http/protobuf"):
@@ -84,7 +84,7 @@ class Collector:
 
 
 def check_installed(collector: Collector | None) -> None:
-    """Refuse a collector that nothing could be sent to, before anything else takes its time."""
+    """Refuse a collector that this installation cannot send to, before any slow start-up work."""
     if collector is None:
         return
     try:
@@ -96,7 +96,7 @@ def check_installed(collector: Collector | None) -> None:
 
 
 def start_tracing(collector: Collector | None, service: str) -> Tracing:
-    """Send spans to a collector from now on, under the service's name unless OTEL_SERVICE_NAME gives another."""
+    """Send spans to a collector, under the service's name unless OTEL_SERVICE_NAME sets another."""
     if collector is None:
         return NO_TRACING
     check_installed(collector)

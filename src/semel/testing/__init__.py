@@ -1,1 +1,1 @@
-"""What tests of semel, and of programs built on it, share. Importing it does nothing."""
+"""Shared parts for tests of semel and of programs built on it. Importing it does nothing."""

@@ -1,8 +1,8 @@
-"""An engine without a model, for the edges that a real one shows only by accident.
+"""An engine without a model, for the edge cases that a real one shows only by accident.
 
-Its answer is a function of what it was given: the prompt's tokens and, for every item, the bytes of the feature that it
-found under the item's digest. A wrong feature, or one that changed meanwhile, gives a wrong answer. It can be told to
-lose an item silently, as an engine core whose cache has drifted does, to refuse, and to take its time.
+Its answer is a function of its input: the prompt's tokens and, for every item, the bytes of the feature that it found
+under the item's digest. A wrong feature, or one that changed meanwhile, gives a wrong answer. A test can make it lose
+an item silently, as an engine core whose cache has drifted does, refuse requests, and answer slowly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["EchoEngine", "EchoStream", "echo"]
 
 
 def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
-    """What an `EchoEngine` answers: four tokens."""
+    """The answer of an `EchoEngine`: four tokens."""
     hasher = blake3(",".join(map(str, prompt.token_ids)).encode())
     for item in prompt.items:
         for name, tensor in sorted(features[item.digest].tensors.items()):
@@ -48,25 +48,25 @@ class EchoStream:
             yield Output(0, "", (token,), finish_reason="stop" if number == len(self._tokens) else None)
 
     async def close(self) -> None:
-        """Nothing runs that would have to be aborted."""
+        """Nothing runs that would need an abort."""
         self.closed = True
 
 
 class EchoEngine:
-    """Holds items up to a number of bytes, least recently used first to go, as vLLM's item cache does."""
+    """Caches items up to a number of bytes and evicts the least recently used first, as vLLM's item cache does."""
 
     def __init__(self, contract: Contract, *, pause_s: float = 0.0) -> None:
         self.contract = contract
         self.pause_s = pause_s
         self.submissions = 0
         self.last: Submission | None = None
-        """The latest of them, without its features."""
+        """The latest submission, without its features."""
 
         self.salts: set[str | None] = set()
-        """Under which salts prefixes would be kept."""
+        """The salts of all prefixes."""
 
         self.lost: set[Digest] = set()
-        """What the engine core has lost although this process believes that it is held."""
+        """Items that the engine core has lost although this process lists them as cached."""
 
         self._items: LruMap[Digest, Feature] = LruMap(contract.cache_bytes, lambda feature: feature.nbytes)
         self._watchers: list[ItemCacheWatcher] = []
@@ -76,26 +76,26 @@ class EchoEngine:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the items that are held."""
+        """The bytes of the cached items."""
         return self._items.weight
 
     def holds(self, digest: Digest) -> bool:
-        """Whether an item is held."""
+        """Whether an item is cached."""
         return digest in self._items
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of an item that is held."""
+        """What is known of a cached item."""
         feature = self._items.peek(digest)
         return None if feature is None else FeatureInfo.of(feature)
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
-        """Tell the watcher what is held, and every change."""
+        """Report the cached items and every change to the watcher."""
         self._watchers.append(watcher)
         for digest, feature in self._items.items():
             watcher.hold(digest, FeatureInfo.of(feature))
 
     async def submit(self, submission: Submission) -> EchoStream:
-        """Answer from the features given and those held."""
+        """Answer from the submission's features and the cached ones."""
         await asyncio.sleep(self.pause_s)
         if submission.sampling.get("refuse"):
             raise InvalidRequest("refused, as asked")
@@ -116,14 +116,14 @@ class EchoEngine:
         return EchoStream(() if lost else echo(submission.prompt, found), lost, self.pause_s)
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
-        """Hold an item without a request."""
+        """Cache an item without a request."""
         if digest in self._items or feature.nbytes > self.contract.cache_bytes:
             return False
         self._hold(digest, feature)
         return True
 
     async def reset(self) -> None:
-        """Forget all items."""
+        """Remove all items."""
         for digest in list(self._items):
             self._drop(digest)
 

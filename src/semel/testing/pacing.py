@@ -1,7 +1,7 @@
-"""An engine without a model that generates at a steady rate, one step for all its requests, as a real engine does.
+"""An engine without a model that generates at a steady rate, with one step for all its requests, as a real engine does.
 
-Its answers are numbered words that tell when they were made, so whoever reads them can see that none is missing, twice
-or out of order, and how long each was on its way. Items are checked and held as by the `EchoEngine`.
+Its answers are numbered words with the time of their generation. A reader can see that none is missing, repeated or out
+of order, and how long each took to arrive. Items are checked and cached as by the `EchoEngine`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULT_TOKENS: Final = 16
 
 
 def word(number: int) -> str:
-    """The number-th word of an answer, made now: number and time, in µs of the clock that all processes share."""
+    """The number-th word of an answer, generated now: number and time, in µs of the clock that all processes share."""
     return f" {number}@{time.monotonic_ns() // 1000}"
 
 
@@ -36,7 +36,7 @@ class PacedStream:
         self._changed = asyncio.Event()
 
     def step(self) -> bool:
-        """Generate a token; whether there are more to come."""
+        """Generate a token. Returns whether more follow."""
         self._made += 1
         is_last = self._made >= self._tokens
         text = word(self._made - 1)
@@ -56,14 +56,15 @@ class PacedStream:
                 await self._changed.wait()
 
     async def close(self) -> None:
-        """Generate no more of it."""
+        """Stop generating."""
         self._engine.end(self)
 
 
 class PacedEngine(EchoEngine):
-    """Generates so many tokens a second for each of its requests.
+    """Generates a fixed number of tokens per second for each of its requests.
 
-    With one phase all requests get their tokens in the same step; with more, each belongs to one of them in turn.
+    With one phase all requests get their tokens in the same step. With more, requests are assigned to the phases in
+    turn.
     """
 
     def __init__(self, contract: Contract, *, rate: float, phases: int = 1) -> None:
@@ -80,11 +81,11 @@ class PacedEngine(EchoEngine):
 
     @property
     def running(self) -> int:
-        """Requests that get tokens."""
+        """The number of generating requests."""
         return sum(map(len, self._phases))
 
     async def submit(self, submission: Submission) -> PacedStream:  # type: ignore[override]
-        """Take a submission; its first token comes with a step of its phase."""
+        """Accept a submission. Its first token comes with a step of its phase."""
         await super().submit(submission)
         tokens = submission.sampling.get("max_tokens")
         stream = PacedStream(self, tokens if isinstance(tokens, int) else _DEFAULT_TOKENS)
@@ -96,14 +97,14 @@ class PacedEngine(EchoEngine):
         return stream
 
     def end(self, stream: PacedStream) -> None:
-        """Generate no more of an answer."""
+        """Stop generating an answer."""
         for phase in self._phases:
             if stream in phase:
                 phase.remove(stream)
                 self.aborted += 1
 
     def _wait(self) -> None:
-        self._due += self._step_s  # not from now on: what is late once would be late for ever
+        self._due += self._step_s  # not from now on: otherwise one delay would shift all later steps
         self._timer = asyncio.get_running_loop().call_at(self._due, self._step)
 
     def _step(self) -> None:

@@ -1,7 +1,7 @@
-"""A connection in memory, for tests: two sessions, a clock, and mischief that no socket would do on request.
+"""A connection in memory, for tests: two sessions, a clock, and faults that a socket does not produce on demand.
 
-Nothing waits and nothing sleeps: `run` moves messages until both ends are quiet, `pass_time` moves the clock from
-deadline to deadline. What arrives is a copy, as from a socket.
+Nothing waits or sleeps: `run` moves messages until both ends are idle, `pass_time` moves the clock from deadline to
+deadline. The receiver gets a copy, as from a socket.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["MemoryWire", "Mischief"]
 
 @dataclass(frozen=True, slots=True)
 class Mischief:
-    """What happens to one message; messages of both directions are counted together."""
+    """A fault of one message; messages of both directions are counted together."""
 
     message: int
     kind: Literal["drop", "duplicate", "delay", "truncate", "drop frame", "duplicate frame"]
     at: int = 0
-    """How many bytes of its last frame are left by `truncate`; modulo its size, so that any number will do."""
+    """How many bytes of the last frame `truncate` leaves; modulo its size, so that any number is valid."""
 
     def apply(self, frames: Frames) -> list[Frames]:
-        """What arrives instead of the message."""
+        """The messages that arrive instead."""
         match self.kind:
             case "drop":
                 return []
@@ -45,14 +45,14 @@ class Mischief:
 
 
 class MemoryWire:
-    """Joins a frontend's session to a worker's."""
+    """Connects a frontend's session to a worker's."""
 
     def __init__(
         self, frontend: Session, worker: Session, *, now: float = 0.0, mischief: Sequence[Mischief] = ()
     ) -> None:
         self.now = now
         self.sent = 0
-        """Messages that have been put on the wire."""
+        """The number of messages put on the wire."""
 
         self.frontend_events: list[Event] = []
         self.worker_events: list[Event] = []
@@ -73,7 +73,7 @@ class MemoryWire:
                 self.frontend_events += self._frontend.receive(frames, self.now)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass for both ends, and move what they send meanwhile."""
+        """Let time pass for both ends, and move the messages that they send meanwhile."""
         end = self.now + seconds
         while True:
             self.run()
@@ -86,7 +86,7 @@ class MemoryWire:
             self.worker_events += self._worker.tick(self.now)
 
     def _carry(self, messages: list[Frames]) -> list[Frames]:
-        """What arrives of what was sent in one direction at one time."""
+        """The messages that arrive of those sent in one direction at one time."""
         arriving: list[Frames] = []
         delayed: list[Frames] = []
         for message in messages:

@@ -1,4 +1,4 @@
-"""The address of a server: a socket is bound to it, or the flag that is at fault is named."""
+"""Binds a server's socket. An error names the flag that has to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_THE_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 
 
 def bind(host: str, port: int, port_flag: str = "--port") -> socket.socket:
-    """A socket at this address; a `ConfigError` names `--host` or the port's flag, whichever has to change."""
+    """Bind a socket to this address. A `ConfigError` names `--host` or the port's flag, whichever has to change."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,7 +1,7 @@
 """Errors become responses here and nowhere else, in the shape that OpenAI's clients read.
 
-A client reads only what is meant for it: the text of a `RequestError` or a `ServiceError`. Any other error is logged,
-and the client is told that there was one.
+A client gets only messages that are meant for it: the text of a `RequestError` or a `ServiceError`. Any other error is
+logged, and the client gets a generic message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 RETRIED: Final = frozenset({429, 503})
-"""The statuses of what may be sent again unchanged."""
+"""The statuses after which a client may retry the same request."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def error_body(message: str, *, code: str, status: int, param: str | None = None
 
 
 def public_error(error: SemelError, *, process: str = "frontend") -> RequestError | ServiceError:
-    """The error that the client of a process may read. Its code is noted in the span of the request."""
+    """The error that a client of this process may read. Records its code in the request's span."""
     if not isinstance(error, RequestError | ServiceError):
         logger.error("an internal error reached a client: %r", error)
         error = ServiceError(f"internal error; the {process}'s log says more")
@@ -79,7 +79,7 @@ def error_response(error: SemelError, *, process: str = "frontend") -> Response:
 
 
 def http_error_response(error: HTTPException, *, code: str = "invalid_request") -> Response:
-    """The response to a request that no route takes, or that a route refuses by status."""
+    """The response to a request that no route takes, or that a route refuses with a status."""
     body = error_body(str(error.detail), code=code, status=error.status_code)
     return json_response(body, error.status_code, error.headers)
 
@@ -90,5 +90,5 @@ def _body(error: RequestError | ServiceError) -> ErrorBody:
 
 
 def _retry_headers(status: int) -> Mapping[str, str] | None:
-    """What tells a client that the same request may be answered in a moment, if it is so."""
+    """The header that announces a retry, if the status allows one."""
     return {"Retry-After": "1"} if status in RETRIED else None

@@ -1,4 +1,4 @@
-"""What a connection may do. Values only; the server keeps to them (threats S18, S19)."""
+"""The limits of a connection. Values only; the server enforces them (threats S18, S19)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ConnectionLimits"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a connection may do nothing, or nothing that is of use."""
+    """How long a connection may be idle or without progress, and the sizes of a request's head."""
 
     idle_s: float = flag(
         75.0,
@@ -22,15 +22,17 @@ class ConnectionLimits:
         unit="seconds",
         min=0.001,
     )
-    """Until a request begins: the first one, or the next after an answer. What is still to come of the last one when it
-    has been answered is thrown away meanwhile."""
+    """The time until a request begins: the first, or the next after a response. The unread rest of an answered request
+    is discarded meanwhile.
+    """
 
     headers_s: float = 120.0
-    """The longest that the headers of a request may take to come; over it the answer is 408."""
+    """The maximum time for the headers of a request; after it the response is 408."""
 
     stall_s: float = 120.0
-    """The longest that a client may leave 64 KB unread of an answer, or any of the last one; over it the connection is
-    given up."""
+    """The maximum time for which a client may leave 64 KB of a response unread, or any part of the last response. After
+    it the connection is closed.
+    """
 
     head_bytes: int = flag(
         64 * KIB,
@@ -47,7 +49,7 @@ class ConnectionLimits:
         group="Limits",
         min=16,
     )
-    """Both count trailers too, and hold while a head is still incomplete (threats S19)."""
+    """Both limits include trailers, and apply while the head is still incomplete (threats S19)."""
 
     unread_bytes: int = GIB
-    """The most that is thrown away of a request that has been answered; over it the connection is closed."""
+    """The most bytes of an answered request that are discarded; beyond it the connection is closed."""

@@ -1,7 +1,7 @@
-"""Forms with files (`multipart/form-data`), read from a body that is in memory and in its request's account already.
+"""Forms with files (`multipart/form-data`), parsed from a body that is in memory and charged to its account.
 
-How many parts there are, and how long the fields and the parts' headers are, is bounded; how long a file is, the body's
-own limit bounds (threats S4, S18). Nothing is written to disk, and a file's name is not looked at. No I/O.
+The number of parts and the length of fields and part headers are bounded here. The limit of the body bounds the files
+(threats S4, S18). Nothing is written to disk, and file names are ignored. No I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_HEADER_BYTES: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a form has: texts by the names of their fields, and files."""
+    """A form: its text fields by name, and its files."""
 
     fields: Mapping[str, str | list[str]]
     """A field whose name ends in [] is a list."""
@@ -36,7 +36,7 @@ class Form:
 
 
 def read_form(body: bytes | bytearray, content_type: str) -> Form:
-    """The form in a body; what is not a form is refused."""
+    """Parse a form from a body; refuse what is not a form."""
     kind, options = parse_options_header(content_type)
     if kind.lower() != FORM.encode() or not (boundary := options.get(b"boundary")):
         raise InvalidRequest(f"this route takes a form: send {FORM} with a boundary, as OpenAI's clients do")
@@ -68,7 +68,7 @@ def read_form(body: bytes | bytearray, content_type: str) -> Form:
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read of a form."""
+    """The parts of a form so far."""
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""OpenAPI documents: what is common to those of all our applications. No I/O.
+"""OpenAPI documents: the parts that all of semel's applications share. No I/O.
 
-What a route takes and answers is told beside it. The shapes of answers are types, and errors are those of the tree in
-`semel.errors`: their statuses and codes are written down nowhere else. Objects in answers are told as closed.
+Each route declares what it takes and returns. The shapes of responses are types, and errors are those of the tree in
+`semel.errors`: their statuses and codes are defined nowhere else. Objects in responses are closed.
 
-The version is 3.2, the first that can tell what the events of a stream are.
+The version is 3.2, the first that can describe the events of a stream.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain"
 
 Schema = Mapping[str, Any]
-"""A JSON schema. What it refers to may be in its `$defs`: `document` brings them together."""
+"""A JSON schema. The schemas that it refers to may be in its `$defs`; `document` collects them."""
 
 Codes = Mapping[int, Mapping[str, str]]
-"""By status, the codes of the errors that have it, and what each means."""
+"""By status: the codes of its errors, and the meaning of each."""
 
 _REF: Final = "#/components/schemas/{name}"
 _ROW: Final = re.compile(r" \(threats S\d+\)")
@@ -49,14 +49,14 @@ _CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"const": 
 
 
 def shape(*kinds: Any) -> Schema:
-    """The schema of JSON of one of these types."""
+    """The schema of a JSON value of one of these types."""
     references, components = msgspec.json.schema_components(kinds, ref_template=_REF, schema_hook=_anything)
     closed = {name: _closed(schema) for name, schema in components.items()}
     return {**(references[0] if len(references) == 1 else {"anyOf": list(references)}), "$defs": closed}
 
 
 def events_of(*kinds: Any) -> Schema:
-    """The schema of one event of a stream: one of these types, or an error, in JSON; and a mark at the end."""
+    """The schema of one event of a stream: one of these types, or an error, in JSON; and the end marker."""
     part = shape(*kinds, ErrorBody)
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": part["anyOf"]}}
     properties = {"data": {"anyOf": [{"const": "[DONE]"}, data]}}
@@ -70,12 +70,12 @@ def answer(description: str, content: Mapping[str, Schema]) -> Mapping[str, Any]
 
 
 def refusals(statuses: Iterable[int]) -> dict[str, Mapping[str, Any]]:
-    """The responses to what is refused with these statuses."""
+    """The responses with these error statuses."""
     return {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(statuses)}
 
 
 def told_codes(kinds: Iterable[type[RequestError | ServiceError]] | None = None) -> Codes:
-    """Those of these errors, or of the whole tree; of classes that share a code, the first tells what it means."""
+    """The codes of these errors, or of the whole tree. If classes share a code, the first one defines its meaning."""
     codes: dict[int, dict[str, str]] = {}
     for kind in told_kinds() if kinds is None else kinds:
         meaning = _ROW.sub("", (kind.__doc__ or "").partition("\n")[0])
@@ -86,7 +86,7 @@ def told_codes(kinds: Iterable[type[RequestError | ServiceError]] | None = None)
 def document(
     title: str, paths: Mapping[str, Mapping[str, Mapping[str, Any]]], *, codes: Codes, key: str | None
 ) -> dict[str, Any]:
-    """The document of an application; `key` says what the key is that some of its operations need."""
+    """The document of an application. `key` describes the key that some of its operations need."""
     schemas: dict[str, Any] = {}
     hoisted = _hoisted(paths, schemas)
     errors = {f"Error{status}": _hoisted(_error(status, codes[status]), schemas) for status in sorted(codes)}
@@ -124,7 +124,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _hoisted(value: Any, schemas: dict[str, Any]) -> Any:
-    """The same without `$defs`, which go into `schemas`; one name must not mean two things."""
+    """The same value without `$defs`, which are moved to `schemas`. One name must not have two meanings."""
     if isinstance(value, Mapping):
         for name, schema in value.get("$defs", {}).items():
             plain = _hoisted(schema, schemas)

@@ -1,4 +1,4 @@
-"""The HTTP server around an application: uvicorn with our signals, socket and deadlines; the routes of operators."""
+"""The HTTP server of an application: uvicorn with semel's signals, socket and deadlines; the operators' routes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _BACKLOG: Final = 2_048
 _GRACE_S: Final = 3
 
 STALLED: Final = "client_stalled"
-"""What is counted when a client has not read its answer: it cannot be told."""
+"""The code that is counted when a client does not read its response. The client gets no error, because it does not
+read.
+"""
 
 
 class HttpServer:
@@ -46,9 +48,9 @@ class HttpServer:
         *,
         port_flag: str = "--port",
     ) -> None:
-        """`count` is told the code of what was refused, or given up, before any application saw it.
+        """`count` receives the code of each request that is refused, or dropped, before it reaches an application.
 
-        `port_flag` is what an error names if the port cannot be served at.
+        `port_flag` is the flag that an error names if the port cannot be bound.
         """
         limits = limits or ConnectionLimits()
         self._socket = bind(host, port, port_flag)
@@ -57,7 +59,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http=partial(_Connection, limits, count),  # type: ignore[arg-type]
-                ws="none",  # no route has any, and one that is about to begin has no deadline
+                ws="none",  # no route uses websockets, and their handshake has no deadline
                 access_log=False,
                 log_config=None,
                 timeout_graceful_shutdown=_GRACE_S,
@@ -81,19 +83,19 @@ class HttpServer:
             await asyncio.gather(serving, return_exceptions=True)
 
     def release(self) -> None:
-        """Go on, but keep nobody: connections end with the answers that are under way."""
+        """Keep serving, but close each connection after its current response."""
         for connection in self._server.server_state.connections:
             assert isinstance(connection, _Connection)
             connection.release()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Take no more connections, give the open ones a moment unless it is to be `at_once`, and end `serve`."""
+        """Accept no more connections and end `serve`. Open connections get a moment to finish, unless `at_once`."""
         self._server.should_exit = True
         self._server.force_exit = at_once
 
 
 def operator_routes(meter: Meter) -> list[Route]:
-    """Whether the process is alive, and its metrics."""
+    """The routes for liveness and metrics."""
 
     async def health(_: Request) -> Response:
         return Response(status_code=200)
@@ -107,16 +109,16 @@ def operator_routes(meter: Meter) -> list[Route]:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: the process decides in which order things end."""
+        """Install no signal handlers: the process decides the order of its shutdown."""
         yield
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's connection with the deadlines that it lacks, and errors in OpenAI's shape.
+    """uvicorn's connection plus the deadlines that it lacks, and errors in OpenAI's shape.
 
-    A timer runs whenever no answer is under way, and while a client does not read; a token of a stream costs none. An
-    answer may come before its request has: the rest is thrown away, since closing with bytes unread resets a
-    connection, and a client that is reset while it sends does not read why.
+    A timer runs while no response is in progress, and while a client does not read; a token of a stream sets none. A
+    response may be complete before its request is. The rest of the request is then discarded: closing a socket with
+    unread bytes resets the connection, and a client that is reset while it sends does not read the response.
     """
 
     def __init__(self, limits: ConnectionLimits, count: Callable[[str], None], **options: Any) -> None:
@@ -127,17 +129,17 @@ class _Connection(HttpToolsProtocol):
         self._headers: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._is_coming = False
-        """Whether there is more to come of the body of the last request."""
+        """Whether the body of the last request is incomplete."""
 
         self._is_ending = False
-        """Whether this is closed as soon as there is not."""
+        """Whether the connection closes as soon as that body is complete."""
 
         self._unread_bytes = 0
         self._head_bytes = self._head_fields = 0
-        """What has been parsed of the head of the request that is coming, and of its trailers."""
+        """The parsed bytes and fields of the current request's head and trailers."""
 
         self._unparsed_bytes = 0
-        """What has come since the parser last gave something to us: part of a head, or of trailers."""
+        """The bytes received since the parser's last callback: part of a head or of trailers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -149,7 +151,7 @@ class _Connection(HttpToolsProtocol):
             _cancel(timer)
         self._response_transport.close = (
             self.transport.close
-        )  # or this would hold itself, and wait for the garbage collector
+        )  # breaks a reference cycle, which would wait for the garbage collector
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -172,7 +174,7 @@ class _Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, unless it is one too many: then nothing more is kept, and the request is refused."""
+        """Store a header. If there are too many, store nothing more and refuse the request."""
         self._head_fields += 1
         self._head_bytes += len(name) + len(value)
         if self._is_head_too_large():
@@ -181,7 +183,7 @@ class _Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_chunk_header(self) -> None:
-        """httptools calls this where a chunk of a body begins; trailers come behind the last one."""
+        """httptools calls this at the beginning of each chunk of a body; trailers follow the last chunk."""
         self._unparsed_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -190,7 +192,7 @@ class _Connection(HttpToolsProtocol):
             self._refuse_head()
         _cancel(self._headers)
         self._headers = None
-        if self.transport.is_closing():  # it came in the same piece as the end of what was thrown away
+        if self.transport.is_closing():  # it arrived together with the end of the discarded bytes
             return
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
@@ -208,7 +210,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.transport.is_closing() and (self.cycle is None or self._is_head_too_large()):
-            return  # it was refused before it had a cycle
+            return  # the request was refused before it had a cycle
         super().on_message_complete()
         self._is_coming = False
         if self._is_ending:
@@ -216,7 +218,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # uvicorn ends its timer with any byte that comes; here only a request does.
+        # uvicorn stops its idle timer with any byte; here only a new request stops it.
         idle, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         if self._headers is None:
             self._idle = idle
@@ -246,10 +248,10 @@ class _Connection(HttpToolsProtocol):
         self._refuse(InvalidRequest("this is no HTTP request that can be read: send HTTP/1.1"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: it is a request like any other."""
+        """Log nothing: such a request is served like any other."""
 
     def release(self) -> None:
-        """End with the answer that is under way. Without one a request may be on its way: it is to be answered too."""
+        """Close after the current response. If there is none, stay open: a request may be on its way."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
 
@@ -270,7 +272,7 @@ class _Connection(HttpToolsProtocol):
         )
 
     def _end(self) -> None:
-        """Close, but after an answer not before its request has come."""
+        """Close; if the response is complete and its request is not, close when the request is complete."""
         if self._is_coming and self.cycle.response_complete:
             self._is_ending = True
         else:
@@ -280,7 +282,7 @@ class _Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.transport.close()
-        if self.transport.get_write_buffer_size():  # which is to be sent first
+        if self.transport.get_write_buffer_size():  # the buffer is sent before the socket closes
             self._watch_client()
 
     def _watch_client(self) -> None:
@@ -297,7 +299,7 @@ class _Connection(HttpToolsProtocol):
         self._count(error.code)
         under_way = self.cycle is not None and not self.cycle.response_complete
         if under_way and (self.cycle.response_started or not self._is_coming):
-            self._close()  # another answer would stand in the middle of this one, or in its place
+            self._close()  # a second response would corrupt or replace the first
             return
         body = json.dumps(error_body(str(error), code=error.code, status=error.status)).encode()
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
@@ -307,7 +309,7 @@ class _Connection(HttpToolsProtocol):
 
 
 class _ResponseTransport:
-    """The transport as an answer has it: when to close it is its connection's to say."""
+    """The transport that a response uses. Its connection decides when to close."""
 
     __slots__ = ("close", "is_closing", "write")
 

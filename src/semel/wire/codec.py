@@ -1,9 +1,9 @@
-"""Frames: how a message looks on a socket, and the checks that a frame passes before anything is made of it.
+"""Frames: the form of a message on a socket, and the checks of a frame before its content is used.
 
-The first frame is epoch and sequence, 8 bytes each, little endian, and then the message in msgpack. Tensor bytes are
-frames of their own behind it: on encoding they pass through as the memoryviews that they are. Which buffers a message
-has is in the message, so a frame that is missing, surplus or of another size is refused (threats S10). There is no
-pickle, and no type that is not in the union of the direction.
+The first frame is epoch and sequence, 8 bytes each, little endian, followed by the message in msgpack. Tensor bytes are
+separate frames after it: encoding passes their memoryviews through without a copy. The message lists its buffers, so a
+missing, surplus or wrongly sized frame is refused (threats S10). There is no pickle, and no type outside the union of
+the direction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 Buffer = bytes | memoryview
 Frames = list[Buffer]
-"""One message on its way."""
+"""One message to send."""
 
 MAX_FRAMES: Final = 1 + MAX_TENSORS
 
@@ -47,18 +47,18 @@ _PREFIX: Final = Packing("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Envelope(Generic[_M]):
-    """A message that came, with its place in its session."""
+    """A received message, with its position in its session."""
 
     epoch: int
     sequence: int
     message: _M
     buffers: tuple[memoryview, ...]
     nbytes: int
-    """Of all its frames."""
+    """Size of all its frames."""
 
 
 def pack(message: Message, limits: Limits) -> bytes:
-    """The message in msgpack, without its place in a session and without its buffers."""
+    """The message in msgpack, without its position in a session and without its buffers."""
     try:
         body = _ENCODER.encode(message)
     except OverflowError as error:
@@ -71,17 +71,17 @@ def pack(message: Message, limits: Limits) -> bytes:
 
 
 def encode(epoch: int, sequence: int, body: bytes, buffers: Sequence[memoryview] = ()) -> Frames:
-    """The frames of a packed message. Buffers are not copied: they are the very objects that were given."""
+    """The frames of a packed message. Buffers are not copied: the frames contain the same objects."""
     return [_PREFIX.pack(epoch, sequence) + body, *buffers]
 
 
 def size_of(body: bytes) -> int:
-    """The bytes of a packed message without buffers on the socket."""
+    """Size on the socket of a packed message without buffers."""
     return _PREFIX.size + len(body)
 
 
 def decode(frames: Sequence[Buffer], decoder: Decoder[_M], limits: Limits) -> Envelope[_M]:
-    """The message in these frames; a `ProtocolError` says what is wrong with them."""
+    """Decode the message in these frames; a `ProtocolError` states what is wrong with them."""
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise ProtocolError(f"a message has 1 to {MAX_FRAMES} frames, this one has {len(frames)}")
     head, buffers = memoryview(frames[0]), tuple(memoryview(frame) for frame in frames[1:])
@@ -99,7 +99,7 @@ def decode(frames: Sequence[Buffer], decoder: Decoder[_M], limits: Limits) -> En
 
 
 def _check_buffers(message: object, found: list[int], limits: Limits) -> None:
-    """Hold the buffers that came against those that the message announces."""
+    """Compare the received buffers with those that the message lists."""
     match message:
         case Payload():
             announced = _payload_sizes(message, limits)
@@ -121,7 +121,7 @@ def _payload_sizes(payload: Payload, limits: Limits) -> list[int]:
 
 
 def _encode_value(value: object) -> object:
-    """What msgspec does not know, as something it does."""
+    """Convert a value that msgspec does not support."""
     match value:
         case Digest():
             return bytes(value)

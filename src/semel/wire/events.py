@@ -1,4 +1,4 @@
-"""What a session tells its owner. Messages that are meant for the owner are events themselves."""
+"""The events that a session reports to its owner. Messages for the owner are events themselves."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["Admitted", "Arrived", "Closed", "Event", "Opened", "Reset", "Violati
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """To a frontend: the worker has proved itself, and expects this."""
+    """For a frontend: the worker has proved that it has the key, and states its contract."""
 
     contract: Contract
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """To a worker: this frontend has proved itself."""
+    """For a worker: this frontend has proved that it has the key."""
 
     frontend_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """To a worker: all bytes of a feature are here. It has not been held against the contract."""
+    """For a worker: all bytes of a feature have arrived. It is not yet checked against the contract."""
 
     digest: Digest
     feature: Feature
@@ -48,19 +48,19 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The peer has said goodbye; nothing was lost."""
+    """The peer closed the session; nothing was lost."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The session is over, whatever was under way in it is lost, and a new one must be opened.
+    """The session is over, everything in transit is lost, and the owner must open a new one.
 
     Codes, for metrics: `busy` too many peers · `gone` the connection broke · `handshake` a message before its time ·
     `key` another fleet key · `malformed` cannot be read · `order` a rule between messages is broken · `overrun` the
     peer does not read · `protocol` another version · `sequence` a gap, a repeat, a swap · `session` another epoch ·
-    `silence` nothing heard in time.
+    `silence` nothing received in time.
     """
 
     code: str
@@ -90,7 +90,7 @@ Event = (
 
 
 class Violation(Exception):
-    """Inside the package only: the peer broke a rule, and the session resets with this code."""
+    """Inside this package only: the peer broke a rule, and the session resets with this code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

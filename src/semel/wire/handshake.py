@@ -1,4 +1,4 @@
-"""How a session begins: both ends prove that they have the fleet key before either tells the other anything.
+"""The start of a session: both ends prove that they have the fleet key before either reveals anything.
 
     frontend                              worker
     Hello(nonce)              ──►
@@ -6,7 +6,8 @@
     Proof(proof)              ──►
                               ◄──         Welcome(contract)            or Refusal
 
-These are without I/O and hold one attempt each. Nonces are given, so that tests are exact; each must be used once.
+These classes do no I/O, and each object makes one attempt. Nonces are arguments, so that tests are exact; each must be
+used once.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from semel.wire.proof import HandshakeTranscript, Role
 __all__ = ["NO_EPOCH", "FrontendHandshake", "Handshake", "Step", "WorkerHandshake"]
 
 NO_EPOCH: Final = 0
-"""The epoch of messages before both ends can know their session's."""
+"""The epoch of messages before both ends can know that of their session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What follows from a message of the peer."""
+    """The result of a message from the peer."""
 
     reply: Message | None = None
     epoch: int = NO_EPOCH
-    """Of the session, once it is known."""
+    """The session's epoch, once it is known."""
 
     opened: Opened | Admitted | None = None
-    """Set when both ends have proved themselves."""
+    """Set when both ends have proved that they have the key."""
 
 
 class Handshake(Protocol):
@@ -42,20 +43,20 @@ class Handshake(Protocol):
 
     @property
     def role(self) -> Role:
-        """Whose end this is."""
+        """The role of this end."""
         ...
 
     def first(self) -> Message | None:
-        """What to say before anything was heard."""
+        """The message to send first, if any."""
         ...
 
     def receive(self, message: Message) -> Step:
-        """Answer the peer, or raise a `Violation`."""
+        """Process a message from the peer, or raise a `Violation`."""
         ...
 
 
 class FrontendHandshake:
-    """The frontend's end: it speaks first and proves itself second."""
+    """The frontend's end: it sends the first message and proves itself second."""
 
     role: Final = "frontend"
 
@@ -65,11 +66,11 @@ class FrontendHandshake:
         self._epoch = NO_EPOCH
 
     def first(self) -> Message:
-        """The greeting."""
+        """The first message."""
         return self._hello
 
     def receive(self, message: Message) -> Step:
-        """Check the worker's proof and give ours, then take the welcome."""
+        """Check the worker's proof and send the frontend's, then process the welcome."""
         match message:
             case Challenge() if self._epoch == NO_EPOCH:
                 return self._prove(message)
@@ -87,7 +88,7 @@ class FrontendHandshake:
 
 
 class WorkerHandshake:
-    """The worker's end: it speaks second and proves itself first, and tells its contract last."""
+    """The worker's end: it proves itself first, and sends its contract last."""
 
     role: Final = "worker"
 
@@ -98,7 +99,7 @@ class WorkerHandshake:
         self._transcript: HandshakeTranscript | None = None
 
     def first(self) -> None:
-        """Nothing: the frontend speaks first."""
+        """None: the frontend sends the first message."""
 
     def receive(self, message: Message) -> Step:
         """Challenge a frontend, then admit it."""

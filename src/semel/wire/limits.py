@@ -1,7 +1,7 @@
-"""How much and how long: the sizes and times that both ends of a session hold each other to.
+"""Sizes and times that both ends of a session enforce.
 
-The sizes are part of the protocol: a sender keeps to them, a receiver refuses what is over, so both ends must use the
-same. The times may differ from process to process.
+The sizes are part of the protocol: a sender respects them, and a receiver refuses anything larger, so both ends must
+use the same values. The times may differ between processes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 __all__ = ["MAX_ITEMS", "MAX_TENSORS", "Deadlines", "Limits"]
 
 MAX_ITEMS: Final = 32_768
-"""Items of one prompt."""
+"""Maximum number of items in one prompt."""
 
 MAX_TENSORS: Final = 64
-"""Tensors of one feature."""
+"""Maximum number of tensors in one feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,35 +23,35 @@ class Limits:
     """Sizes in bytes, checked before anything is allocated (threats S10)."""
 
     max_handshake_bytes: int = 16 << 10
-    """A message of a peer that has not proved itself."""
+    """A message from a peer that has not proved that it has the key."""
 
     max_control_bytes: int = 16 << 20
-    """A message without its buffers: a prompt of a million tokens and 32,768 items takes 6 MB."""
+    """A message without its buffers: a prompt with a million tokens and 32,768 items takes 6 MB."""
 
     max_feature_bytes: int = 256 << 20
     """The tensors of one feature."""
 
     inline_bytes: int = 1 << 20
-    """A feature up to this size travels in one message; a larger one in chunks between control messages."""
+    """A feature up to this size is sent in one message; a larger one in chunks between control messages."""
 
     chunk_bytes: int = 256 << 10
-    """The most tensor bytes in one chunk."""
+    """Maximum number of tensor bytes in one chunk."""
 
     window_bytes: int = 2 << 20
-    """Bulk on its way that the receiver has not read: what an urgent message may have to wait behind."""
+    """Bulk bytes in transit that the receiver has not read: an urgent message may have to wait behind these."""
 
     max_open_features: int = 16
-    """Features that travel at the same time."""
+    """Features in transit at the same time."""
 
     max_open_bytes: int = 512 << 20
-    """Their bytes: what reassembly may hold."""
+    """Bytes of these features: the memory that reassembly may use."""
 
     max_unread_bytes: int = 64 << 20
-    """Control messages that the peer has not read; over this it is taken for stuck, and the session resets."""
+    """Control messages that the peer has not read. Above this, the peer counts as stuck and the session resets."""
 
     @property
     def max_frame_bytes(self) -> int:
-        """The largest frame of any message: what a socket may accept at all."""
+        """The largest frame of any message: the limit of a socket."""
         return max(self.max_control_bytes, self.inline_bytes)
 
 
@@ -60,10 +60,10 @@ class Deadlines:
     """Times in seconds."""
 
     handshake_s: float = 5.0
-    """From the connection to both proofs."""
+    """From the connection until both proofs are checked."""
 
     heartbeat_s: float = 1.0
-    """Between two signs of life, whatever else is sent."""
+    """Between two heartbeats, whatever else is sent."""
 
     silence_s: float = 10.0
-    """Without any message from the peer, after which it is taken for dead."""
+    """Without any message from the peer; after that, the peer counts as dead."""

@@ -1,8 +1,8 @@
 """The messages between frontend and worker: one closed union per direction, one typed decoder each.
 
-A message is a tagged array: its tag, then its fields in order. Tags are never used again, fields are only added at the
-end and with a default (docs/protocol.md). Tensor bytes are not in a message but in buffers beside it (`codec`). Values
-of `semel.core` become messages, and messages values, in `translation`; nothing here interprets a prompt.
+A message is a tagged array: its tag, then its fields in order. Tags are never reused; new fields are added only at the
+end and with a default (docs/protocol.md). Tensor bytes are not in a message but in buffers beside it (`codec`).
+`translation` converts between values of `semel.core` and messages; nothing here interprets a prompt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 PROTOCOL: Final = 4
-"""The version of everything in this package that both ends must agree on."""
+"""Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
@@ -71,74 +71,74 @@ Shape = Annotated[tuple[Length, ...], Meta(max_length=16)]
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):
-    """Frontend: who I am, and a nonce that the worker has to prove itself over. Never changes its form."""
+    """Frontend: its identity, and a nonce for the worker's proof. Its form never changes."""
 
     protocol: Count
     key_id: Name
-    """Names the fleet key without telling it, so that the wrong key file is called just that."""
+    """Identifies the fleet key without revealing it, so that an error can report a wrong key file."""
 
     frontend_id: Name
     nonce: Nonce
 
 
 class Challenge(Struct, frozen=True, array_like=True, tag=2):
-    """Worker: my proof over both nonces, and the nonce for yours."""
+    """Worker: its proof over both nonces, and the nonce for the frontend's proof."""
 
     nonce: Nonce
     proof: Mac
 
 
 class Proof(Struct, frozen=True, array_like=True, tag=3):
-    """Frontend: my proof over both nonces."""
+    """Frontend: its proof over both nonces."""
 
     proof: Mac
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=4):
-    """Worker: the session is open, and this is what my engine expects."""
+    """Worker: the session is open; contains the engine's contract."""
 
     contract: Contract
     key_id: Name
 
 
 class Refusal(Struct, frozen=True, array_like=True, tag=5):
-    """Worker: no session, and why. Never changes its form."""
+    """Worker: no session, and the reason. Its form never changes."""
 
     code: Name
     message: str
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag=10):
-    """Either: I am alive, and have read this many control bytes of yours in this session."""
+    """Either: the sender is alive, and has read this many control bytes in this session."""
 
     read: Count
 
 
 class Credit(Struct, frozen=True, array_like=True, tag=11):
-    """Either: I have read this many bulk bytes of yours in this session; a window more may come."""
+    """Either: the sender has read this many bulk bytes in this session; a window more may follow."""
 
     read: Count
 
 
 class Bye(Struct, frozen=True, array_like=True, tag=12):
-    """Either: my last message. The code is "closed", or the reason of a reset."""
+    """Either: the sender's last message. The code is "closed", or the reason of a reset."""
 
     code: Name
     message: str
 
 
 class Place(Struct, frozen=True, array_like=True):
-    """One item of a prompt, and where it sits. What it looks like there is in its layout, which the worker has."""
+    """One item of a prompt, and its position. The worker has its layout."""
 
     position: Length
-    """How many of the message's token ids stand before it."""
+    """Number of the message's token ids before the item."""
 
     modality: Modality
     digest: Digest
 
 
 class Submit(Struct, frozen=True, array_like=True, tag=26):
-    """Frontend: generate. The features named in `payloads` follow, the others are known to the worker."""
+    """Frontend: generate. The features named in `payloads` follow; the worker has the others."""
 
     request_id: Name
     token_ids: bytes
@@ -154,11 +154,11 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
     parsing: AnswerParsing | None = None
     priority: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     trace: Trace | None = None
-    """The span that its own is a part of, where requests are traced."""
+    """The parent span of the worker's span; None without tracing."""
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=21):
-    """Frontend: nobody waits for this request any more."""
+    """Frontend: no client waits for this request any more."""
 
     request_id: Name
 
@@ -172,10 +172,10 @@ class TensorHead(Struct, frozen=True, array_like=True):
 
 
 class Payload(Struct, frozen=True, array_like=True, tag=22):
-    """Frontend: a feature begins. Its bytes are this message's buffers, one per tensor, or follow in chunks."""
+    """Frontend: the start of a feature. Its bytes are this message's buffers, one per tensor, or follow in chunks."""
 
     transfer: Count
-    """Numbers the features of a session; the same digest may travel twice."""
+    """Number of the transfer in its session; the same digest may be sent twice."""
 
     digest: Digest
     modality: Modality
@@ -187,7 +187,7 @@ class Payload(Struct, frozen=True, array_like=True, tag=22):
 
 
 class Chunk(Struct, frozen=True, array_like=True, tag=23):
-    """Frontend: the next bytes of a feature, in this message's one buffer; never of two tensors."""
+    """Frontend: the next bytes of a feature, in this message's one buffer. A chunk never spans two tensors."""
 
     transfer: Count
     tensor: Length
@@ -196,13 +196,13 @@ class Chunk(Struct, frozen=True, array_like=True, tag=23):
 
 
 class Withdraw(Struct, frozen=True, array_like=True, tag=24):
-    """Frontend: the rest of this feature will not come."""
+    """Frontend: the rest of this feature will not be sent."""
 
     transfer: Count
 
 
 class Lend(Struct, frozen=True, array_like=True, tag=27):
-    """Frontend: a feature that lies in shared memory, which the worker has mapped. No bytes travel."""
+    """Frontend: a feature in shared memory that the worker has mapped. No tensor bytes are sent."""
 
     digest: Digest
     modality: Modality
@@ -218,17 +218,17 @@ class Lend(Struct, frozen=True, array_like=True, tag=27):
 
 
 class Drain(Struct, frozen=True, array_like=True, tag=25):
-    """Frontend: I shall submit nothing more in this session."""
+    """Frontend: it will submit nothing more in this session."""
 
 
 class Accepted(Struct, frozen=True, array_like=True, tag=40):
-    """Worker: features resolved, request submitted; the frontend may let go of the bytes."""
+    """Worker: the features are resolved and the request is submitted; the frontend may release the bytes."""
 
     request_id: Name
 
 
 class Details(Struct, frozen=True, array_like=True):
-    """What few deltas have beside text and tokens."""
+    """The fields that only few deltas have, in addition to text and tokens."""
 
     stop_reason: int | str | None = None
     texts: tuple[dict[int, str], ...] | None = None
@@ -240,7 +240,7 @@ class Details(Struct, frozen=True, array_like=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """What one sequence of one request has generated since its last delta."""
+    """The output of one sequence of one request since its last delta."""
 
     request_id: Name
     index: Length
@@ -252,13 +252,13 @@ class Delta(Struct, frozen=True, array_like=True):
 
 
 class Deltas(Struct, frozen=True, array_like=True, tag=41):
-    """Worker: deltas of any number of requests. The session packs and unpacks them; nobody else sees this message."""
+    """Worker: deltas of any number of requests. Only the session uses this message: it packs and unpacks them."""
 
     deltas: tuple[Delta, ...]
 
 
 class Failed(Struct, frozen=True, array_like=True, tag=42):
-    """Worker: this request has ended with an error, as HTTP tells it."""
+    """Worker: this request ended with an error, with the fields of the HTTP error."""
 
     request_id: Name
     status: Annotated[int, Meta(ge=400, le=599)]
@@ -267,61 +267,61 @@ class Failed(Struct, frozen=True, array_like=True, tag=42):
 
 
 class Draining(Struct, frozen=True, array_like=True, tag=43):
-    """Worker: submit to others; what is running will be finished."""
+    """Worker: submit to other workers; requests in flight will be finished."""
 
 
 class Load(Struct, frozen=True, array_like=True, tag=44):
-    """Worker: how busy my engine is."""
+    """Worker: the load of its engine."""
 
     running: Count
     waiting: Count
 
 
 class HaveItem(Struct, frozen=True, array_like=True):
-    """An item that the worker's engine holds."""
+    """An item that the worker's engine has."""
 
     digest: Digest
     modality: Modality
     nbytes: Count
     layout: Length
-    """Which of the message's layouts is its own."""
+    """Index of its layout in the message's layouts."""
 
 
 class Runs(Struct, frozen=True, array_like=True):
-    """A layout, as runs: images repeat one token a thousand times."""
+    """A run-length encoded layout: images repeat one token a thousand times."""
 
     token_ids: bytes
-    """int32 pairs, little endian: a token, and how many times."""
+    """int32 pairs, little endian: a token, and how many times it repeats."""
 
     mask: bytes | None = None
-    """int32, little endian: how many positions take no embedding, then how many take one, and so on."""
+    """int32, little endian: alternating counts of positions without and with an embedding, starting without."""
 
 
 class Have(Struct, frozen=True, array_like=True, tag=45):
-    """Worker: my engine has begun to hold these. Counted together with `Gone`, from 0 in every session."""
+    """Worker: its engine has stored these. Numbered together with `Gone`, from 0 in every session."""
 
     number: Count
     items: Annotated[tuple[HaveItem, ...], Meta(max_length=MAX_ITEMS)]
     layouts: Annotated[tuple[Runs, ...], Meta(max_length=MAX_ITEMS)]
-    """Each once, however many items share it."""
+    """Each distinct layout once."""
 
 
 class Gone(Struct, frozen=True, array_like=True, tag=46):
-    """Worker: my engine holds these no more."""
+    """Worker: its engine no longer has these."""
 
     number: Count
     digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)]
 
 
 class Need(Struct, frozen=True, array_like=True, tag=47):
-    """Worker: this request refers to features that I do not hold; send them."""
+    """Worker: this request refers to features that the worker lacks; send them."""
 
     request_id: Name
     digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)]
 
 
 class Forget(Struct, frozen=True, array_like=True, tag=48):
-    """Worker: an operator has reset me; drop the features that you keep."""
+    """Worker: an operator has reset it; drop the cached features."""
 
 
 FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye

@@ -1,4 +1,4 @@
-"""Outputs as messages between worker and frontend, and back. Nothing is interpreted here."""
+"""Conversion between outputs and messages, in both directions. Nothing is interpreted here."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from semel.wire.messages import Delta, Details
 __all__ = ["delta_of", "deltas_of", "output_of"]
 
 _MAX_LOGPROBS: Final = 16_384
-"""In one message: half a megabyte, and with the longest texts that tokens have still a quarter of what one may be."""
+"""Maximum number per message: half a megabyte, and with the longest token texts still a quarter of the message
+limit."""
 
 _NONE: Final = Details()
 
 
 def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
-    """The messages that an output of a request travels in: several if its log probabilities are many (S18)."""
+    """The deltas of one output of a request: several if it has many log probabilities (S18)."""
     return (delta_of(request_id, piece) for piece in _pieces(output))
 
 
 def delta_of(request_id: str, output: Output) -> Delta:
-    """The message that an output of a request travels in."""
+    """The delta of one output of a request."""
     logprobs = None if output.logprobs is None else tuple(dict(step) for step in output.logprobs)
     details = _details(output)
     return Delta(
@@ -39,7 +40,7 @@ def delta_of(request_id: str, output: Output) -> Delta:
 
 
 def output_of(delta: Delta) -> Output:
-    """The output in a message."""
+    """The output in a delta."""
     more = delta.details or _NONE
     return Output(
         delta.index,
@@ -58,13 +59,13 @@ def output_of(delta: Delta) -> Output:
 
 
 def _pieces(output: Output) -> Iterator[Output]:
-    """All but the last have tokens alone: what is said with them comes with it, and about the prompt with the first."""
+    """Split an output. The text and the finish come with the last piece, data about the prompt with the first."""
     entries = max(map(len, output.logprobs or ()), default=0)
     count, size = len(output.token_ids), _MAX_LOGPROBS // max(entries, 1) or 1
     if output.logprobs is None or count <= size:
         yield output
         return
-    # What parsers have read stays so, or tokens that must not be shown would be.
+    # A parsed output stays parsed in every piece; otherwise hidden tokens would appear as text.
     message: dict[str, object] | None = None if output.message is None else {}
     for start in range(0, count, size):
         end = start + size

@@ -1,7 +1,7 @@
-"""What is derived from the fleet key: the proofs of a handshake, a session's epoch, the CURVE keys of sockets.
+"""Values derived from the fleet key: the proofs of a handshake, a session's epoch, the CURVE keys of sockets.
 
-Every derivation is keyed blake3 over framed parts that begin with a name of their own, so none can stand for another,
-nor for a digest. A proof covers the role of who gives it, so it cannot be sent back to its author.
+Every derivation is keyed blake3 over framed parts that begin with a name of their own. So no derived value can replace
+another, nor a digest. A proof includes the role of its author, so it cannot be sent back to that author.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Role = Literal["frontend", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class HandshakeTranscript:
-    """What both ends of a handshake have seen when they prove themselves."""
+    """What both ends of a handshake have seen when they prove that they have the key."""
 
     protocol: int
     frontend_id: str
@@ -27,15 +27,15 @@ class HandshakeTranscript:
     worker_nonce: bytes
 
     def proof(self, key: Key, role: Role) -> bytes:
-        """That the end of this role has the key."""
+        """The proof that the end with this role has the key."""
         return self._derive(key, f"semel.wire.proof.{role}.1")
 
     def is_proof(self, proof: bytes, key: Key, role: Role) -> bool:
-        """Whether this is the proof of that role, told in a time that does not depend on the answer."""
+        """Whether this is the proof of that role; takes the same time for either answer."""
         return hmac.compare_digest(proof, self.proof(key, role))
 
     def epoch(self, key: Key) -> int:
-        """The number of the session: never 0, different in every session, and known only to those with the key."""
+        """The number of the session: never 0, different in every session, and computable only with the key."""
         return int.from_bytes(self._derive(key, "semel.wire.epoch.1")[:8], "little") | 1
 
     def _derive(self, key: Key, name: str) -> bytes:
@@ -44,7 +44,7 @@ class HandshakeTranscript:
 
 
 def curve_secret(key: Key, role: Role) -> bytes:
-    """The X25519 secret of all sockets of a role: who has the fleet key needs no other."""
+    """The X25519 secret of all sockets of a role: a process with the fleet key needs no other."""
     return _derive(key, f"semel.wire.curve.{role}.1".encode())
 
 

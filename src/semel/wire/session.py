@@ -1,12 +1,12 @@
-"""A session between a frontend and a worker, without I/O: frames in, events out, and the other way round.
+"""A session between a frontend and a worker, without I/O: frames in, events out, and vice versa.
 
-The rules. Every message carries epoch and sequence; the first one that is not exactly the next resets the session, as
-does whatever cannot be read and a peer that falls silent. Nothing but the handshake is said before both ends have
-proved themselves. Control messages go out before bulk, and bulk only within the window that the peer's credit leaves,
-so an urgent message waits behind one window at most. A session that has ended stays so; the owner opens a new one.
+The rules: Every message carries epoch and sequence. A message that is not exactly the next one resets the session, and
+so do unreadable data and a silent peer. Before both ends have proved that they have the key, only the handshake is
+sent. Control messages are sent before bulk, and bulk only within the window that the peer's credit leaves, so an urgent
+message waits behind at most one window. A session that has ended stays ended; the owner opens a new one.
 
-Time is what the owner says it is: `now` is any clock in seconds that does not go back. Nothing here raises for what a
-peer did: that is a `Reset` among the events.
+The owner supplies the time: `now` is any clock in seconds that does not go back. Nothing here raises because of a peer:
+a peer's error is a `Reset` among the events.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ from semel.wire.transfer import Inbound, Outbound
 __all__ = ["Session", "ToFrontend", "ToWorker"]
 
 ToWorker = Submit | Lend | Abort | Drain
-"""What a frontend may send."""
+"""The messages that a frontend may send."""
 
 ToFrontend = Accepted | Delta | Failed | Draining | Load | Have | Gone | Need | Forget
-"""What a worker may send."""
+"""The messages that a worker may send."""
 
 _CLOSED: Final = "closed"
 _MAX_DELTAS: Final = 256
 _SMALL_DELTA_TOKENS: Final = 64
 _CREDITS_PER_WINDOW: Final = 4
-_ROOMS_PER_LIMIT: Final = 2  # over a half that is unread, a peer that reads has been due to say so
+_ROOMS_PER_LIMIT: Final = 2  # with half the limit unread, a peer that reads should have reported
 
 _State = Literal["opening", "open", "ended"]
 
 
 class Session:
-    """One end of a session, from the handshake to the end. Made by `frontend` or `worker`."""
+    """One end of a session, from handshake to end. Made by `frontend` or `worker`."""
 
     def __init__(self, handshake: Handshake, *, now: float, limits: Limits, deadlines: Deadlines) -> None:
         self._handshake = handshake
@@ -102,7 +102,7 @@ class Session:
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """A frontend's end. The nonce must be random and is used once."""
+        """The frontend's end. The nonce must be random and used once."""
         handshake = FrontendHandshake(key=key, frontend_id=frontend_id, nonce=nonce)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
@@ -117,18 +117,18 @@ class Session:
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """A worker's end. The nonce must be random and is used once."""
+        """The worker's end. The nonce must be random and used once."""
         handshake = WorkerHandshake(key=key, contract=contract, nonce=nonce)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
     @property
     def is_open(self) -> bool:
-        """Whether both ends have proved themselves and neither has ended it."""
+        """Whether both ends have proved that they have the key and neither has ended the session."""
         return self._state == "open"
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over; what `outgoing` still gives is the last word."""
+        """Whether the session has ended; `outgoing` then returns the last messages."""
         return self._state == "ended"
 
     @property
@@ -138,11 +138,12 @@ class Session:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more control message of any size leaves a peer that reads below what counts as stuck."""
+        """Whether one more control message of any size is safe: a peer that reads stays below the limit of a stuck
+        one."""
         return not self.is_open or self._control.unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
 
     def send(self, message: ToWorker | ToFrontend) -> None:
-        """Queue a control message. Deltas that are queued together travel together."""
+        """Queue a control message. Deltas that are queued together are sent together."""
         self._check_open()
         if isinstance(message, Delta):
             self._enqueue_delta(message)
@@ -153,27 +154,27 @@ class Session:
         self._enqueue(message)
 
     def send_feature(self, digest: Digest, feature: Feature) -> int:
-        """Queue a feature behind all control messages; the number of its transfer, for `withdraw`."""
+        """Queue a feature after all control messages. Returns the number of its transfer, for `withdraw`."""
         self._check_open()
         return self._outbound.add(digest, feature)
 
     def withdraw(self, transfer: int) -> None:
-        """Do not send the rest of a feature, if there is any: nobody needs it."""
+        """Do not send the rest of a feature, if any: it is not needed."""
         if self.is_open and self._outbound.withdraw(transfer):
             self._enqueue(Withdraw(transfer))
 
     def close(self, message: str = "closed") -> None:
-        """End the session in good order: what is queued as control still goes out, bulk does not."""
+        """Close the session: queued control messages are still sent, bulk is not."""
         if self.is_open:
             self._enqueue(Bye(_CLOSED, message))
             self._state = "ended"
 
     def reset(self, code: str, message: str) -> list[Event]:
-        """End the session for a reason that its owner has found, such as a broken connection."""
+        """End the session for a reason that the owner found, such as a broken connection."""
         return [] if self.has_ended else [*self._take_events(), self._end(code, message)]
 
     def receive(self, frames: Sequence[Buffer], now: float) -> list[Event]:
-        """Take one message from the peer."""
+        """Process one message from the peer."""
         if self.has_ended:
             return self._take_events()
         try:
@@ -185,7 +186,7 @@ class Session:
         return self._take_events()
 
     def tick(self, now: float) -> list[Event]:
-        """Let time pass: a peer that is overdue ends the session."""
+        """Check the deadlines: an overdue peer ends the session."""
         if self._state == "opening" and now >= self._began + self._deadlines.handshake_s:
             self._events.append(self._end("silence", f"no handshake within {self._deadlines.handshake_s:g} s"))
         if self._state == "open" and now >= self._heard + self._deadlines.silence_s:
@@ -193,7 +194,7 @@ class Session:
         return self._take_events()
 
     def outgoing(self, now: float) -> list[Frames]:
-        """What to put on the socket now, in this order: control first, then as much bulk as the peer has room for."""
+        """The messages to send now, in order: control first, then as much bulk as the peer has room for."""
         self._pack_deltas()
         if self.is_open and now >= self._beat:
             self._beat = now + self._deadlines.heartbeat_s
@@ -206,7 +207,7 @@ class Session:
         return frames
 
     def next_deadline(self) -> float:
-        """When to call `tick` and `outgoing` again, if nothing happens before."""
+        """When to call `tick` and `outgoing` again if nothing happens before."""
         if self._events:
             return -inf
         if self._state == "opening":
@@ -216,7 +217,7 @@ class Session:
         return inf
 
     def _decode(self, frames: Sequence[Buffer]) -> Envelope[FrontendMessage] | Envelope[WorkerMessage]:
-        # A peer that has proved nothing gets no more of our time than a handshake takes.
+        # Before its proof, a peer may use no more of this process's time than a handshake takes.
         if self._epoch == NO_EPOCH and (nbytes := sum(map(len, frames))) > self._limits.max_handshake_bytes:
             raise Violation("handshake", f"{nbytes:,} bytes came before the session was open")
         if self._handshake.role == "worker":
@@ -226,7 +227,7 @@ class Session:
     def _accept(self, envelope: Envelope[FrontendMessage] | Envelope[WorkerMessage], now: float) -> list[Event]:
         message = envelope.message
         if isinstance(message, Refusal):
-            # Honoured whatever its number: a worker that has restarted knows no session of ours.
+            # Accepted with any number: a restarted worker knows none of this frontend's sessions.
             raise Violation(message.code, message.message)
         if envelope.epoch != self._epoch:
             raise Violation("session", f"{type(message).__name__} is of another session")
@@ -291,7 +292,7 @@ class Session:
     def _shake_hands(self, message: Message, now: float) -> list[Event]:
         step = self._handshake.receive(message)
         if step.opened is None and step.reply is not None:
-            self._enqueue(step.reply)  # still without the epoch: the peer learns it from this very reply
+            self._enqueue(step.reply)  # without the epoch: the peer learns it from this reply
         self._epoch = step.epoch
         if step.opened is None:
             return []
@@ -302,13 +303,13 @@ class Session:
         return [step.opened]
 
     def _part(self, bye: Bye) -> Closed | Reset:
-        """The peer has said its last word; there is nothing to answer."""
+        """Process the peer's last message; there is no reply."""
         self._state = "ended"
         self._forget()
         return Closed(bye.message) if bye.code == _CLOSED else Reset(bye.code, f"the peer says: {bye.message}")
 
     def _end(self, code: str, message: str) -> Reset:
-        """End the session from this side, and let the peer know why if it can understand."""
+        """End the session from this side, and report the reason if the peer can understand it."""
         last: Message | None = None
         if self.is_open:
             last = Bye(code, message)
@@ -331,7 +332,7 @@ class Session:
             raise ProtocolError("the session is not open; send when it is, or to another worker")
 
     def _enqueue_delta(self, delta: Delta) -> None:
-        """Let small deltas gather: sent together they cost 2 µs each at either end, one by one 17."""
+        """Collect small deltas: sent together they cost 2 µs each at either end, one by one 17."""
         if _is_large(delta):
             self._enqueue(Deltas((delta,)))
             return
@@ -360,7 +361,7 @@ class Session:
 
     def _bulk_frames(self) -> Iterator[Frames]:
         while True:
-            # A piece that is larger than the window may go when nothing else is on its way.
+            # A piece that is larger than the window may be sent when nothing else is in transit.
             room = self._limits.window_bytes - self._bulk.unread if self._bulk.unread else self._limits.max_open_bytes
             if (piece := self._outbound.take(room)) is None:
                 return
@@ -379,7 +380,7 @@ class Session:
 
 
 def _is_large(delta: Delta) -> bool:
-    """Whether a delta may have more than a few words: the last one of an answer that was parsed has all of it."""
+    """Whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
     if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
         return True
     if (details := delta.details) is None:

@@ -1,9 +1,9 @@
-"""Features on their way: cut into pieces on one side, put together on the other.
+"""Transfer of features: cut into pieces at one end, reassembled at the other.
 
-Small features travel whole, large ones in chunks that take turns, so that a small one never waits for a large one to
-end. Both sides keep to the same bounds on what is open at once; the receiver allocates for a feature only after its
-payload was found to be within them (threats S10). The bytes are copied once, on arrival, so that every tensor begins
-at an aligned address.
+Small features are sent whole. Large ones are sent in chunks that alternate, so that a small feature never waits for the
+end of a large one. Both ends enforce the same bounds on open features; the receiver allocates memory for a feature only
+after its payload was found to be within them (threats S10). The bytes are copied once, on arrival, so that every tensor
+begins at an aligned address.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MAPPED_BYTES: Final = 1 << 20
 
 
 class Piece(NamedTuple):
-    """A packed message of a feature, and its buffers."""
+    """A packed message of a feature, with its buffers."""
 
     body: bytes
     buffers: tuple[memoryview, ...]
 
     @property
     def nbytes(self) -> int:
-        """What it takes of the window."""
+        """Bytes of the window that it uses."""
         return len(self.body) + sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -46,7 +46,7 @@ class _Sending:
     nbytes: int
     rest: Iterator[Piece]
     ready: Piece | None = None
-    """The next piece; None before it is its turn."""
+    """The next piece; None until it is needed."""
 
     begun: bool = False
 
@@ -62,7 +62,7 @@ class Outbound:
         self._count = 0
 
     def add(self, digest: Digest, feature: Feature) -> int:
-        """Queue a feature; the number of its transfer."""
+        """Queue a feature. Returns the number of its transfer."""
         if feature.nbytes > self._limits.max_feature_bytes or len(feature.tensors) > MAX_TENSORS:
             raise MediaTooLarge(
                 f"{feature!r} has {feature.nbytes:,} bytes in {len(feature.tensors)} tensors; at most "
@@ -74,7 +74,7 @@ class Outbound:
         return self._count
 
     def withdraw(self, transfer: int) -> bool:
-        """Stop sending a feature; whether the peer has had a part of it, but not all."""
+        """Stop sending a feature. Returns whether the peer has received a part of it, but not all."""
         for sending in (*self._waiting, *self._open):
             if sending.transfer == transfer:
                 self._remove(sending)
@@ -82,7 +82,7 @@ class Outbound:
         return False
 
     def take(self, room: int) -> Piece | None:
-        """The next piece, if there is one and it takes at most `room` bytes. Open features take turns."""
+        """The next piece, if there is one of at most `room` bytes. Open features alternate."""
         self._admit()
         if not self._open:
             return None
@@ -98,7 +98,7 @@ class Outbound:
         return piece
 
     def _admit(self) -> None:
-        """Let features begin while the bounds on what is open allow it."""
+        """Start features while the bounds on open features allow it."""
         while (
             self._waiting
             and len(self._open) < self._limits.max_open_features
@@ -124,7 +124,7 @@ class _Assembly:
     missing: int
     tensor: int = 0
     offset: int = 0
-    """Where the next chunk begins."""
+    """Start of the next chunk."""
 
 
 class Inbound:
@@ -137,7 +137,7 @@ class Inbound:
         self._last = 0
 
     def begin(self, payload: Payload, buffers: tuple[memoryview, ...]) -> Arrived | None:
-        """A feature begins; it has arrived at once if its bytes came with it."""
+        """Start receiving a feature; returns it at once if its bytes came with the payload."""
         if payload.transfer <= self._last:
             raise Violation("order", f"transfer {payload.transfer} began after transfer {self._last}")
         self._last = payload.transfer
@@ -156,7 +156,7 @@ class Inbound:
         return None
 
     def extend(self, chunk: Chunk, data: memoryview) -> Arrived | None:
-        """Put a chunk in its place; the feature has arrived with its last."""
+        """Store a chunk; returns the feature with its last chunk."""
         assembly = self._open.get(chunk.transfer)
         if assembly is None or (chunk.tensor, chunk.offset) != (assembly.tensor, assembly.offset):
             raise Violation("order", f"{chunk!r} is not what comes next")
@@ -174,7 +174,7 @@ class Inbound:
         return Arrived(assembly.payload.digest, feature)
 
     def withdraw(self, transfer: int) -> None:
-        """Let go of a feature that is not complete."""
+        """Drop an incomplete feature."""
         assembly = self._open.pop(transfer, None)
         if assembly is None:
             raise Violation("order", f"transfer {transfer} is not open")
@@ -182,7 +182,7 @@ class Inbound:
 
 
 def _cut(transfer: int, digest: Digest, feature: Feature, limits: Limits) -> Iterator[Piece]:
-    """The pieces of a feature. Their buffers are its own memory."""
+    """Cut a feature into pieces. Their buffers are the feature's own memory."""
     body = pack(payload_of(transfer, digest, feature), limits)
     tensors = [_flat(tensor.data) for tensor in feature.tensors.values()]
     if feature.nbytes <= limits.inline_bytes:
@@ -203,7 +203,7 @@ def _flat(data: memoryview) -> memoryview:
 
 
 def _skip_empty(assembly: _Assembly) -> None:
-    """Go on to the tensor that the next chunk is of."""
+    """Advance to the tensor of the next chunk."""
     while assembly.offset == assembly.buffers[assembly.tensor].nbytes:
         assembly.tensor += 1
         assembly.offset = 0
@@ -214,9 +214,9 @@ def _copied(data: memoryview) -> memoryview:
 
 
 def _allocated(nbytes: int) -> memoryview:
-    """Memory to fill. None of it may halt the loop for long, so what is large is mapped, in huge pages.
+    """Allocate memory to fill. It must not block the loop for long, so large memory is mapped, in huge pages.
 
-    For 256 MB a bytearray takes 126 ms to make; small pages 140 ms to fill and 12 to give back, huge ones 45 and 1.
+    For 256 MB a bytearray takes 126 ms to create. Small pages take 140 ms to fill and 12 to free, huge pages 45 and 1.
     """
     if nbytes < _MAPPED_BYTES:
         return memoryview(bytearray(nbytes))

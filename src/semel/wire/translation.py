@@ -1,7 +1,7 @@
-"""Between the values of `semel.core` and messages: prompts and submissions, features and payloads, what is held.
+"""Conversion between values of `semel.core` and messages: prompts, submissions, features, announcements.
 
-Whatever comes from a peer is checked here once, by the constructors of the values themselves; what they refuse is a
-`ProtocolError`. Tensor bytes are never copied here.
+Everything from a peer is checked here once, by the constructors of the values; what they reject is a `ProtocolError`.
+Tensor bytes are never copied here.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = [
 
 _TOKEN_BYTES: Final = 4
 _MAX_LAYOUT_TOKENS: Final = 1 << 20
-_MAX_ANNOUNCED_TOKENS: Final = 1 << 23  # of all layouts in one message: as many as a ledger keeps
+_MAX_ANNOUNCED_TOKENS: Final = 1 << 23  # of all layouts in one message: as many as a ledger stores
 _MAX_CACHED_TOKENS: Final = 1 << 15
 _CACHED_LAYOUTS: Final = 1_024
 
 
 def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit:
-    """The message that submits. `payloads` names the features that will be sent."""
+    """The message for a submission. `payloads` names the features that will be sent."""
     prompt = submission.prompt
     encoder = prompt.encoder_token_ids is not None
     token_ids: list[int] = []
@@ -84,7 +84,7 @@ def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit
 def submission_of(
     submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature], *, trace: Trace | None = None
 ) -> Submission:
-    """What was submitted: its prompt put together, the features that came for it, and whose part it is here."""
+    """The submission in a message: its assembled prompt, the features received for it, and its parent span here."""
     return Submission(
         submit.request_id,
         prompt,
@@ -98,9 +98,9 @@ def submission_of(
 
 
 def prompt_of(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens: int) -> Prompt:
-    """The prompt that was submitted, with the layouts of its items in their places, checked.
+    """The submitted prompt, checked, with the layouts of its items at their positions.
 
-    One that would have more than `max_tokens` is not even put together: a short message can name a long layout often.
+    A prompt over `max_tokens` is refused before it is assembled: a short message can repeat a long layout often.
     """
     total = len(submit.token_ids) // _TOKEN_BYTES
     if not submit.encoder:
@@ -142,7 +142,7 @@ def _items(submit: Submit) -> tuple[Item, ...]:
 
 
 def payload_of(transfer: int, digest: Digest, feature: Feature) -> Payload:
-    """The message that a feature begins with."""
+    """The first message of a feature."""
     return Payload(transfer, digest, feature.modality, _heads(feature), *_layout_fields(feature.layout))
 
 
@@ -166,7 +166,7 @@ def lease_of(lend: Lend) -> Lease:
 
 
 def sizes_of(message: Payload | Lend) -> list[int]:
-    """The bytes of each tensor, as dtype and shape demand; nothing is allocated."""
+    """The size of each tensor, from dtype and shape; allocates nothing."""
     if len({head.name for head in message.tensors}) != len(message.tensors):
         raise ProtocolError(f"{message.digest!r} names a tensor twice")
     for head in message.tensors:
@@ -176,7 +176,7 @@ def sizes_of(message: Payload | Lend) -> list[int]:
 
 
 def layout_of(message: Payload | Lend) -> Layout:
-    """The layout of the feature that a message announces."""
+    """The layout of the feature in a message."""
     try:
         return Layout(tuple(_unpack(message.token_ids)), None if message.mask is None else Mask(message.mask))
     except ValueError as error:
@@ -184,7 +184,7 @@ def layout_of(message: Payload | Lend) -> Layout:
 
 
 def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Feature:
-    """The feature that a message announced, over its bytes."""
+    """The feature in a message, over its bytes."""
     try:
         tensors = {
             head.name: Tensor(head.dtype, head.shape, buffer)
@@ -196,7 +196,7 @@ def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Featur
 
 
 def have_of(number: int, holdings: Mapping[Digest, FeatureInfo]) -> Have:
-    """The message that announces what is held."""
+    """The message that announces what the engine has."""
     layouts: dict[Layout, int] = {}
     items = tuple(
         HaveItem(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
@@ -206,7 +206,7 @@ def have_of(number: int, holdings: Mapping[Digest, FeatureInfo]) -> Have:
 
 
 def holdings_of(have: Have) -> dict[Digest, FeatureInfo]:
-    """What a message announces."""
+    """The feature infos in an announcement."""
     try:
         layouts = _layouts_of(have.layouts)
         return {item.digest: FeatureInfo(item.modality, item.nbytes, layouts[item.layout]) for item in have.items}
@@ -229,7 +229,7 @@ def _runs_of(layout: Layout) -> Runs:
         runs += (token, sum(1 for _ in group))
     if layout.mask is None:
         return Runs(_pack(runs))
-    lengths = [0] if layout.mask.bits[:1] == b"\x01" else []  # the first run is one without embeddings
+    lengths = [0] if layout.mask.bits[:1] == b"\x01" else []  # the first run is without embeddings
     lengths += [sum(1 for _ in group) for _, group in groupby(layout.mask.bits)]
     return Runs(_pack(runs), _pack(lengths))
 

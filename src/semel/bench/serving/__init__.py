@@ -1,1 +1,1 @@
-"""`semel bench serve`: bare vLLM's server and `semel serve`, side by side, asked by one client in turns."""
+"""`semel bench serve`: bare vLLM's server and `semel serve` side by side; one client alternates between them."""

@@ -1,6 +1,6 @@
-"""Who is asked when. Pure but for the asking: both sides take turns, and who begins alternates.
+"""Alternates between the two sides, and alternates which side goes first. Pure, except for the work that it calls.
 
-A slow second of the machine is then slow for both, and neither always comes after the other.
+So a slow second of the machine is slow for both, and neither side always comes after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pair(Generic[_Side]):
 
 
 def order(turn: int) -> tuple[str, str]:
-    """Who is asked first and second in a turn: A B, B A, A B, …"""
+    """Which side goes first and second in a round: A B, B A, A B, …"""
     return ("vllm", "semel") if turn % 2 == 0 else ("semel", "vllm")
 
 
@@ -37,7 +37,7 @@ async def take_turns(
     turns: int,
     on_turn: Callable[[], None] = lambda: None,
 ) -> Pair[list[_Result]]:
-    """Let both sides do the same work, so many times; what came of it, turn by turn."""
+    """Let both sides do the same work `turns` times. Returns the results by round."""
     results: dict[str, list[_Result]] = {"semel": [], "vllm": []}
     with without_garbage_collection():
         for turn in range(turns):

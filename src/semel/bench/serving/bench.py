@@ -1,4 +1,4 @@
-"""What every scenario has at hand: both servers and their clients, pictures, how often to ask, and the progress bar."""
+"""The context of every scenario: both servers and their clients, pictures, number of rounds, progress bar."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _Result = TypeVar("_Result")
 
 
 class Tell(Protocol):
-    """Shows how far a run is."""
+    """Shows the progress of a run."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """What is done, how often it was, and how often it will be."""
+        """The current work, its finished rounds, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often things are asked. The first turns of everything warm it up and are not counted."""
+    """The number of rounds. The first rounds of each measurement are warm-up and not counted."""
 
     short_turns: int
-    """Of what takes milliseconds."""
+    """For requests that take milliseconds."""
 
     long_turns: int
-    """Of what takes a second: new pictures, conversations."""
+    """For requests that take a second: new pictures, conversations."""
 
     bursts: int
-    """Of what runs for some time, or comes many at a time."""
+    """For measurements that run for some time, or with many requests at once."""
 
     burst_s: float
     mixed_requests: int
 
     @classmethod
     def of(cls, *, quick: bool) -> Effort:
-        """About 15 minutes on a machine with 2 cores; if quick, rougher and sooner."""
+        """About 15 minutes on a machine with 2 cores; with `quick` shorter and less exact."""
         return cls(40, 4, 4, 2.0, 300) if quick else cls(200, 10, 16, 2.0, 1_500)
 
 
@@ -58,17 +58,17 @@ class Side:
         return processor_s(self.server.pids())
 
     def frontend_processor_s(self) -> float:
-        """Of those that serve HTTP."""
+        """The processor time of its HTTP processes so far."""
         return processor_s(self.server.frontend_pids())
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A run."""
+    """One run of the benchmark."""
 
     sides: Pair[Side]
     launch: Launch | None
-    """How the servers were started, if here."""
+    """How the servers were started; None if they were not started here."""
 
     pictures: Pictures
     effort: Effort
@@ -76,13 +76,13 @@ class Bench:
 
     @property
     def is_here(self) -> bool:
-        """Whether the processes of both sides can be looked at."""
+        """Whether the processes of both sides can be inspected."""
         return self.sides.semel.server.is_here and self.sides.vllm.server.is_here
 
     async def turns(
         self, what: str, work: Callable[[Side, int], Awaitable[_Result]], *, turns: int, warming: int = 1
     ) -> Pair[list[_Result]]:
-        """Let both sides do it in turns; those of the warm-up come before the first and are not in what is returned."""
+        """Let both sides do the work in alternation; the first `warming` rounds are not returned."""
         done = 0
 
         def on_turn() -> None:

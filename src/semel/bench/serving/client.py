@@ -1,6 +1,6 @@
-"""The one client of both sides: raw HTTP, one connection that is kept, timed from the first byte out to the last in.
+"""The one client of both sides: raw HTTP, a persistent connection, timed from first byte sent to last received.
 
-It sends bytes and returns bytes: making a body and reading an answer are no part of what is timed.
+It sends bytes and returns bytes: the time excludes making a body and parsing a response.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, and how long it took."""
+    """The response, and how long it took."""
 
     status: int
     body: bytes
@@ -35,7 +35,7 @@ class Answer:
 
 
 class Client:
-    """Asks one server."""
+    """The client of one server."""
 
     def __init__(self, url: str, *, connections: int = 1, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -58,7 +58,7 @@ class Client:
         await self._session.close()
 
     async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:
-        """Post a body; any status is an answer."""
+        """Post a body; return the response, whatever its status."""
         assert self._session is not None
         headers = _JSON | {"Accept": accept}
         began = perf_counter()
@@ -67,21 +67,21 @@ class Client:
         return Answer(response.status, body, perf_counter() - began)
 
     async def must(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:
-        """Post a body that has to be answered well."""
+        """Post a body; fail if the status is not a success."""
         answer = await self.ask(path, body, accept=accept)
         if answer.status != 200:
             raise ServiceError(f"{self.url}{path} answers {answer.status}: {answer.body[:500]!r}")
         return answer
 
     async def leave(self, path: str, body: bytes) -> None:
-        """Post a body, and go away with the first bytes of the answer."""
+        """Post a body, and disconnect at the first bytes of the response."""
         assert self._session is not None
         async with self._session.post(f"{self.url}{path}", data=body, headers=_JSON) as response:
             await response.content.readany()
             response.close()
 
     async def read(self, path: str) -> str:
-        """What stands at a path."""
+        """Get a path."""
         assert self._session is not None
         async with self._session.get(f"{self.url}{path}") as response:
             return await response.text()
@@ -91,7 +91,7 @@ class Client:
         return Client(self.url, connections=connections, api_key=self._api_key)
 
     async def is_up(self, path: str) -> bool:
-        """Whether it answers there."""
+        """Whether the server answers at a path."""
         assert self._session is not None
         try:
             async with asyncio.timeout(5), self._session.get(f"{self.url}{path}") as response:

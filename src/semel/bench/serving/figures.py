@@ -1,7 +1,7 @@
-"""What a scenario found: rows of figures of both sides, held to their limits. Pure.
+"""The results of a scenario: rows of figures of both sides, compared with their limits. Pure.
 
-A limit is of the ratio to bare vLLM in the same run, or of semel's own figure. The limits are those of the project's
-requirements for serving; a row without one only informs.
+A limit applies to the ratio to bare vLLM in the same run, or to semel's own figure. The limits are those of the
+project's requirements for serving; a row without one only informs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["LIMITS", "Limit", "Row", "checks_of", "compared", "counted"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a figure must not pass."""
+    """The limit of a figure."""
 
     of: Literal["ratio", "semel"]
     kind: Literal["at most", "at least"]
     value: float
 
     def is_kept(self, value: float) -> bool:
-        """Whether a figure is within it."""
+        """Whether a figure is within the limit."""
         return value <= self.value if self.kind == "at most" else value >= self.value
 
 
@@ -43,12 +43,12 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "saturation: text requests per second": Limit("ratio", "at least", 0.85),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
-"""By the names of rows."""
+"""The limits by the names of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was measured on both sides."""
+    """One quantity, measured on both sides."""
 
     name: str
     """`SCENARIO: WHAT`."""
@@ -60,24 +60,24 @@ class Row:
 
     @property
     def scenario(self) -> str:
-        """Which scenario it belongs to."""
+        """The scenario that it belongs to."""
         return self.name.partition(":")[0]
 
     @property
     def limit(self) -> Limit | None:
-        """What it is held to, if to anything."""
+        """Its limit, if it has one."""
         return LIMITS.get(self.name)
 
     @property
     def judged(self) -> Figure | None:
-        """The figure that the limit is of."""
+        """The figure that the limit applies to."""
         if self.limit is None:
             return None
         return self.semel if self.limit.of == "semel" else self.ratio
 
     @property
     def ok(self) -> bool | None:
-        """Whether it keeps its limit; None without one, or without the figure."""
+        """Whether it is within its limit; None without a limit or without the figure."""
         return None if self.limit is None or self.judged is None else self.limit.is_kept(self.judged.value)
 
     @property
@@ -94,13 +94,13 @@ def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
 
 
 def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Row:
-    """A row of counts; their ratio where it says something."""
+    """A row of counts; with their ratio if the other count is not zero."""
     ratio = exactly(semel / vllm) if vllm else None
     return Row(name, unit, exactly(semel), None if vllm is None else exactly(vllm), ratio)
 
 
 def _check_of(row: Row) -> Check:
-    """A row as a check, in the shape of all benchmarks."""
+    """A row as a check, in the common form of benchmarks."""
     limit, judged = row.limit, row.judged
     if limit is None or judged is None:
         return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)

@@ -1,4 +1,4 @@
-"""Pictures that no server has seen, and the requests that show them. Pure: a function of the seed of a run."""
+"""Pictures that are new to every server, and the requests with them. Pure: a function of the run's seed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from PIL import Image
 
 __all__ = ["Pictures", "Size", "chat", "image_part", "text_part"]
 
-_CELL = 1_024 / 88  # pixels of the picture to one of the noise: a JPEG of 1024×1024 has about 260 KB
+_CELL = 1_024 / 88  # pixels of the picture per pixel of noise: a JPEG of 1024×1024 has about 260 KB
 _QUALITY = 90
 
 
 class Size(Enum):
-    """How large a picture is: width and height."""
+    """The size of a picture: width and height."""
 
     SMALL = (112, 112)
     SQUARE = (1_024, 1_024)
@@ -29,13 +29,13 @@ class Size(Enum):
 
 @dataclass(slots=True)
 class Pictures:
-    """Draws pictures, each different from all before; with another seed others, so that a server may be asked twice."""
+    """Draws pictures, each different from all before. Another seed gives others, so a server can be reused."""
 
     seed: int
     drawn: int = 0
 
     def draw(self, size: Size) -> bytes:
-        """A JPEG that nobody has seen."""
+        """A new picture as JPEG."""
         self.drawn += 1
         width, height = size.value
         noise = (round(width / _CELL), round(height / _CELL))
@@ -53,12 +53,12 @@ def image_part(jpeg: bytes) -> dict[str, Any]:
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Words as part of a message."""
+    """A text as part of a message."""
     return {"type": "text", "text": text}
 
 
 def chat(*contents: Sequence[dict[str, Any]] | str, **fields: object) -> bytes:
-    """A request with these messages, of which the user sends the first and every other one."""
+    """A request with these messages; roles alternate, and the user's message is the first."""
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
     return json.dumps({"messages": messages, "temperature": 0.0, "max_tokens": 1, **fields}).encode()

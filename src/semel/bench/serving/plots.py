@@ -1,4 +1,4 @@
-"""Drawings of a report, each readable by itself: its title says what was found, and every bar is labelled."""
+"""Plots of a report. Each is readable by itself: its title states the result, and every bar is labelled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDTH: Final = 9.0
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Which rows are drawn together."""
+    """Rows that are drawn together."""
 
     file: str
     title: str
@@ -32,7 +32,7 @@ class Drawing:
 
 
 def draw(report: ServeReport, folder: Path) -> list[Path]:
-    """Draw all that there is to draw; the files."""
+    """Draw all plots of a report. Returns their files."""
     try:
         import matplotlib.figure
     except ImportError:
@@ -48,7 +48,7 @@ def draw(report: ServeReport, folder: Path) -> list[Path]:
 
 
 def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
-    """What a report can be drawn as."""
+    """The plots that a report allows."""
     named = {row.name: row for row in rows}
     adds = [row for row in rows if row.name.endswith("what the image adds") and row.vllm is not None]
     if adds:
@@ -124,7 +124,7 @@ def _axes(canvas: Canvas, drawing: Drawing) -> Any:
 
 
 def _is_latency(row: Row) -> bool:
-    """New images are left out: their encoder takes most of the time, and that is vLLM's on both sides."""
+    """Excludes new images: most of their time is the encoder's, which is vLLM's on both sides."""
     ends = (": latency", ", latency", "vLLM's with tensors", "vLLM's by hash", ", per image")
     return row.unit == "ms" and row.scenario != "new" and row.name.endswith(ends)
 

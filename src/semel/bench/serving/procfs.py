@@ -1,4 +1,4 @@
-"""What the kernel tells about processes of this machine: who started whom, processor time, memory."""
+"""What the kernel reports about processes of this machine: parents, processor time, memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 __all__ = ["descendants", "processor_s", "pss_bytes", "words_of"]
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
-_PARENT, _USER, _SYSTEM = 1, 11, 12  # places in /proc/PID/stat after the name, which may have spaces
+_PARENT, _USER, _SYSTEM = 1, 11, 12  # fields of /proc/PID/stat after the name, which may have spaces
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that came of it, as far as they live."""
+    """A process and all its descendants that are alive."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -29,7 +29,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def words_of(pid: int) -> list[str]:
-    """The command line of a process; empty if it is gone."""
+    """The command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
@@ -37,7 +37,7 @@ def words_of(pid: int) -> list[str]:
 
 
 def processor_s(pids: Iterable[int]) -> float:
-    """The processor time of these processes since they began, in steps of the kernel's tick (10 ms)."""
+    """The processor time of these processes since their start, in steps of the kernel's tick (10 ms)."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def processor_s(pids: Iterable[int]) -> float:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Their memory; what they share with others is divided among those that share it."""
+    """The memory of these processes. Shared memory is divided among the processes that share it."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

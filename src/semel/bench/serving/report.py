@@ -1,4 +1,4 @@
-"""What a run of `semel bench serve` found: as a table for a person, as one JSON object for a program."""
+"""The results of a run of `semel bench serve`: as a table, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEGEND: Final = "In brackets: 95% interval. Unsure: the limit lies within it. B
 
 @dataclass(frozen=True, slots=True)
 class ServeReport:
-    """The rows of all scenarios, and how they came about."""
+    """The rows of all scenarios, and the conditions of the run."""
 
     machine: dict[str, str | int | float]
     run: dict[str, object]
@@ -29,11 +29,11 @@ class ServeReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every limit is kept."""
+        """Whether every limit is met."""
         return all(row.ok is not False for row in self.rows)
 
     def to_json(self) -> str:
-        """One object, on one line: `checks` as every benchmark has them, `rows` with all figures and their errors."""
+        """One object, on one line: `checks` as in every benchmark, `rows` with all figures and their errors."""
         versions = {"semel": version("semel")}
         report = {
             "bench": "serve",
@@ -100,7 +100,7 @@ def _number(value: float) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same without infinities, which JSON does not have: a ratio to nothing is null."""
+    """The same value without infinities, which JSON does not have: a ratio to nothing becomes null."""
     if isinstance(value, dict):
         return {name: _finite(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A whole run: both servers are started, or found, and the scenarios follow one another."""
+"""A complete run: both servers are started, or are running elsewhere, and the scenarios run in order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
 }
 """In the order in which they run."""
 
-_MAX_PIXELS: Final = 28 * 28 * 2_700  # so that a picture of 1920×1080 is not made smaller: 2,691 tokens
+_MAX_PIXELS: Final = 28 * 28 * 2_700  # so that a picture of 1920×1080 is not scaled down: 2,691 tokens
 _TINY_FLAGS: Final = (
     *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
     *("--max-model-len", "16384", "--max-num-batched-tokens", "8192"),
@@ -59,42 +59,42 @@ _BUILD_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `semel bench serve` was asked for."""
+    """The options of `semel bench serve`."""
 
     model: str | None = None
-    """Served by both sides; without one, a tiny model is made."""
+    """The model of both sides; without one, a tiny model is made."""
 
     flags: tuple[str, ...] = ()
-    """Of the engine, for both sides."""
+    """The engine's flags for both sides."""
 
     baseline: str | None = None
-    """Where bare vLLM serves already."""
+    """The URL of a running vLLM server."""
 
     semel: str | None = None
-    """Where semel does."""
+    """The URL of a running semel server."""
 
     api_key: str | None = None
-    """That both take."""
+    """The API key for both."""
 
     only: tuple[str, ...] = ()
     quick: bool = False
 
     def scenarios(self) -> list[str]:
-        """Which ones run, in their order."""
+        """The scenarios that run, in their order."""
         unknown = [name for name in self.only if name not in SCENARIOS]
         if unknown:
             raise ConfigError(f"--only {unknown[0]}: there is no such scenario; choose from {', '.join(SCENARIOS)}")
         return [name for name in SCENARIOS if not self.only or name in self.only]
 
     def are_elsewhere(self) -> bool:
-        """Whether both servers run already; they have to be two."""
+        """Whether both servers are running elsewhere; naming only one of them is an error."""
         if (self.baseline is None) != (self.semel is None):
             raise ConfigError("--baseline and --semel go together: both servers run already, or both are started here")
         return self.baseline is not None
 
 
 async def run(options: Options, tell: Tell) -> ServeReport:
-    """Measure; `tell` shows how far it is."""
+    """Measure; `tell` shows the progress."""
     names, effort = options.scenarios(), Effort.of(quick=options.quick)
     pictures = Pictures(secrets.randbits(32))
     rows: list[Row] = []
@@ -109,7 +109,7 @@ async def run(options: Options, tell: Tell) -> ServeReport:
                 if SCENARIOS[name] is not frontends:
                     rows += await SCENARIOS[name](bench)
             if "frontends" in names:
-                await inner.aclose()  # no more than two engines at a time
+                await inner.aclose()  # at most two engines at a time
                 rows += await frontends(bench)
     return ServeReport(describe_machine(), _describe(options, launch, pictures.seed, names), tuple(rows))
 
@@ -117,7 +117,7 @@ async def run(options: Options, tell: Tell) -> ServeReport:
 async def _servers(
     options: Options, launch: Launch | None, outer: AsyncExitStack, inner: AsyncExitStack, names: Sequence[str]
 ) -> Pair[Server]:
-    """Both of them, up; vLLM's ends with the inner stack, ours with the outer one."""
+    """Both servers, ready. vLLM's ends with the inner stack, semel's with the outer one."""
     if launch is None:
         assert options.semel is not None
         assert options.baseline is not None
@@ -126,7 +126,7 @@ async def _servers(
         async with asyncio.TaskGroup() as starting:
             mine = starting.create_task(outer.enter_async_context(semel_server(launch)))
             if names == ["frontends"]:
-                return Pair(await mine, await mine)  # which starts vLLM in another way
+                return Pair(await mine, await mine)  # this scenario starts vLLM in another way
             theirs = starting.create_task(inner.enter_async_context(vllm_server(launch)))
     except* ConfigError as errors:
         raise errors.exceptions[0] from None
@@ -162,7 +162,7 @@ def _enlarge(model: Path) -> None:
 
 
 def _describe(options: Options, launch: Launch | None, seed: int, names: Sequence[str]) -> dict[str, object]:
-    """What a reader needs to repeat it."""
+    """The facts that a reader needs to repeat the run."""
     described: dict[str, object] = {"quick": options.quick, "scenarios": list(names), "seed": seed}
     if launch is None:
         return described | {"semel_url": options.semel, "vllm_url": options.baseline}

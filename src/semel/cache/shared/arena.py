@@ -1,7 +1,8 @@
-"""Which ranges of a fixed space are free: arithmetic only, nothing is mapped or written here.
+"""Free ranges of a fixed space: arithmetic only, nothing is mapped or written here.
 
-Every range begins at a multiple of 64 bytes and has a multiple of 64 bytes. Two free ranges never touch: freeing one
-merges it with its neighbours. The smallest free range that is large enough is taken, the lowest of those.
+Every range begins at a multiple of 64 bytes, and its length is a multiple of 64 bytes. Two free ranges are never
+adjacent: freeing a range merges it with its neighbours. Allocation takes the smallest free range that is large enough,
+and the lowest of those.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from typing import Final
 __all__ = ["ALIGNMENT", "Arena", "align"]
 
 ALIGNMENT: Final = 64
-"""Where a range, and a tensor within it, may begin: at multiples of this."""
+"""Ranges, and tensors within a range, begin at multiples of this."""
 
 
 def align(nbytes: int) -> int:
-    """The next place from there at which something may begin."""
+    """Round up to the next multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class Arena:
-    """Hands out ranges of a space and takes them back."""
+    """Allocates and frees ranges of a space."""
 
     def __init__(self, size: int) -> None:
         self._size = size // ALIGNMENT * ALIGNMENT
         self._allocated: dict[int, int] = {}
         self._used = 0
-        # The free ranges, three times: by size and offset, by where they begin, by where they end.
+        # The free ranges, indexed three times: by size and offset, by start, by end.
         self._sizes: list[tuple[int, int]] = []
         self._begins: dict[int, int] = {}
         self._ends: dict[int, int] = {}
@@ -37,21 +38,22 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """The bytes of the space."""
+        """Size of the space in bytes."""
         return self._size
 
     @property
     def used(self) -> int:
-        """The bytes of the ranges that are out."""
+        """Bytes of the allocated ranges."""
         return self._used
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest free range."""
+        """Bytes of the largest free range."""
         return self._sizes[-1][0] if self._sizes else 0
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of a free range of so many bytes, at least 64; None if there is none in one piece."""
+        """Allocate a range of this size, at least 64 bytes. Returns its offset, or None if no free range is large
+        enough."""
         nbytes = align(max(nbytes, 1))
         found = bisect_left(self._sizes, (nbytes, 0))
         if found == len(self._sizes):
@@ -65,7 +67,7 @@ class Arena:
         return offset
 
     def free(self, offset: int) -> None:
-        """Take back a range that was handed out."""
+        """Free an allocated range."""
         size = self._allocated.pop(offset)
         self._used -= size
         if (after := self._begins.get(offset + size)) is not None:
@@ -77,7 +79,7 @@ class Arena:
         self._add(offset, size)
 
     def room_beside(self, offsets: Iterable[int]) -> int:
-        """The largest range there would be if nothing but the ranges at these offsets were out."""
+        """Size of the largest free range if only the ranges at these offsets were allocated."""
         largest = end = 0
         for offset in sorted(offsets):
             largest = max(largest, offset - end)

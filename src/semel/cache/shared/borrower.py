@@ -1,9 +1,8 @@
-"""The worker's end of lending: the segments of local frontends, mapped once each, read where they lie.
+"""The worker's end of leases: the segments of local frontends, each mapped once and read in place.
 
-A view that was borrowed is returned when the last buffer over it is gone, in whatever thread that happens; returns are
-collected and sent in batches. Our end of a connection stays open as long as one of its views is alive, also when the
-frontend has gone, and also when this object has been closed: a frontend takes the end of the connection for the end of
-our reading.
+A borrowed view is returned when the last buffer over it is gone, in any thread. Returns are collected and sent in
+batches. The worker's end of a connection stays open while one of its views is alive, even after the frontend is gone,
+and even after this object is closed: a frontend takes the end of the connection as the end of all reads.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ __all__ = ["Borrower"]
 
 _MAX_CONNECTIONS: Final = 1_024
 _HELLO_TIMEOUT_S: Final = 2.0
-_MAX_DESCRIPTORS: Final = 4  # one is right; of more, the kernel closes what does not fit here
+_MAX_DESCRIPTORS: Final = 4  # one is correct; the kernel closes those that do not fit
 _BACKOFF_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class _Connection:
-    """One frontend's segment, and what is borrowed of it."""
+    """One frontend's segment, and the views borrowed from it."""
 
     def __init__(self, sock: socket.socket, window: Window, on_change: Callable[[_Connection], None]) -> None:
         self.ended = False
@@ -64,11 +63,11 @@ class _Connection:
         return view
 
     def catch_up(self) -> None:
-        """Take what the frontend has sent, its end included."""
+        """Process what the frontend has sent, including its end."""
         self._channel.read()
 
     def settle(self) -> None:
-        """Return what has been released."""
+        """Return the leases of released views."""
         if self._loop is None:
             return
         self._scheduled = False
@@ -79,27 +78,27 @@ class _Connection:
             self._on_change(self)
 
     def close(self) -> None:
-        """Close our end; or, while views are alive, leave that to the last of them."""
+        """Close this end of the connection, or, while views are alive, let the last one close it."""
         self._on_change = self._loop = None
         if self.idle:
             self._channel.close()
         else:
-            # Only the finalizers of the views refer to this connection from now on.
+            # Only the finalizers of the views refer to this connection now.
             weakref.finalize(self, os.close, self._channel.detach()).atexit = False
 
     def _note(self, lease_id: int) -> None:
-        """A view is gone. Called in any thread, in the middle of anything."""
+        """Record that a view is gone. Runs in any thread, at any point."""
         self._released.append(lease_id)
         if self._scheduled or (loop := self._loop) is None:
             return
         self._scheduled = True
-        with suppress(RuntimeError):  # the loop has ended without us: the process's end returns everything
+        with suppress(RuntimeError):  # the loop ended earlier: the process's end returns everything
             # A loop need not be woken from its own thread: a return then takes 0.1 ms less.
             call = loop.call_soon if get_ident() == self._thread else loop.call_soon_threadsafe
             call(self.settle)
 
     def _ignore(self, ids: tuple[int, ...]) -> None:
-        """A lease is lent with a request, and ends at this end: a frontend has no ids to tell."""
+        """Ignore ids from a frontend: a lease comes with a request and ends in the worker."""
         logger.warning("ignored %d leases that a frontend told by the way of returns", len(ids))
 
     def _end(self) -> None:
@@ -109,13 +108,13 @@ class _Connection:
 
 
 class Borrower:
-    """Listens for local frontends, and borrows from them: `async with Borrowers(path) as borrowers`."""
+    """Listens for local frontends and borrows from them: `async with Borrower(path) as borrower`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lenders: dict[bytes, _Connection] = {}
         self._leaving: set[_Connection] = set()
-        """Frontends that lend nothing more, of whose segments views are alive."""
+        """Frontends that lend nothing more and whose segments still have live views."""
         self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}
 
     async def __aenter__(self) -> Self:
@@ -129,7 +128,7 @@ class Borrower:
         self._loop.remove_reader(self._sock)
         self._sock.close()
         with suppress(FileNotFoundError):
-            if self._path.stat().st_ino == self._inode:  # not a successor's
+            if self._path.stat().st_ino == self._inode:  # not the socket of a successor
                 self._path.unlink()
         for sock in list(self._greeting):
             self._dismiss(sock)
@@ -140,13 +139,13 @@ class Borrower:
         self._leaving.clear()
 
     def __len__(self) -> int:
-        """How many frontends there are."""
+        """Number of connected frontends."""
         return len(self._lenders)
 
     def borrow(self, lease: Lease) -> memoryview:
-        """The bytes of a lease, which is returned when the last buffer over them is gone.
+        """The bytes of a lease. The lease is returned when the last buffer over them is gone.
 
-        A `ProtocolError` if the segment is not known (any more), the range is not in it, or it is borrowed already.
+        Raises `ProtocolError` if the segment is unknown, the range is outside it, or the lease is already borrowed.
         """
         connection = self._lenders.get(lease.segment)
         if connection is None:
@@ -193,12 +192,12 @@ class Borrower:
             return
         self._greeting.pop(sock).cancel()
         self._loop.remove_reader(sock)
-        with suppress(OSError):  # it has gone already, which reading will show
+        with suppress(OSError):  # the peer is gone, which reading will report
             sock.send(ACCEPTED)
         self._lenders[segment] = _Connection(sock, window, lambda connection: self._changed(segment, connection))
 
     def _check_new(self, segment: bytes) -> None:
-        """One connection per segment: a lease must return by the way it came."""
+        """Require one connection per segment: a lease must return over the connection that brought it."""
         if (known := self._lenders.get(segment)) is not None:
             known.catch_up()
         if segment in self._lenders:
@@ -224,7 +223,7 @@ def _listen(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         _make_free(path)
-        os.fchmod(sock.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # before it is bound, so the file is never open to others
+        os.fchmod(sock.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # before bind: the file is never open to other users
         sock.bind(str(path))
         sock.listen()
         sock.setblocking(False)
@@ -235,7 +234,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _make_free(path: Path) -> None:
-    """Remove the socket of a worker that is gone."""
+    """Remove the socket of a worker that no longer runs."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -251,7 +250,7 @@ def _make_free(path: Path) -> None:
 
 
 def _receive_segment(sock: socket.socket) -> tuple[bytes, Window]:
-    """The segment that a frontend introduces; every descriptor that came along is closed."""
+    """The segment that a frontend introduces. Closes every received descriptor."""
     packet, fds, _, _ = socket.recv_fds(sock, HELLO_BYTES + 1, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     try:
         segment, size = read_hello(packet)

@@ -1,9 +1,9 @@
-"""The cache in shared memory: one copy, written by whoever made it, read by local processes where it lies.
+"""The cache in shared memory: one copy of each feature, written by its producer, read in place by local processes.
 
-One process owns the segment and decides what lies where. How long a range stays as it is follows from one rule: it is
-free again when the last buffer over it is gone. The cache refers to the features it holds, a lease to the feature that
-another process reads, a request or a socket to the buffers it is sending; evicting is letting go of one reference. So
-bytes under a lease never change, and an entry that is stuck costs its own bytes and nothing else.
+One process owns the segment and allocates its ranges. One rule decides how long a range stays unchanged: it is free
+again when the last buffer over it is gone. The cache refers to its features, a lease to the feature that another
+process reads, a request or a socket to the buffers that it sends. Eviction drops one of these references. Therefore
+bytes under a lease never change, and an entry that stays in use costs its own bytes and nothing else.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["Reservation", "SharedCache"]
 
 
 class Reservation:
-    """A range to write a feature into, here or in a child; it is free again when this is gone without a commit.
+    """A range to write a feature into, in this process or a child. Without a commit it is freed with this object.
 
-    Whoever lets a child write into it keeps it until the child has answered or has ended.
+    If a child writes into it, the caller must hold the reservation until the child has answered or ended.
     """
 
     __slots__ = ("_exporter", "nbytes", "offset")
@@ -42,13 +42,13 @@ class Reservation:
         return f"Reservation({self.nbytes:,} bytes from {self.offset:,})"
 
     def view(self) -> memoryview:
-        """The range, to be written to before the commit."""
+        """The range, writable until the commit."""
         if self._exporter is None:
             raise ValueError(f"{self!r} has been committed or released")
         return memoryview(self._exporter).cast("B")
 
     def release(self) -> None:
-        """Let go of the range."""
+        """Free the range."""
         self._exporter = None
 
 
@@ -59,64 +59,64 @@ class _Entry:
     offset: int
     nbytes: int
     view: memoryview
-    """Over the whole range: a feature may have no tensor that would keep it."""
+    """Over the whole range: a feature may have no tensor that would keep the range alive."""
     leases: int = 0
 
 
 class SharedCache:
-    """A cache whose features lie in a segment, and the owner of that segment.
+    """A cache whose features are in a segment, and the owner of that segment.
 
-    It belongs to one thread, like every cache; buffers over its memory may be let go of in any.
+    One thread owns it, as with every cache. Any thread may drop buffers over its memory.
     """
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self._arena = Arena(segment.size)
-        # What may be evicted, least recently used first, and what may not: evicting it would free nothing.
+        # Evictable entries, least recently used first, and leased ones, whose eviction would free nothing.
         self._idle: OrderedDict[Digest, _Entry] = OrderedDict()
         self._leased: dict[Digest, _Entry] = {}
         self._leases: dict[int, _Entry] = {}
         self._lease_ids = count(1)
         self._stuck: set[int] = set()
-        """The ranges that are out and that no eviction frees: leased, reserved, or in use after an eviction."""
+        """Allocated ranges that no eviction frees: leased, reserved, or in use after an eviction."""
         self._exporters: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
-        """What all buffers over a range that is out refer to, by its offset."""
+        """By offset, the object that all buffers over an allocated range refer to."""
         self._base = ctypes.addressof(ctypes.c_ubyte.from_buffer(segment.memory))
         self._freed: deque[int] = deque()
-        """Finalizers run in any thread and in the middle of anything: they only append here."""
+        """Finalizers run in any thread, at any point: they only append here."""
         self._nbytes = 0
         self._evictions = 0
         self._closed = False
 
     @classmethod
     def create(cls, capacity_bytes: int) -> Self:
-        """A cache over a new segment of so many bytes."""
+        """Create a cache over a new segment of this size."""
         return cls(Segment(capacity_bytes))
 
     @property
     def capacity(self) -> int:
-        """The most bytes it may hold: those of its segment."""
+        """Maximum size in bytes: the segment's size."""
         return self.segment.size
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the ranges of the features it holds."""
+        """Bytes of the ranges of the cached features."""
         return self._nbytes
 
     @property
     def occupied(self) -> int:
-        """The bytes of all ranges that are out: also of what is reserved, or was given up and is still being read."""
+        """Bytes of all allocated ranges, including those that are reserved, or evicted and still being read."""
         self._collect()
         return self._arena.used
 
     @property
     def evictions(self) -> int:
-        """How many features it has given up so far to make room."""
+        """Number of features evicted so far to make room."""
         return self._evictions
 
     @property
     def leases(self) -> int:
-        """How many leases are out."""
+        """Number of open leases."""
         return len(self._leases)
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class SharedCache:
         return f"SharedCache({len(self)} features, {self._nbytes:,} of {self.capacity:,} bytes, {self.leases} leases)"
 
     def fileno(self) -> int:
-        """The segment's descriptor, for a child that is to write (`pass_fds`)."""
+        """The segment's descriptor, for a child process that writes (`pass_fds`)."""
         return self.segment.fileno()
 
     def get(self, digest: Digest) -> Feature | None:
@@ -138,9 +138,9 @@ class SharedCache:
         return None if entry is None else entry.feature
 
     def put(self, digest: Digest, feature: Feature) -> Feature:
-        """Copy a feature into the segment; returns the one that lies there, or the one given if there is no room.
+        """Copy a feature into the segment. Returns the copy, or the argument if there is no room.
 
-        One that lies there already is held as it is.
+        A feature that is already in the segment is cached without a copy.
         """
         if (cached := self.adopt(digest, feature)) is not None:
             return cached
@@ -151,14 +151,15 @@ class SharedCache:
         self.segment.populate(reservation.offset + reservation.nbytes)
         view = reservation.view()
         stored = borrowed_feature(view, feature.modality, heads, feature.layout)
-        # The copy comes last: it leaves nothing of ours in the processor's caches, and what follows it is slow.
+        # The copy comes last: it evicts everything else from the CPU's caches, so code after it is slow.
         copy_into(view, feature)
         return self._hold(digest, stored, reservation.offset, view)
 
     def adopt(self, digest: Digest, feature: Feature) -> Feature | None:
-        """Hold a feature that lies in the segment already, where it lies; None if it lies elsewhere.
+        """Cache a feature that is already in the segment, without a copy; None if it is elsewhere.
 
-        A child has written it, or it was evicted and is still in use. If the digest is held, it is the one held.
+        A child has written it, or it was evicted and is still in use. If the digest is cached, returns the cached
+        feature.
         """
         if (cached := self.get(digest)) is not None:
             return cached
@@ -167,7 +168,7 @@ class SharedCache:
         return self._hold(digest, feature, *place)
 
     def reserve(self, nbytes: int) -> Reservation | None:
-        """A range to write to, of at least so many bytes; None if there is no room even after evicting."""
+        """Reserve a range of at least this size for writing; None if there is no room even after eviction."""
         if self._closed:
             return None
         nbytes = align(max(nbytes, 1))
@@ -183,9 +184,9 @@ class SharedCache:
     def commit(
         self, digest: Digest, reservation: Reservation, modality: Modality, heads: Sequence[Head], layout: Layout
     ) -> Feature:
-        """Hold what has been written to a reservation, without a copy; the first under a digest stays.
+        """Cache the contents of a reservation, without a copy. The first feature under a digest stays.
 
-        The reservation is used up. A `ProtocolError` if the tensors do not fit into it.
+        The reservation is used up. Raises `ProtocolError` if the tensors do not fit into it.
         """
         view = reservation.view()
         reservation.release()
@@ -194,7 +195,7 @@ class SharedCache:
         return self._hold(digest, borrowed_feature(view, modality, heads, layout), reservation.offset, view)
 
     def lease(self, digest: Digest) -> Lease | None:
-        """Let another process read a feature until the lease is given back; None if it is not held."""
+        """Let another process read a feature until it returns the lease; None if the feature is not cached."""
         entry = self._find(digest)
         if entry is None:
             return None
@@ -207,7 +208,7 @@ class SharedCache:
         return lease
 
     def give_back(self, lease_id: int) -> None:
-        """End a lease; one that has ended already is no error."""
+        """End a lease. Ending it twice is not an error."""
         entry = self._leases.pop(lease_id, None)
         if entry is None:
             return
@@ -217,18 +218,18 @@ class SharedCache:
             self._stuck.discard(entry.offset)
 
     def discard(self, digest: Digest) -> None:
-        """Give up a feature, if it is held; leases on it stay good."""
+        """Remove a feature, if cached; its leases stay valid."""
         entry = self._idle.pop(digest, None) or self._leased.pop(digest, None)
         if entry is not None:
             self._drop(entry)
 
     def clear(self) -> None:
-        """Give up every feature; leases stay good."""
+        """Remove every feature; leases stay valid."""
         for digest in [*self._idle, *self._leased]:
             self.discard(digest)
 
     def close(self) -> None:
-        """Give up everything for good. What is leased or exported stays readable: its bytes are never reused."""
+        """Close the cache. Leased and exported memory stays readable: its bytes are never reused."""
         self._closed = True
         self.clear()
         self._leases.clear()
@@ -242,7 +243,7 @@ class SharedCache:
         return feature
 
     def _place_of(self, feature: Feature) -> tuple[int, memoryview] | None:
-        """The range that a feature lies in though no entry has it; None if it lies elsewhere."""
+        """The range of a feature in the segment that has no entry; None if the feature is elsewhere."""
         exporter = next((tensor.data.obj for tensor in feature.tensors.values() if tensor.nbytes), None)
         if not isinstance(exporter, ctypes.Array):
             return None
@@ -262,7 +263,7 @@ class SharedCache:
         return entry
 
     def _allocate(self, nbytes: int) -> int | None:
-        """A free range, after evicting as much as it takes; nothing is evicted in vain."""
+        """Allocate a range, evicting as much as needed. Evicts nothing if the allocation cannot succeed."""
         self._collect()
         offset = self._arena.allocate(nbytes)
         considered = -1
@@ -282,7 +283,7 @@ class SharedCache:
         self._evictions += 1
 
     def _drop(self, entry: _Entry) -> None:
-        self._stuck.add(entry.offset)  # until its last buffer is gone, which may be now
+        self._stuck.add(entry.offset)  # until its last buffer is gone, possibly now
         self._nbytes -= entry.nbytes
 
     def _collect(self) -> None:
@@ -295,5 +296,5 @@ class SharedCache:
 
 @lru_cache(maxsize=256)
 def _bytes_type(nbytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
-    # Making the type takes 17 µs, and features of one service have few sizes.
+    # Creating the type takes 17 µs, and the features of one service have few sizes.
     return ctypes.c_ubyte * nbytes

@@ -1,7 +1,8 @@
-"""A Unix socket over which a worker returns leases, and how it is opened.
+"""The Unix socket over which a worker returns leases, and its handshake.
 
-Packets keep their borders (`SOCK_SEQPACKET`). The first one introduces a segment and carries its descriptor; the answer
-is `ok`; all others are lease ids of 8 bytes, on their way back. `Lender` and `Borrower` say what that means.
+The socket preserves packet boundaries (`SOCK_SEQPACKET`). The first packet introduces a segment and carries its
+descriptor. The reply is `ok`. All other packets contain returned lease ids of 8 bytes each. `Lender` and `Borrower`
+define their meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["ACCEPTED", "HELLO_BYTES", "MAX_LEASES", "Channel", "encode_hello", "
 
 ACCEPTED: Final = b"ok"
 MAX_LEASES: Final = 65_536
-"""The most leases that may be out over one connection."""
+"""Maximum number of open leases per connection."""
 
 _MAGIC: Final = b"semel.share.1"
 _HELLO: Final = struct.Struct(f"<{len(_MAGIC)}s{SEGMENT_ID_BYTES}sQ")
@@ -32,13 +33,13 @@ HELLO_BYTES: Final = _HELLO.size
 _ID_BYTES: Final = 8
 _IDS_PER_PACKET: Final = 1_024
 _PACKETS_PER_TURN: Final = 64
-_PEER: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
+_PEER: Final = struct.Struct("3i")  # SO_PEERCRED: process, user, group
 
 logger = logging.getLogger(__name__)
 
 
 def encode_hello(segment: bytes, size: int) -> bytes:
-    """The first packet, which goes with the segment's descriptor."""
+    """The first packet, sent with the segment's descriptor."""
     return _HELLO.pack(_MAGIC, segment, size)
 
 
@@ -51,13 +52,13 @@ def read_hello(packet: bytes) -> tuple[bytes, int]:
 
 
 def is_same_user(peer: socket.socket) -> bool:
-    """Whether the process at the other end is of our user."""
+    """Whether the peer process runs as the same user."""
     _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.geteuid())
 
 
 class Channel:
-    """Sends and receives lease ids without ever blocking; ids that find the socket full wait and go later, in order."""
+    """Sends and receives lease ids without blocking. Ids that find the socket full are sent later, in order."""
 
     def __init__(
         self, sock: socket.socket, *, on_ids: Callable[[tuple[int, ...]], None], on_end: Callable[[], None]
@@ -68,16 +69,16 @@ class Channel:
         self._on_end: Callable[[], None] | None = on_end
         self._pending: deque[int] = deque()
         self._is_full = False
-        weakref.finalize(self, sock.close).atexit = False  # where the event loop ended first
+        weakref.finalize(self, sock.close).atexit = False  # in case the event loop ended first
         self._loop.add_reader(sock, self.read)
 
     def send(self, ids: Iterable[int]) -> None:
-        """Tell the other end these ids, now or as soon as it takes them."""
+        """Send these ids, now or as soon as the socket accepts them."""
         self._pending.extend(ids)
         self._flush()
 
     def read(self) -> None:
-        """Take what has arrived."""
+        """Process received packets."""
         for _ in range(_PACKETS_PER_TURN):
             try:
                 packet = self._sock.recv(_IDS_PER_PACKET * _ID_BYTES)
@@ -96,19 +97,19 @@ class Channel:
                 return
 
     def finish(self) -> None:
-        """Say that nothing more will be sent; the other end may still send."""
+        """Announce that no more ids follow; the peer may still send."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._end()
 
     def close(self) -> None:
-        """Close the connection, which the other end sees."""
+        """Close the connection, which the peer notices."""
         self._let_go()
         self._sock.close()
 
     def detach(self) -> int:
-        """Leave the connection open, as a bare descriptor, when the event loop is about to end."""
+        """Leave the connection open, as a bare descriptor, before the event loop ends."""
         self._let_go()
         return self._sock.detach()
 
@@ -121,7 +122,7 @@ class Channel:
                 self._loop.add_writer(self._sock, self._flush)
                 self._is_full = True
                 return
-            except OSError:  # nobody is there to be told; reading shows the end
+            except OSError:  # the peer is gone; reading reports the end
                 self._pending.clear()
                 break
             for _ in batch:

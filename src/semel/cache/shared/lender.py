@@ -1,9 +1,9 @@
-"""The frontend's end of lending: what a worker on this machine reads in our segment, and until when.
+"""The frontend's end of leases: which ranges of its segment a local worker reads, and until when.
 
-A lease ends when the worker says so, or when its end of the connection closes: then its process is gone, or has no view
-left. It does not end with a request, nor with any other session between the two: the engine's transport may still be
-reading. Closing our end therefore only says that nothing more will be lent; leases that are out stay out until the
-worker answers.
+A lease ends when the worker returns it, or when the worker's end of the connection closes: its process is then gone or
+has no view left. A lease does not end with a request, nor with any other session between the two processes: the
+engine's transport may still be reading. Therefore closing the frontend's end only announces that it lends nothing more.
+Open leases stay open until the worker returns them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRY_S: Final = 0.01
 
 
 class Lender:
-    """One connection to one worker, over which the ranges of one cache are lent."""
+    """One connection to one worker, with leases on the ranges of one cache."""
 
     def __init__(self, sock: socket.socket, cache: SharedCache, on_lost: Callable[[], None] | None = None) -> None:
         self._cache = cache
@@ -47,9 +47,9 @@ class Lender:
         on_lost: Callable[[], None] | None = None,
         timeout_s: float = _CONNECT_TIMEOUT_S,
     ) -> Self:
-        """Introduce the cache's segment to the worker that listens there; `on_lost` is called if it goes away.
+        """Introduce the cache's segment to the worker at `path`. Calls `on_lost` if the worker disconnects.
 
-        An `OSError` if nobody is there or nobody answers in time, a `ProtocolError` if the worker refuses.
+        Raises `OSError` if no worker listens or answers in time, `ProtocolError` if the worker refuses.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
@@ -65,19 +65,19 @@ class Lender:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be lent any more."""
+        """Whether lending has ended."""
         return self._closing
 
     @property
     def leases(self) -> int:
-        """How many leases are out over this connection."""
+        """Number of open leases of this connection."""
         return len(self._out)
 
     def __repr__(self) -> str:
         return f"Lender({self.leases} leases{', closed' if self.closed else ''})"
 
     def lend(self, digest: Digest) -> Lease | None:
-        """Let the worker read a feature; None if it is not held, or nothing more can be lent."""
+        """Lend a feature to the worker; None if it is not cached, or no more leases are possible."""
         if self._closing or len(self._out) >= MAX_LEASES:
             return None
         lease = self._cache.lease(digest)
@@ -86,7 +86,7 @@ class Lender:
         return lease
 
     def close(self) -> None:
-        """Lend nothing more; the connection ends with the last lease."""
+        """Stop lending; the connection ends with the last lease."""
         if self._closing:
             return
         self._closing, self._on_lost = True, None
@@ -96,12 +96,12 @@ class Lender:
             self._end()
 
     async def wait_closed(self) -> None:
-        """Until the connection has ended and every lease is back."""
+        """Wait until the connection has ended and every lease is returned."""
         await self._ended.wait()
 
     def _returned(self, ids: tuple[int, ...]) -> None:
         for lease_id in ids:
-            if lease_id in self._out:  # what a worker says is not proof that it was lent to it
+            if lease_id in self._out:  # the worker may name leases that it does not have
                 self._out.discard(lease_id)
                 self._cache.give_back(lease_id)
         if self._closing and not self._out:
@@ -124,7 +124,7 @@ async def _connect(sock: socket.socket, path: Path) -> None:
     while True:
         try:
             sock.connect(str(path))
-        except BlockingIOError:  # its queue is full
+        except BlockingIOError:  # the listener's queue is full
             await asyncio.sleep(_RETRY_S)
         else:
             break

@@ -1,6 +1,6 @@
-"""How a feature lies in a range of memory: its tensors in order, each from the next multiple of 64 bytes.
+"""Layout of a feature in a range of memory: its tensors in order, each at the next multiple of 64 bytes.
 
-Everyone who knows the tensors' names, dtypes and shapes computes the same places, so only these travel.
+The offsets follow from the tensors' names, dtypes and shapes, so only those are sent.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from semel.errors import ProtocolError
 __all__ = ["Head", "borrowed_feature", "copy_into", "heads_of", "packed_bytes", "tensor_offsets"]
 
 Head = tuple[str, str, tuple[int, ...]]
-"""The name, dtype and shape of a tensor: all of it but its bytes."""
+"""A tensor's name, dtype and shape: everything except its bytes."""
 
 
 def tensor_offsets(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
-    """Where tensors of these sizes begin, and the bytes of all of them together."""
+    """The offsets of tensors of these sizes, and their total size."""
     offsets: list[int] = []
     end = 0
     for size in sizes:
@@ -29,17 +29,17 @@ def tensor_offsets(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
 
 
 def heads_of(feature: Feature) -> tuple[Head, ...]:
-    """What to say of a feature's tensors."""
+    """The heads of a feature's tensors."""
     return tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
 
 
 def packed_bytes(heads: Sequence[Head]) -> int:
-    """The bytes that such tensors take in one range."""
+    """The bytes that these tensors take in one range."""
     return tensor_offsets(_sizes(heads))[1]
 
 
 def copy_into(view: memoryview, feature: Feature) -> None:
-    """Write a feature's tensors to where they belong in a range."""
+    """Write a feature's tensors to their offsets in a range."""
     offsets, _ = tensor_offsets(tensor.nbytes for tensor in feature.tensors.values())
     for offset, tensor in zip(offsets, feature.tensors.values(), strict=True):
         if tensor.nbytes:
@@ -47,7 +47,7 @@ def copy_into(view: memoryview, feature: Feature) -> None:
 
 
 def borrowed_feature(view: memoryview, modality: Modality, heads: Sequence[Head], layout: Layout) -> Feature:
-    """The feature over a range of memory, without a copy; its bytes cannot be written to through it."""
+    """The feature over a range of memory, without a copy. Its tensors are read-only."""
     sizes = _sizes(heads)
     offsets, total = tensor_offsets(sizes)
     if min(sizes, default=0) < 0 or total > view.nbytes:

@@ -1,8 +1,8 @@
-"""Memory that several processes map: an anonymous file of fixed size, and a window onto it in another process.
+"""Shared memory: an anonymous file of fixed size, and windows onto it in other processes.
 
-The file is a memfd: it has no name, so nothing is left behind when its last process ends, however it ends. It is sealed
-against shrinking, because reading behind the end of a file that was shrunk would kill the reader. `Segment` is its
-owner's side, `Window` everyone else's.
+The file is a memfd. It has no name, so nothing remains after its last process ends, however it ends. It is sealed
+against shrinking, because reading past the end of a shrunk file would kill the reader. `Segment` is the owner's side,
+`Window` the side of all other processes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; `mmap` does not name it
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right of another process to read a range, until it gives it back."""
+    """The right of another process to read a range until it returns the lease."""
 
     id: int
-    """Never used twice for one segment."""
+    """Unique within the segment."""
 
     segment: bytes
     offset: int
@@ -39,7 +39,7 @@ class Lease:
 
 
 class Segment:
-    """The owner's side: made once, mapped for reading and writing."""
+    """The owner's side, mapped for reading and writing."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -60,25 +60,25 @@ class Segment:
         return f"Segment({self.id.hex()[:12]}…, {self.size:,} bytes)"
 
     def fileno(self) -> int:
-        """The descriptor, for a child that is to write (`pass_fds`)."""
+        """The descriptor, for a child process that writes (`pass_fds`)."""
         return self._fd
 
     def populate(self, end: int) -> None:
-        """Have the pages up to there before they are written to for the first time.
+        """Allocate the pages up to this offset before the first write to them.
 
-        All at once they are cheaper than one fault after the other: 12.66 MB are first written in 6 ms instead of 8.
+        All at once is cheaper than one page fault after another: a first write of 12.66 MB takes 6 ms instead of 8.
         """
         if end > self._populated:
             start, self._populated = self._populated, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-            with suppress(OSError):  # an older kernel: then they come with the writing
+            with suppress(OSError):  # an older kernel: the pages then come with the writes
                 self.memory.madvise(_MADV_POPULATE_WRITE, start, self._populated - start)
 
     def open_to_read(self) -> int:
-        """A new descriptor that cannot be mapped for writing, to be given away; the caller closes it."""
+        """Open a new descriptor that cannot be mapped for writing, for another process. The caller closes it."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of it; the memory itself lasts until the last buffer over it is gone, here and elsewhere."""
+        """Close the descriptor. The memory stays until the last buffer over it is gone, in all processes."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -87,14 +87,14 @@ class Segment:
 
 
 class Window:
-    """Another process's side of a segment: mapped once, as a whole."""
+    """Another process's side of a segment, mapped as a whole."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
     @classmethod
     def attach(cls, fd: int, *, writable: bool = False) -> Self:
-        """Map a segment that was received as a descriptor, which stays the caller's."""
+        """Map a segment from a received descriptor. The caller still owns the descriptor."""
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except OSError:
@@ -109,7 +109,7 @@ class Window:
 
     @property
     def size(self) -> int:
-        """The bytes of the segment."""
+        """Size of the segment in bytes."""
         return len(self._memory)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -118,22 +118,22 @@ class Window:
         return memoryview(self._memory)[offset : offset + nbytes]
 
     def borrow(self, lease: Lease, on_release: Callable[[int], object]) -> memoryview:
-        """The range of a lease; `on_release(lease.id)` is called once, when the last buffer over it is gone.
+        """The range of a lease. Calls `on_release(lease.id)` once, when the last buffer over the range is gone.
 
-        Any thread may let go of a buffer last, in the middle of anything, so `on_release` must only take a note.
+        Any thread may drop the last buffer, at any point, so `on_release` must only record the id.
         """
         import numpy as np
 
         self._check(lease.offset, lease.nbytes)
         if lease.nbytes < 1:
             raise ProtocolError(f"lease {lease.id} is over no bytes")
-        # Of all that can be laid over a read-only mapping without a copy, an array alone takes a finalizer.
+        # Of all buffer types that work on a read-only mapping without a copy, only an array accepts a finalizer.
         exporter = np.frombuffer(self._memory, np.uint8, lease.nbytes, lease.offset)
         weakref.finalize(exporter, on_release, lease.id).atexit = False
         return exporter.data.toreadonly()
 
     def close(self) -> None:
-        """Unmap it, as soon as no buffer over it is left."""
+        """Unmap the segment as soon as no buffer over it is left."""
         with suppress(BufferError):
             self._memory.close()
 

@@ -1,7 +1,7 @@
-"""What a client may send to have speech written down: OpenAI's fields and vLLM's extensions, under their names.
+"""Requests for transcription and translation of speech: OpenAI's fields and vLLM's extensions, under their names.
 
-A form has texts only; they are read as numbers and booleans where the field is one. What is not listed is refused by
-name, as everywhere (`requests`), and numbers are bounded (threats S15).
+A form has only text values. They are parsed as numbers and booleans where the field has that type. An unknown field is
+refused by name, as in `requests`, and numbers are bounded (threats S15).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["SpeechRequest", "TranscriptionRequest", "TranslationRequest", "speec
 _SAMPLING: Final = (
     *("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "seed", "temperature", "top_k", "top_p"),
 )
-"""Fields that are the engine's sampling parameters under the same name."""
+"""Fields that the engine has as sampling parameters under the same name."""
 
 _Code = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
 
@@ -61,11 +61,11 @@ class SpeechRequest(BaseModel):
 
     @property
     def is_verbose(self) -> bool:
-        """Whether the answer has segments with their times."""
+        """Whether the response has segments with timestamps."""
         return self.response_format == "verbose_json"
 
     def sampling(self, max_tokens: int) -> Mapping[str, object]:
-        """What the engine needs to know, under its own names; at most so many tokens."""
+        """The engine's sampling parameters, with at most `max_tokens` tokens."""
         sampling: dict[str, object] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if (longest := self.max_completion_tokens) is not None:
             sampling["max_tokens"] = min(longest, max_tokens)
@@ -96,7 +96,7 @@ _Speech = TypeVar("_Speech", bound=SpeechRequest)
 
 
 def speech_of(form: Form, kind: TypeAdapter[_Speech], known: frozenset[str]) -> _Speech:
-    """The request of a kind, with the fields that it knows, that a form is; the error names the field."""
+    """Parse a form as a request of this `kind`, whose fields are `known`. The error names the field."""
     if form.files.keys() != {"file"}:
         raise InvalidRequest.of("file", "send one clip under this name, as a file and not as text")
     sampling: dict[str, Any] = {**without_refused(form.fields, known), **form.files}

@@ -1,7 +1,7 @@
-"""Answers to chats in OpenAI's shape, field for field as vLLM's own server: pure functions from outputs to JSON values.
+"""Chat responses in OpenAI's shape, with the same fields as vLLM's server. Pure functions from outputs to JSON values.
 
-What an answer says is the engine's: the text, or where parsers read it, the message that they made of it. Fields that
-vLLM has and semel never fills are there, and null.
+The content comes from the engine: the text, or the message that its parsers made of the text. Fields that vLLM has and
+semel never fills are present and null.
 """
 
 from __future__ import annotations
@@ -153,19 +153,19 @@ class ChatCompletionChunk(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every piece of an answer begins with."""
+    """The fields that every response and every chunk begins with."""
 
     answer_id: str
     model: str
     fingerprint: str
-    """Changes with what the model is given."""
+    """Identifies the preprocessing: it changes when the processor turns media into other features."""
 
     created: int = field(default_factory=lambda: int(time.time()))
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What has been generated of one sequence."""
+    """The output of one sequence so far."""
 
     text: list[str] = field(default_factory=list)
     message: Mapping[str, Any] | None = None
@@ -177,7 +177,7 @@ class _Choice:
 
 
 class ChatResponse:
-    """One answer, shaped piece by piece as a stream or at the end as a whole."""
+    """Builds one chat response: chunk by chunk for a stream, or complete at the end."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class ChatResponse:
         self._begun = False
 
     def add(self, output: Output) -> None:
-        """Keep an output for the whole answer."""
+        """Collect an output for the complete response."""
         self._usage.add(output)
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         choice = self._choices[output.index]
@@ -214,7 +214,7 @@ class ChatResponse:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
     def whole(self) -> ChatCompletion:
-        """The answer in one piece."""
+        """The complete response."""
         return {
             "id": self._head.answer_id,
             "object": "chat.completion",
@@ -233,7 +233,7 @@ class ChatResponse:
         }
 
     def chunks(self, output: Output) -> Iterator[ChatCompletionChunk]:
-        """The chunks of a stream that an output becomes: before the first, who speaks, for every choice."""
+        """The chunks for one output. Before the first output, each choice gets a chunk with the role."""
         self._usage.add(output)
         if not self._begun:
             self._begun = True
@@ -252,7 +252,7 @@ class ChatResponse:
         yield chunk
 
     def closing(self) -> Iterator[ChatCompletionChunk]:
-        """The chunk that closes a stream with what it cost, if that was asked for."""
+        """The last chunk of a stream, with its usage, if the client requested it."""
         if self._options.usage:
             chunk = self._chunk([])
             chunk["usage"] = self._usage.known()
@@ -307,7 +307,7 @@ class ChatResponse:
             yield chunk
 
     def _piece(self, output: Output) -> ChatChunkChoice | None:
-        """The choice in a chunk; None if it would say nothing."""
+        """The choice of a chunk; None if it would be empty."""
         hidden = self._is_hidden(output.message)
         logprobs: ChatLogprobs | None = None
         token_ids: Sequence[int] | None = None
@@ -315,7 +315,7 @@ class ChatResponse:
             logprobs = {"content": chat_logprobs(output, self._options, self._decode)}
         if self._options.token_ids and not hidden:
             token_ids = output.token_ids
-        # The engine's parsers make deltas in this shape. They go out as they came: one per token is not copied.
+        # The engine's parsers return deltas in this shape. They are sent unchanged, which avoids a copy per token.
         delta: ChatDelta = {"content": output.text} if output.message is None else cast("ChatDelta", output.message)
         if not delta and output.finish_reason is None and logprobs is None and token_ids is None:
             return None
@@ -328,11 +328,11 @@ class ChatResponse:
         }
 
     def _is_hidden(self, message: Mapping[str, Any] | None) -> bool:
-        """Whether tokens must not be shown because reasoning must not, and there may be some."""
+        """Whether tokens must be hidden: the client excluded reasoning, and the message may contain some."""
         return message is not None and not self._options.reasoning
 
     def _running_usage(self, completion_tokens: int) -> StreamedUsage:
-        """That of one choice; its reasoning is counted at its end."""
+        """The usage of one choice. Its reasoning tokens are counted when it ends."""
         usage = self._usage.running(completion_tokens)
         usage["completion_tokens_details"] = self._usage.completion_details()
         return usage

@@ -1,4 +1,4 @@
-"""Answers to text completions in OpenAI's shape, field for field as vLLM's own server: outputs to JSON values, pure."""
+"""Text completion responses in OpenAI's shape, with the same fields as vLLM's server. Pure."""
 
 from __future__ import annotations
 
@@ -85,22 +85,22 @@ class TextCompletionChunk(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What each answer begins with: its prompt."""
+    """The prompts that the choices begin with."""
 
     texts: Sequence[str]
     alone: bool
-    """Whether that is all: the one token that was generated is not shown."""
+    """Whether the response has the prompt only, without the one token that was generated."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What has been generated of one sequence."""
+    """The output of one sequence so far."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: TextLogprobs = field(default_factory=no_logprobs)
     offset: int = 0
-    """Where the text of the next token begins."""
+    """The offset of the next token's text."""
 
     begun: bool = False
     completion_tokens: int = 0
@@ -109,9 +109,9 @@ class _Choice:
 
 
 class CompletionResponse:
-    """How prompts go on, shaped piece by piece as a stream or at the end as a whole.
+    """Builds one text completion response: chunk by chunk for a stream, or complete at the end.
 
-    Each prompt has `count` choices; those of the first prompt come first.
+    Each prompt has `count` choices. They are ordered by prompt.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class CompletionResponse:
         self._prompt_logprobs: dict[int, PromptPositions] = {}
 
     def add(self, prompt: int, output: Output) -> None:
-        """Keep an output of the prompt of this number for the whole answer."""
+        """Collect an output of the prompt with this index for the complete response."""
         choice, text, logprobs = self._take(prompt, output)
         choice.text.append(text)
         choice.token_ids += output.token_ids
@@ -145,7 +145,7 @@ class CompletionResponse:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
     def whole(self) -> TextCompletion:
-        """The answer in one piece."""
+        """The complete response."""
         return {
             "id": self._head.answer_id,
             "object": "text_completion",
@@ -161,12 +161,12 @@ class CompletionResponse:
         }
 
     def chunks(self, prompt: int, output: Output) -> Iterator[TextCompletionChunk]:
-        """The chunks of a stream that an output of the prompt of this number becomes."""
+        """The chunks for one output of the prompt with this index."""
         index = prompt * self._count + output.index
         is_first = not self._choices[index].begun
         choice, text, logprobs = self._take(prompt, output)
         if not (text or output.token_ids or choice.completion_tokens):
-            return  # the prompt is still being computed
+            return  # the engine is still computing the prompt
         shaped: TextChunkChoice = {
             "index": index,
             "text": text,
@@ -184,7 +184,7 @@ class CompletionResponse:
         yield chunk
 
     def closing(self) -> Iterator[TextCompletionChunk]:
-        """The chunk that closes a stream with what it cost, if that was asked for."""
+        """The last chunk of a stream, with its usage, if the client requested it."""
         if self._options.usage:
             chunk = self._chunk([])
             chunk["usage"] = self._usage.known()
@@ -205,7 +205,7 @@ class CompletionResponse:
         return self._options.token_ids or self._echo is not None
 
     def _take(self, prompt: int, output: Output) -> tuple[_Choice, str, TextLogprobs | None]:
-        """Count an output; its choice, and its text and log probabilities with what is echoed before it."""
+        """Count an output. Returns its choice, text and log probabilities, with the echoed prompt before them."""
         self._usage.add(output)
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
@@ -228,7 +228,7 @@ class CompletionResponse:
             text, steps = "", []
         if not is_first:
             return text, steps
-        echoed = "" if self._options.token_ids else echo.texts[prompt]  # vLLM: its tokens are there already
+        echoed = "" if self._options.token_ids else echo.texts[prompt]  # as vLLM: its token ids are in the response
         logprobs = self._prompt_logprobs.get(prompt, ()) if self._options.logprobs else ()
         return echoed + text, [*prompt_steps(self._prompts[prompt], logprobs), *steps]
 

@@ -1,6 +1,6 @@
-"""Fields of vLLM's and OpenAI's requests that are not carried out: those that change nothing, and those refused.
+"""Fields of vLLM's and OpenAI's requests that semel does not implement: those without effect, and those it refuses.
 
-Both lists stand here and nowhere else; docs/api.md is held against them.
+This module is the only place that has these lists. A test compares docs/api.md with them.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "watermarking": ((False,), "it is the operator's to set"),
     "web_search_options": ((), "nothing is searched; offer a tool"),
 }
-"""Not supported: the values that mean the same as leaving it out, and what to do instead."""
+"""Unsupported fields: the values that mean the same as leaving the field out, and what to do instead."""
 
 
 _MAX_SHOWN_CHARS: Final = 256
-"""Of a name that a client has written."""
+"""Maximum characters of a client's field name in an error message."""
 
 FORMS: Final = ("a text", "a chat")
-"""What a request with two forms is read as. It stands before the places of its faults, but no client has written it."""
+"""The names of the two forms of a request. pydantic puts them before the location of an error; no client sends them."""
 
 
 def fault_of(error: ValidationError) -> InvalidRequest:
-    """The first fault of a request: the message tells its place, `param` the field."""
+    """The first error of a request. The message has its location, `param` the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = [str(part)[:_MAX_SHOWN_CHARS] for part in first["loc"]]
     if place and place[0] in FORMS:
@@ -87,9 +87,9 @@ def fault_of(error: ValidationError) -> InvalidRequest:
 
 
 def without_refused(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """The body of a request without fields that say nothing; those that say what is not supported are refused by name.
+    """The body of a request without fields that have no effect. Unsupported fields are refused by name.
 
-    A field of the request's own, in `known`, is not touched, but for null: it means the same as leaving it out.
+    A field in `known` is not changed, except that null means the same as leaving it out.
     """
     kept: dict[str, Any] = {}
     for name, value in body.items():
@@ -103,7 +103,7 @@ def without_refused(body: Mapping[str, Any], known: frozenset[str]) -> dict[str,
 
 
 def tell_refused(schema: dict[str, Any]) -> None:
-    """Tell in the schema of a request what `without_refused` makes of it."""
+    """Describe in the schema of a request what `without_refused` does with it."""
     properties = schema["properties"]
     for name, (neutral, instead) in REFUSED.items():
         values = [one for number, one in enumerate(neutral) if one not in neutral[:number]]
@@ -112,7 +112,7 @@ def tell_refused(schema: dict[str, Any]) -> None:
 
 
 def tell_nulls(schema: dict[str, Any]) -> None:
-    """Tell that null means the same as leaving a field out."""
+    """Describe in the schema that null means the same as leaving a field out."""
     for name, field_schema in schema["properties"].items():
         if name not in schema.get("required", ()) and not _takes_null(field_schema):
             about = {key: field_schema.pop(key) for key in ("default", "description") if key in field_schema}
@@ -124,4 +124,4 @@ def _takes_null(schema: Mapping[str, Any]) -> bool:
         return {"type": "null"} in schema["anyOf"]
     if schema.get("type") == "null" or None in schema.get("enum", ()):
         return True
-    return not schema.keys() - {"default", "description"}  # it says nothing
+    return not schema.keys() - {"default", "description"}  # it accepts every value

@@ -1,8 +1,9 @@
-"""What a client may send that was rendered before: vLLM's `GenerateRequest`, as our own routes for rendering answer it.
+"""Requests with a rendered prompt: vLLM's `GenerateRequest`, in the form that semel's own render routes return.
 
-It is a completion of tokens, with items in some places, and its sampling parameters in a dict of their own: they are
-read and bounded as those of a completion are (`requests`). Features are named by digest, or sent: in vLLM's form, as
-base64 inside the JSON, or in the file that the JSON came in. What was sent is not read here (`given`).
+Such a request is a completion of tokens with items at some positions. Its sampling parameters are in a dict of their
+own; they are parsed and bounded as those of a completion (`requests`). Features are named by digest, or their tensors
+are sent: in vLLM's form, as base64 inside the JSON, or in the file that contains the JSON. This module does not read
+the tensors; `semel.frontend.items.client_features` does.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ _NO_SAMPLING: Final = frozenset(
         *("return_token_ids", "return_tokens_as_token_ids", "stream", "stream_options"),
     }
 )
-"""Fields of a completion that are no sampling parameters."""
+"""Fields of a completion that are not sampling parameters."""
 
 _OWN: Final = {"request_id", "model", "return_token_ids", "stream", "stream_options", "cache_salt", "priority"}
-"""Fields of a completion that are fields here, within the same bounds."""
+"""Fields of a completion that this request has too, with the same bounds."""
 
 _IGNORED: Final = frozenset({"output_kind", "skip_clone", "skip_reading_prefix_cache"})
-"""What vLLM's render route writes beside them: how its own engine works. It changes no answer, and is not looked at."""
+"""Settings of vLLM's own engine that its render route adds to the sampling parameters. They do not affect the answer.
+"""
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "content_parts": "send media in a chat",
@@ -44,7 +46,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "reasoning_parser_kwargs": "it is told for chats alone; send the chat",
     "token_offsets": "offsets are not looked at; leave them out",
 }
-"""Not supported but as null: what to do instead."""
+"""Supported as null only: what to do instead."""
 
 _Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Name = Annotated[str, Field(max_length=256)]
@@ -81,34 +83,38 @@ class Place(_Strict):
     offset: _Position
     length: Annotated[int, Field(ge=1, le=2**31 - 1)]
     is_embed: Annotated[list[bool], Field(fail_fast=True)] | None = None
-    """vLLM's own types drop it. It is checked if it is there; what counts is what the worker holds."""
+    """Optional: vLLM's own types drop it. If present, it is checked; the mask of the worker's feature is the one in
+    use.
+    """
 
 
 class Features(_Strict):
     """The items of a prompt by modality, in lists of the same length."""
 
     mm_hashes: dict[Modality, Annotated[list[_Name], Field(fail_fast=True)]]
-    """Digests. Of an item whose tensors are sent it may be any name: it is not looked at."""
+    """Digests. If the tensors of an item are sent, its entry may be any name and is ignored."""
 
     mm_placeholders: dict[Modality, Annotated[list[Place], Field(fail_fast=True)]]
     mm_tags: dict[Modality, Annotated[list[_Mark], Field(fail_fast=True)]] = Field(default_factory=dict)
-    """What says whose they are. Without it they are nobody's."""
+    """The tags that prove to which tenant the digests belong. A digest without a tag belongs to no tenant."""
 
     mm_seals: dict[Modality, Annotated[list[_Mark], Field(fail_fast=True)]] = Field(default_factory=dict)
-    """What says that tensors are the fleet's own. Without it they are known by their bytes alone."""
+    """The seals that prove that the fleet made the tensors. Without a seal, the bytes of the tensors are their
+    identity.
+    """
 
     kwargs_data: dict[Modality, Annotated[list[str | None], Field(fail_fast=True)]] = Field(default_factory=dict)
-    """The tensors of items, as vLLM packs them."""
+    """The tensors of items, in vLLM's encoding."""
 
     mm_metadata: dict[Modality, Annotated[list[str | None], Field(fail_fast=True)]] = Field(default_factory=dict)
-    """Some of the same tensors once more: vLLM's render route tells them apart."""
+    """A copy of some of these tensors, which vLLM's render route returns apart."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         counts = {kind: len(hashes) for kind, hashes in self.mm_hashes.items()}
         for name in ("mm_placeholders", "mm_tags", "mm_seals", "kwargs_data", "mm_metadata"):
             sampling = {kind: len(listed) for kind, listed in getattr(self, name).items()}
-            if name == "mm_metadata":  # vLLM leaves modalities without any out
+            if name == "mm_metadata":  # vLLM omits modalities without metadata
                 sampling = {**counts, **sampling}
             if sampling != counts and (sampling or name == "mm_placeholders"):
                 raise InvalidRequest.of(f"features.{name}", "it needs one entry for each of mm_hashes, by modality")
@@ -117,7 +123,7 @@ class Features(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class RequestItem:
-    """An item that a request shows: where it sits, and either its name and whose it is said to be, or its tensors."""
+    """An item of a request: its position, and either its name and tag or its tensors."""
 
     modality: Modality
     name: str
@@ -129,7 +135,7 @@ class RequestItem:
 
     @property
     def is_sent(self) -> bool:
-        """Whether its tensors are here."""
+        """Whether the request has its tensors."""
         return bool(self.packed) or self.feature is not None
 
 
@@ -171,17 +177,17 @@ class GenerateRequest(_Strict):
 
     @property
     def is_packed(self) -> bool:
-        """Whether there are tensors in its JSON."""
+        """Whether its JSON has tensors."""
         return self.features is not None and bool(self.features.kwargs_data)
 
     def completion(self) -> CompletionRequest:
-        """The same without items: what tells how to go on, within the bounds of a completion."""
+        """The request as a completion without items: all parameters of generation, with the same bounds."""
         json_schema = self.sampling_params.items()
         sampling = {name: value for name, value in json_schema if value is not None and name not in _IGNORED}
         if wrong := sorted(sampling.keys() & _NO_SAMPLING):
             raise InvalidRequest.of(f"sampling_params.{wrong[0]}", "it is no sampling parameter; leave it out")
         if sampling.get("logprob_token_ids"):
-            sampling.setdefault("logprobs", 0)  # a completion asks for both; rendered, one stands for the other
+            sampling.setdefault("logprobs", 0)  # a completion needs both fields, a rendered prompt one
         try:
             return CompletionRequest.model_validate({**self.model_dump(include=_OWN), **sampling, "prompt": [0]})
         except ValidationError as error:
@@ -191,23 +197,23 @@ class GenerateRequest(_Strict):
             raise fault from None
 
     def sampling(self) -> Mapping[str, object]:
-        """What the engine needs to know; without a longest answer it is what the context has room for, as in vLLM."""
+        """The engine's sampling parameters. Without `max_tokens` the answer may fill the context, as in vLLM."""
         sampling = dict(self.completion().sampling())
         if self.sampling_params.get("max_tokens") is None:
             del sampling["max_tokens"]
         return sampling
 
     def tenant(self, name: str = "") -> Tenant:
-        """Whose the items and prefixes are; the name is that of the API key."""
+        """The tenant of the items and prefixes; `name` is the one bound to the API key."""
         return Tenant(name, self.cache_salt)
 
     @property
     def is_file(self) -> bool:
-        """Whether tensors have come beside it."""
+        """Whether the request came in a file with tensors."""
         return bool(self._tensors)
 
     def with_tensors(self, tensors: Mapping[str, Feature]) -> Self:
-        """The same with what came beside it, under the names of its items."""
+        """The same request with the tensors of its file, by the names of its items."""
         named = set() if self.features is None else {one for kind in self.features.mm_hashes.values() for one in kind}
         if astray := sorted(tensors.keys() - named):
             raise InvalidRequest.of("features.mm_hashes", f"the file has {astray[0]}, which the prompt does not show")
@@ -216,7 +222,7 @@ class GenerateRequest(_Strict):
         return copy
 
     def without_features(self) -> Self:
-        """The same without its items: they may be large, and have been taken out of it."""
+        """The same request without its items: they may be large, and the caller has extracted them already."""
         copy = self.model_copy(update={"features": None})
         copy._tensors = {}
         return copy

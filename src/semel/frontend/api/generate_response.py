@@ -1,6 +1,6 @@
-"""Answers in tokens, in the shapes of vLLM's `/inference/v1/generate`. Pure.
+"""Responses in tokens, in the shapes of vLLM's `/inference/v1/generate`. Pure.
 
-Fields that vLLM has and semel never fills are there, and null; so are the ranks of log probabilities.
+Fields that vLLM has and semel never fills are present and null. The ranks of log probabilities are null too.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Choice:
 
 
 class GenerateResponse:
-    """One answer, piece by piece as a stream or at the end as a whole."""
+    """Builds one token response: chunk by chunk for a stream, or complete at the end."""
 
     def __init__(
         self,
@@ -135,14 +135,14 @@ class GenerateResponse:
         if options.token_ids:
             self._prompt = {"prompt_token_ids": prompt.token_ids, "mm_placeholders": places_of(prompt) or None}
         if features is not None:
-            # By these names what the client has sent can be named from now on; vLLM has no such field.
+            # The client can name the items that it sent by these digests from now on. vLLM has no such field.
             self._prompt["features"] = features
         self._choices = [_Choice() for _ in range(count)]
         self._prompt_logprobs: PromptPositions | None = None
         self._created = int(time.time())
 
     def add(self, output: Output) -> None:
-        """Keep an output for the whole answer."""
+        """Collect an output for the complete response."""
         self._usage.add(output)
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         choice = self._choices[output.index]
@@ -153,7 +153,7 @@ class GenerateResponse:
             choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
     def whole(self) -> Generated:
-        """The answer in one piece."""
+        """The complete response."""
         return {
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": None,
@@ -172,7 +172,7 @@ class GenerateResponse:
         }
 
     def chunks(self, output: Output) -> Iterator[GeneratedChunk]:
-        """The chunk of a stream that an output becomes, unless it has neither tokens nor an end."""
+        """The chunk for one output; none if it has neither tokens nor a finish reason."""
         self._usage.add(output)
         if not output.token_ids and output.finish_reason is None:
             return
@@ -193,7 +193,7 @@ class GenerateResponse:
         yield {"request_id": self._request_id, "usage": usage, **prompt, "output_mode": "tokens", "choices": [shaped]}
 
     def closing(self) -> Iterator[GeneratedChunk]:
-        """The chunk that closes a stream with what it cost, if that was asked for."""
+        """The last chunk of a stream, with its usage, if the client requested it."""
         if self._options.usage:
             yield {
                 "request_id": self._request_id,
@@ -221,7 +221,7 @@ class GenerateResponse:
 
 
 def _logprobs(output: Output, options: ResponseOptions) -> list[TokenIdLogprob]:
-    """For each token its own log probability, and the best ones: its own is the first of them."""
+    """For each token its own log probability and the top ones. Its own comes first."""
     count = None if options.top_logprobs is None else max(options.top_logprobs, 1)
     entries: list[TokenIdLogprob] = []
     for step in steps_of(output):

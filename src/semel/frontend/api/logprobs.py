@@ -1,7 +1,7 @@
 """Log probabilities in OpenAI's two shapes: one entry per token for chats, four parallel lists for completions.
 
-The engine tells how tokens read, in their context: bytes of one character may be several tokens. Where it does not, the
-tokenizer is asked for each token by itself.
+The engine reports the text of each token in its context, because the bytes of one character may span several tokens.
+Where it does not, the tokenizer decodes each token alone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 Decode = Callable[[Sequence[int]], str]
 
 PromptPositions = Sequence[Mapping[int, ReportedLogprob] | None]
-"""For each token of a prompt what the engine reports; nothing of the first."""
+"""What the engine reports for each token of a prompt; None for the first."""
 
 LEAST: Final = -9999.0
-"""OpenAI's for what JSON has no number for."""
+"""OpenAI's substitute for a log probability that JSON cannot represent."""
 
 
 class TopLogprob(TypedDict):
@@ -87,27 +87,27 @@ class PromptLogprob(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token, and the log probabilities at its place: its own first, if they are known."""
+    """One token, and the log probabilities at its position. If known, the token's own comes first."""
 
     token: int
     logprobs: Mapping[int, float] | None
     texts: Mapping[int, str]
 
     def text(self, token: int, decode: Decode) -> str:
-        """How a token reads."""
+        """The text of a token."""
         found = self.texts.get(token)
         return decode([token]) if found is None else found
 
 
 def steps_of(output: Output) -> list[Step]:
-    """The steps of an output for which log probabilities were asked."""
+    """The steps of an output that has log probabilities."""
     texts: Iterable[Mapping[int, str]] = output.texts or ({} for _ in output.token_ids)
     known = zip(output.token_ids, output.logprobs or (), texts, strict=False)
     return [Step(token, logprobs, text) for token, logprobs, text in known]
 
 
 def prompt_steps(token_ids: Sequence[int], positions: PromptPositions) -> list[Step]:
-    """The steps of a prompt; nothing is known of its first token."""
+    """The steps of a prompt. Its first token has no log probabilities."""
     steps = []
     for token, entries in zip(token_ids, positions, strict=False):
         known = None if entries is None else {one: entry[0] for one, entry in entries.items()}
@@ -117,24 +117,24 @@ def prompt_steps(token_ids: Sequence[int], positions: PromptPositions) -> list[S
 
 
 def chat_logprobs(output: Output, options: ResponseOptions, decode: Decode) -> list[TokenLogprob]:
-    """Those of an output of a chat."""
+    """The log probabilities of one output of a chat."""
     return [_entry(step, options, decode) for step in steps_of(output)]
 
 
 def prompt_logprobs(positions: PromptPositions | None) -> list[dict[str, PromptLogprob] | None] | None:
-    """Those of a prompt, as vLLM shows them."""
+    """The log probabilities of a prompt, in vLLM's shape."""
     return None if positions is None else [None if entries is None else _position(entries) for entries in positions]
 
 
 def no_logprobs() -> TextLogprobs:
-    """Those of a completion that has not begun."""
+    """Empty log probabilities of a completion."""
     return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
 def append_steps(
     logprobs: TextLogprobs, steps: Iterable[Step], options: ResponseOptions, decode: Decode, *, offset: int
 ) -> int:
-    """Go on with steps whose text begins at `offset`; where the next one begins."""
+    """Append steps whose text begins at `offset`. Returns the offset of the step after them."""
     for step in steps:
         text = _token_text(step, step.token, options, decode)
         logprobs["text_offset"].append(offset)
@@ -147,7 +147,7 @@ def append_steps(
 
 
 def extend_logprobs(logprobs: TextLogprobs, more: TextLogprobs) -> None:
-    """Go on with others."""
+    """Append other log probabilities."""
     logprobs["text_offset"] += more["text_offset"]
     logprobs["token_logprobs"] += more["token_logprobs"]
     logprobs["tokens"] += more["tokens"]
@@ -162,7 +162,7 @@ def _position(entries: Mapping[int, ReportedLogprob]) -> dict[str, PromptLogprob
 
 
 def _top(step: Step, known: Mapping[int, float], options: ResponseOptions, decode: Decode) -> dict[str, float]:
-    """By text, with one more than was asked for: the token itself comes first."""
+    """Log probabilities by token text: one more than requested, because the token itself comes first."""
     count = None if options.top_logprobs is None else options.top_logprobs + 1
     return {
         _token_text(step, token, options, decode): max(logprob, LEAST)

@@ -1,4 +1,4 @@
-"""Prompts in JSON, as vLLM's routes for rendering show them, with the embedding masks that those leave out. Pure."""
+"""Rendered prompts in JSON, in the shape of vLLM's render routes, plus the embedding masks that vLLM omits. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 PROMPT: Final = "generate"
-"""Under this name a prompt goes in the metadata of the file that has its tensors, in JSON."""
+"""The metadata key of a prompt, as JSON, in the file that has its tensors."""
 
 
 class RenderedPlace(TypedDict):
@@ -91,7 +91,7 @@ def generate_body(
     stream_options: Mapping[str, bool | None] | None,
     cache_salt: str | None,
 ) -> RenderedPrompt:
-    """What `/inference/v1/generate` takes for a prompt: its items are named by digest, their tensors are elsewhere."""
+    """The body of `/inference/v1/generate` for a prompt. It names the items by digest and has no tensors."""
     return {
         "request_id": request_id,
         "token_ids": prompt.token_ids,
@@ -114,7 +114,7 @@ def generate_body(
 
 
 def features_body(prompt: Prompt) -> RenderedFeatures | None:
-    """The items of a prompt by modality, if there are any: digests, and where each sits. The tags are `ownership`'s."""
+    """The items of a prompt by modality, if any: their digests and positions. `ownership` adds the tags."""
     if not prompt.items:
         return None
     hashes: dict[Modality, list[str]] = {}
@@ -130,7 +130,7 @@ def features_body(prompt: Prompt) -> RenderedFeatures | None:
 
 
 def places_of(prompt: Prompt) -> dict[Modality, list[RenderedPlace]]:
-    """Where the items of a prompt sit, by modality."""
+    """The positions of a prompt's items, by modality."""
     places: dict[Modality, list[RenderedPlace]] = {}
     for item, placeholder in zip(prompt.items, prompt.timeline, strict=True):
         places.setdefault(item.modality, []).append(_place(placeholder))
@@ -138,7 +138,7 @@ def places_of(prompt: Prompt) -> dict[Modality, list[RenderedPlace]]:
 
 
 def tokens_body(token_ids: Sequence[int], max_tokens: int) -> Tokenized:
-    """What `/tokenize` answers."""
+    """The response of `/tokenize`."""
     return {"count": len(token_ids), "max_model_len": max_tokens, "tokens": token_ids, "token_strs": None}
 
 

@@ -1,7 +1,7 @@
-"""What a client may send: OpenAI's fields and vLLM's extensions, under their names.
+"""Requests: OpenAI's fields and vLLM's extensions, under their names.
 
-A field that is not listed is refused by name rather than ignored: an answer that silently disregards what was asked
-for is worse than an error. Numbers that cost memory or time are bounded here (threats S15).
+A field that is not listed is refused by name: an answer that silently ignores part of its request is worse than an
+error. Numbers that cost memory or time are bounded here (threats S15).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _SAMPLING: Final = frozenset(
         "top_p",
     }
 )
-"""Fields that are the engine's sampling parameters under the same name."""
+"""Fields that the engine has as sampling parameters under the same name."""
 
 
 _Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -82,17 +82,19 @@ _TokenPrompt = Annotated[
     list[_Token], Field(fail_fast=True, min_length=1)
 ]  # one error is enough: a million take seconds
 _Prompts = 256
-"""The most prompts of one request."""
+"""Maximum number of prompts of one request."""
 
 _MAX_TEMPLATE_CHARS: Final = 1_048_576
-"""Of the JSON of tools and of what is for the chat template, in all."""
+"""Maximum characters of the JSON of tools and chat template arguments together."""
 
 _MAX_CHOSEN_LOGPROBS: Final = 4_096
-_MAX_SEQUENCES: Final = 256  # of one request, prompts times answers: each is a request to the engine
-"""For one token of each of the `n` answers: all of them come at once."""
+"""Maximum of `n` times `logprob_token_ids`: the log probabilities of one step, which arrive together."""
+
+_MAX_SEQUENCES: Final = 256
+"""Maximum of prompts times `n` in one request: each is a sequence in the engine (threats S21)."""
 
 _Biases = Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}})
-"""Keys of JSON are strings."""
+"""The keys are strings, because JSON has no others."""
 
 _Pattern = Annotated[int, Field(ge=0, le=256)]
 _Repeats = Annotated[int, Field(ge=0, le=1_024)]
@@ -124,12 +126,12 @@ class _Body(_Strict):
 
 
 class _Owned(_Body):
-    """A request whose items and prefixes belong to somebody."""
+    """A request whose items and prefixes belong to a tenant."""
 
     cache_salt: _Salt | None = None
 
     def tenant(self, name: str = "") -> Tenant:
-        """Whose they are; the name is that of the API key."""
+        """The tenant of the items and prefixes; `name` is the one bound to the API key."""
         return Tenant(name, self.cache_salt)
 
 
@@ -139,7 +141,7 @@ class StreamOptions(_Strict):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
     include_obfuscation: bool | None = None
-    """OpenAI's padding against those who watch the sizes of packets: there is none here."""
+    """OpenAI's padding that hides the size of tokens from a network observer. semel does not pad."""
 
 
 class RepetitionDetection(_Strict):
@@ -171,7 +173,7 @@ class _Chat(_Owned):
         return self
 
     def chat(self) -> ChatRequest:
-        """What decides the prompt."""
+        """The parts of the request that determine the prompt."""
         return ChatRequest(
             messages=self.messages,
             tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
@@ -182,7 +184,7 @@ class _Chat(_Owned):
         )
 
     def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template is given: some models' templates switch reasoning on and off."""
+        """The arguments of the chat template. Some models' templates switch reasoning on and off with one."""
         kwargs = dict(self.chat_template_kwargs)
         if self.documents is not None:
             kwargs["documents"] = self.documents
@@ -246,11 +248,11 @@ class _Sampled(_Owned, Ignored):
         return self
 
     def sampling(self) -> Mapping[str, object]:
-        """What the engine needs to know, under its own names; what the client left open is left to the engine."""
+        """The engine's sampling parameters. The engine decides those that the client left out."""
         return self.model_dump(include=set(_SAMPLING), exclude_none=True)
 
     def response_options(self) -> ResponseOptions:
-        """What the answer shows."""
+        """The optional parts of the response."""
         options = self.stream_options or StreamOptions()
         return ResponseOptions(
             tokens_as_ids=self.return_tokens_as_token_ids,
@@ -281,12 +283,12 @@ class ChatCompletionRequest(_Chat, _Sampled):
 
     @property
     def role(self) -> str:
-        """Who speaks in the answer."""
+        """The role of the answer."""
         role = "assistant" if self.add_generation_prompt else self.messages[-1].get("role")
         return role if isinstance(role, str) else "assistant"
 
     def sampling(self) -> Mapping[str, object]:
-        """What the engine needs to know, under its own names; what the client left open is left to the engine."""
+        """The engine's sampling parameters. The engine decides those that the client left out."""
         sampling = dict(super().sampling())
         if (longest := self.max_completion_tokens or self.max_tokens) is not None:
             sampling["max_tokens"] = longest
@@ -297,7 +299,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
         return sampling
 
     def parsing(self) -> AnswerParsing:
-        """How the answer is read."""
+        """How the engine parses the answer."""
         form = self.response_format
         return AnswerParsing(
             tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
@@ -312,7 +314,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
         )
 
     def response_options(self) -> ResponseOptions:
-        """What the answer shows."""
+        """The optional parts of the response."""
         top = None if self.logprob_token_ids else self.top_logprobs
         return replace(
             super().response_options(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning
@@ -348,15 +350,15 @@ class CompletionRequest(_Sampled):
         return self
 
     def prompts(self) -> Sequence[str | list[int]]:
-        """Each prompt by itself."""
+        """The prompts as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         tokens = [token for token in self.prompt if isinstance(token, int)]
         return [tokens] if tokens else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
     def sampling(self) -> Mapping[str, object]:
-        """What the engine needs to know, under its own names; what the client left open is left to the engine."""
-        sampling = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still asks for a token
+        """The engine's sampling parameters. The engine decides those that the client left out."""
+        sampling = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still generates one token
         if self.logprobs is not None:
             if not self.logprob_token_ids:
                 sampling["logprobs"] = self.logprobs
@@ -367,7 +369,7 @@ class CompletionRequest(_Sampled):
         return sampling
 
     def response_options(self) -> ResponseOptions:
-        """What the answer shows."""
+        """The optional parts of the response."""
         if self.logprobs is None:
             return super().response_options()
         top = None if self.logprob_token_ids else self.logprobs

@@ -1,4 +1,4 @@
-"""What an answer shows besides its text. A plain value: a stream keeps it, and lets go of the request."""
+"""The optional parts of a response. A plain value, so that a stream can keep it without keeping the request."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["ResponseOptions"]
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What was asked to be shown."""
+    """The optional parts that a client requested."""
 
     logprobs: bool = False
     top_logprobs: int | None = 0
     """How many log probabilities of each token; None for all that the engine reports."""
 
     tokens_as_ids: bool = False
-    """Whether tokens in log probabilities are shown by number, for those that are no text by themselves."""
+    """Whether log probabilities have `token_id:…` in place of token text, for tokens that are no text by themselves."""
 
     token_ids: bool = False
     reasoning: bool = True
-    """Without it nothing is shown that reasoning could be read from."""
+    """If False, the response omits everything from which reasoning could be read."""
 
     usage: bool = False
-    """Whether a stream ends with what it cost."""
+    """Whether a stream ends with its usage."""
 
     running_usage: bool = False
-    """Whether every chunk of it says so."""
+    """Whether every chunk of a stream has the usage so far."""

@@ -1,4 +1,4 @@
-"""What a frontend tells of itself: its models, its version, whether it is ready. Pure."""
+"""Responses about the frontend itself: its models, its version and whether it is ready. Pure."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ class Version(TypedDict):
 
 
 def model_list(name: str, max_tokens: int, created: int) -> ModelList:
-    """What `/v1/models` answers."""
+    """The response of `/v1/models`."""
     model: Model = {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
     return {"object": "list", "data": [model]}

@@ -1,4 +1,4 @@
-"""The form that an answer must have: OpenAI's response formats, vLLM's structured outputs. Sizes are bounded (S15)."""
+"""Constraints on answers: OpenAI's response formats and vLLM's structured outputs. Sizes are bounded (S15)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 _MAX_CHARS: Final = 262_144
-"""Of a grammar, or of the JSON of a schema."""
+"""Maximum characters of a grammar or of a schema's JSON."""
 
 
 def check_json(value: object, *names: str, max_chars: int) -> None:
-    """Refuse a value whose JSON is long: it travels to the worker in one message, and is read there."""
+    """Refuse a value whose JSON is too long: it travels to the worker in one message, which the worker parses."""
     if (chars := len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))) > max_chars:
         message = f"{' and '.join(names)}: JSON of {chars:,} characters; the limit is {max_chars:,}: send less"
         raise InvalidRequest(message, param=names[0])
@@ -113,7 +113,7 @@ ResponseFormat = Annotated[_Form, Field(discriminator="type"), AfterValidator(_c
 
 
 def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Mapping[str, Any] | None:
-    """Both in the engine's words. A format goes before; one constraint beside it is refused."""
+    """Both as one constraint of the engine. A response format takes precedence; a second constraint is refused."""
     constraints = {name: value for name, value in (outputs or {}).items() if value is not None}
     match form:
         case JsonObjectFormat():

@@ -1,4 +1,4 @@
-"""Tools that a chat offers, and which of them the answer may or must call."""
+"""The tools of a chat, and which of them the answer may or must call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tool(_Open):
     defer_loading: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates see it, whatever the client left out: the same text for the same tool."""
+        """The tool as chat templates read it. Optional fields are filled in, so that equal tools give equal text."""
         optional = {"strict", "defer_loading"}
         function = self.function.model_dump(exclude=optional)
         function |= self.function.model_dump(include=optional, exclude_none=True)
@@ -62,7 +62,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def chosen(choice: ToolChoice | None, tools: Sequence[Tool] | None) -> str | Mapping[str, Any]:
-    """What was chosen, or is meant where nothing was: whatever is chosen can be called."""
+    """The tool choice of a request, or its default. A chosen tool is always one of `tools`."""
     if tools is not None and not tools:
         raise InvalidRequest.of("tools", "must not be empty; leave it out")
     if choice is None:
@@ -77,6 +77,6 @@ def chosen(choice: ToolChoice | None, tools: Sequence[Tool] | None) -> str | Map
 
 
 def count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The calls that the model has made in a chat so far."""
+    """The number of tool calls in a chat so far."""
     calls = (message.get("tool_calls") for message in messages if message.get("role") == "assistant")
     return sum(len(made) for made in calls if isinstance(made, list))

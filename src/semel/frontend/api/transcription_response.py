@@ -1,7 +1,7 @@
-"""What was said in a clip, in vLLM's shapes of OpenAI's: whole, with segments and their times, or as chunks. Pure.
+"""Transcription responses in vLLM's variant of OpenAI's shapes: complete, with timed segments, or as chunks. Pure.
 
-A clip is heard in pieces, one behind the other: an output with a reason to finish ends its piece. `text` is answered as
-`json` is, since vLLM's server answers it so.
+The pieces of a clip are transcribed in order. An output with a finish reason ends its piece. `text` gets the same
+response as `json`, as from vLLM's server.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 SAMPLING_RATE: Final = 16_000
-"""Of what Whisper hears, in Hz."""
+"""Whisper's sampling rate in Hz."""
 
 FRAMES_PER_S: Final = 100
-"""Whisper's spectrograms have a frame every 10 ms."""
+"""Whisper's spectrograms have one frame every 10 ms."""
 
 Task = Literal["transcribe", "translate"]
 
@@ -135,7 +135,7 @@ class TranslationChunk(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The tokens that are no text: every token from the first time on is a time, and one ends it all."""
+    """The tokens that are not text: all timestamps, which are the tokens from `first_time` on, and the end token."""
 
     first_time: int
     end: int | None
@@ -143,14 +143,14 @@ class Marks:
 
 @dataclass(slots=True)
 class TranscriptionResponse:
-    """The transcript of one clip, piece by piece as a stream or at the end as a whole."""
+    """Builds the transcript of one clip: chunk by chunk for a stream, or complete at the end."""
 
     head: Head
     task: Task
     seconds: float
     language: str
     prompt_tokens: int
-    """Those of the decoder."""
+    """The number of prompt tokens of the decoder."""
 
     closing_usage: bool = False
     running_usage: bool = False
@@ -161,7 +161,7 @@ class TranscriptionResponse:
     def with_times(
         self, begins_s: Sequence[float], marks: Marks, decode: Decode, temperature: float
     ) -> VerboseTranscript:
-        """One that tells the times of its segments; each piece begins somewhere in the clip."""
+        """The same transcript with timed segments. `begins_s` has the offset of each piece in the clip."""
         return VerboseTranscript(
             self.head,
             self.task,
@@ -176,24 +176,24 @@ class TranscriptionResponse:
 
     @property
     def separator(self) -> str:
-        """What stands between two pieces or segments."""
+        """The text between two pieces or segments."""
         return "" if self.language in ("ja", "zh") else " "
 
     def add(self, output: Output) -> None:
-        """Keep an output for the whole."""
+        """Collect an output for the complete response."""
         self._pieces[-1].append(output)
         if output.finish_reason is not None:
             self._pieces.append([])
 
     def whole(self) -> Transcription | Translation | VerboseTranscription:
-        """The text, and for a transcription what it cost: the seconds of the clip, rounded up."""
+        """The complete response. A transcription has its usage too: the seconds of the clip, rounded up."""
         text = self.separator.join("".join(output.text for output in piece) for piece in filter(None, self._pieces))
         if self.task == "translate":
             return {"text": text}
         return {"text": text, "usage": {"type": "duration", "seconds": math.ceil(self.seconds)}}
 
     def chunks(self, output: Output) -> Iterator[TranscriptionChunk | TranslationChunk]:
-        """The chunk of a stream that an output becomes, unless it would say nothing."""
+        """The chunk for one output; none if it would be empty."""
         self._completion_tokens += len(output.token_ids)
         text = output.text
         if text and not self._separated:
@@ -211,7 +211,7 @@ class TranscriptionResponse:
         yield chunk
 
     def closing(self) -> Iterator[TranscriptionChunk | TranslationChunk]:
-        """The chunk that closes a stream with what it cost, if that was asked for."""
+        """The last chunk of a stream, with its usage, if the client requested it."""
         if self.closing_usage:
             chunk = self._chunk([])
             chunk["usage"] = self._usage()
@@ -236,7 +236,7 @@ class TranscriptionResponse:
         }
 
     def _usage(self) -> StreamedUsage:
-        # In vLLM's order of operations: another one can round to another frame.
+        # Same order of operations as vLLM: another order can round to another frame.
         prompt = self.prompt_tokens + math.ceil(self.seconds * SAMPLING_RATE / _FRAME_SAMPLES)
         total = prompt + self._completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": self._completion_tokens, "total_tokens": total}
@@ -244,17 +244,17 @@ class TranscriptionResponse:
 
 @dataclass(slots=True)
 class VerboseTranscript(TranscriptionResponse):
-    """A transcript that tells the times of its segments."""
+    """A transcript with timed segments."""
 
     begins_s: Sequence[float] = (0.0,)
-    """Where each piece begins in the clip."""
+    """The offset of each piece in the clip."""
 
     marks: Marks = field(kw_only=True)
     decode: Decode = field(kw_only=True)
     temperature: float = field(kw_only=True)
 
     def whole(self) -> VerboseTranscription:
-        """The text by segments."""
+        """The complete response, with the text by segments."""
         entries: list[Segment] = []
         for begin_s, piece in zip(self.begins_s, self._pieces, strict=False):
             token_ids = [token for output in piece for token in output.token_ids]
@@ -277,12 +277,12 @@ def segments(
     temperature: float,
     begin_s: float = 0.0,
 ) -> list[Segment]:
-    """What stands between times: a segment ends where two of them follow each other. Numbered in its piece."""
+    """The segments of one piece, numbered from 0. A segment ends where two timestamps follow each other."""
     marked = [marks.first_time, *token_ids]
     if marked[-1] == marks.end:
         marked.pop()
     if len(marked) > 1 and marked[-2] < marks.first_time <= marked[-1]:
-        marked.append(marked[-1])  # the last time ends its segment, though none begins after it
+        marked.append(marked[-1])  # the last timestamp ends its segment, though no other segment begins after it
     entries: list[Segment] = []
     begin, sum_of_logprobs = 0, 0.0
     for place in range(1, len(marked)):
@@ -290,7 +290,7 @@ def segments(
             sum_of_logprobs += logprobs[place - 1][marked[place]]
             continue
         tokens = marked[begin + 1 : place - 1]
-        text = _TIME.sub("", decode(tokens))  # a time that stands alone ends nothing, and is not shown
+        text = _TIME.sub("", decode(tokens))  # a single timestamp ends no segment; the text omits it
         entries.append(
             {
                 "id": len(entries),

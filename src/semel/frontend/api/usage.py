@@ -1,4 +1,4 @@
-"""What an answer cost, as OpenAI's clients read it: tokens of the prompt and of the answer, and which of them."""
+"""Token usage in OpenAI's shape: the tokens of the prompt and of the answer, with details."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StreamedUsage(TypedDict):
 
 
 def modality_tokens(prompt: Prompt) -> dict[Modality, int]:
-    """How many of a prompt's tokens are the items' of each modality."""
+    """The number of a prompt's tokens that belong to items, by modality."""
     counts: dict[Modality, int] = {}
     for item, placeholder in zip(prompt.items, prompt.timeline, strict=True):
         counts[item.modality] = counts.get(item.modality, 0) + placeholder.length
@@ -65,7 +65,7 @@ def modality_tokens(prompt: Prompt) -> dict[Modality, int]:
 
 @dataclass(slots=True)
 class UsageCounter:
-    """Tokens so far."""
+    """Counts the tokens of a response."""
 
     prompt_tokens: int
     multimodal_tokens: Mapping[Modality, int] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class UsageCounter:
 
     @classmethod
     def of(cls, prompt: Prompt) -> Self:
-        """That of a prompt, before its answer."""
+        """A counter for the answer to a prompt."""
         encoded = 0 if prompt.encoder_token_ids is None else len(prompt.encoder_token_ids)
         return cls(len(prompt.token_ids) + encoded, modality_tokens(prompt))
 
     def add(self, output: Output) -> None:
-        """Count what was generated, and what the engine tells of the prompt."""
+        """Count an output's tokens, and what the engine reports about the prompt."""
         self.completion_tokens += len(output.token_ids)
         if output.cached_tokens is not None:
             self.cached_tokens = (self.cached_tokens or 0) + output.cached_tokens
@@ -91,7 +91,7 @@ class UsageCounter:
             self.reasoning_tokens = (self.reasoning_tokens or 0) + output.reasoning_tokens
 
     def running(self, completion_tokens: int) -> StreamedUsage:
-        """The three numbers of one choice that has so many tokens."""
+        """The usage of one choice that has `completion_tokens` tokens: three numbers."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
@@ -99,14 +99,14 @@ class UsageCounter:
         }
 
     def whole(self) -> Usage:
-        """The numbers with their details; a detail that is not known is null."""
+        """The usage with its details. An unknown detail is null."""
         prompt: PromptTokensDetails = {
             "cached_tokens": self.cached_tokens,
             "created_cache_tokens": self.created_cache_tokens,
             "multimodal_tokens": self.multimodal_tokens or None,
         }
         if "audio" in self.multimodal_tokens:
-            prompt["audio_tokens"] = self.multimodal_tokens["audio"]  # OpenAI's name for the same
+            prompt["audio_tokens"] = self.multimodal_tokens["audio"]  # OpenAI's name for it
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -116,7 +116,7 @@ class UsageCounter:
         }
 
     def known(self) -> StreamedUsage:
-        """The same without what is not known: so streams end."""
+        """The usage without unknown details, for the end of a stream."""
         prompt: PromptTokensDetails = {}
         if self.cached_tokens is not None:
             prompt["cached_tokens"] = self.cached_tokens
@@ -133,5 +133,5 @@ class UsageCounter:
         return usage
 
     def completion_details(self) -> CompletionTokensDetails | None:
-        """Which tokens of the answer; None where no parser counts them."""
+        """The details of the answer's tokens; None if no parser counts them."""
         return None if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}

@@ -1,1 +1,1 @@
-"""Request bodies in, responses out."""
+"""Request bodies and responses."""

@@ -1,4 +1,4 @@
-"""The body of a request: read within limits, charged as it comes, and parsed; and a client that leaves meanwhile."""
+"""Reads request bodies within limits, charges them to the account, parses them, and detects disconnects."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 CLIENT_CLOSED: Final = 499
-"""The status that nobody reads, by the convention of nginx: the client had gone."""
+"""The status of a request whose client disconnected, as in nginx. It appears in logs and metrics only."""
 
 _VALUE_BYTES: Final = 96
-"""What a value of JSON takes as an object of Python; a small dict takes 184, and is written with two of our marks."""
+"""Memory of one JSON value as a Python object. A small dict takes 184 bytes, but its JSON has two of `_MARKS`."""
 
 _MARKS: Final = (b",", b"[", b"{")
 _FEW: Final = 64
@@ -45,19 +45,19 @@ _T = TypeVar("_T")
 
 
 async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
-    """The body, which is JSON: what its values will take is in the account as well."""
+    """Read a JSON body. Charges the memory of its parsed values to the account too."""
     body = await read_bytes(request, limits, account)
     take_values(body, limits, account)
     return body
 
 
 def take_values(body: bytes | bytearray, limits: BodyLimits, account: Account) -> None:
-    """Hold what the values of a JSON text will take, or refuse it."""
+    """Charge the memory that the values of a JSON text will take, or refuse the text."""
     account.take(_VALUE_BYTES * _count_values(body, limits))
 
 
 async def read_bytes(request: Request, limits: BodyLimits, account: Account) -> bytearray:
-    """The body, given up on as soon as it is over a limit: its announced length can only refuse it earlier."""
+    """Read the body; stop as soon as it exceeds a limit. A Content-Length header can refuse it before that."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal():
         _check_size(int(announced), limits)
@@ -68,7 +68,7 @@ async def read_bytes(request: Request, limits: BodyLimits, account: Account) -> 
             async for chunk in chunks:
                 _check_size(len(body) + len(chunk), limits)
                 account.take(len(chunk))
-                body += chunk  # no list of chunks: tiny ones would take twenty times as much
+                body += chunk  # not a list of chunks: tiny ones would take twenty times as much memory
     except TimeoutError:
         raise RequestTooSlow(
             f"the request took longer than {limits.max_s:g} s to come; raise it with --max-body-s"
@@ -77,17 +77,17 @@ async def read_bytes(request: Request, limits: BodyLimits, account: Account) -> 
 
 
 def parse(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
-    """The body as a request of this kind; the error names the field."""
+    """Parse the body as a request of this kind. The error names the field."""
     try:
         return kind.validate_json(body)
     except ValidationError as error:
-        if (count := error.error_count()) > _MAX_ERRORS:  # shaping half a million of them takes 2 s
+        if (count := error.error_count()) > _MAX_ERRORS:  # formatting half a million errors takes 2 s
             raise InvalidRequest(f"the body has {count:,} faults; this is the API for OpenAI's requests") from None
         raise fault_of(error) from None
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The response that `work` makes; it is cancelled as soon as the client has gone."""
+    """Return the response of `work`; cancel it as soon as the client disconnects."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(until_gone(request.receive))
     try:
@@ -98,7 +98,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
     finally:
         watching.cancel()
     if working.done():
-        return working.result()  # nothing is awaited before it is sent: whoever is cancelled meanwhile would drop it
+        return working.result()  # no await before the response is sent: a cancellation here would drop it
     logger.info("a client went away before its answer")
     await _give_up(working)
     return Response(status_code=CLIENT_CLOSED)
@@ -110,7 +110,7 @@ def _check_size(size: int, limits: BodyLimits) -> None:
 
 
 def _count_values(body: bytes | bytearray, limits: BodyLimits) -> int:
-    """How many values the body has at most: each follows a comma or a bracket, and so may a part of a text."""
+    """Upper bound on the number of values: each follows a comma or an opening bracket. Strings may have these too."""
     values = sum(_count(body, mark) for mark in _MARKS)
     if values > limits.max_values:
         raise MediaTooLarge(
@@ -121,7 +121,7 @@ def _count_values(body: bytes | bytearray, limits: BodyLimits) -> int:
 
 
 def _count(body: bytes | bytearray, mark: bytes) -> int:
-    """How often a character occurs. Of few it finds each: 5 µs in 400 kB of base64, where counting takes 150."""
+    """Count a character. Up to 64 are found one by one: 5 µs in 400 kB of base64, where counting takes 150 µs."""
     place = -1
     for found in range(_FEW):
         if (place := body.find(mark, place + 1)) < 0:
@@ -130,7 +130,7 @@ def _count(body: bytes | bytearray, mark: bytes) -> int:
 
 
 async def _give_up(working: asyncio.Future[Response]) -> None:
-    """Cancel the work, or close what it has made already: nobody sends it."""
+    """Cancel the work. If it has finished, close its response, which will not be sent."""
     working.cancel()
     await asyncio.wait({working})
     if working.cancelled() or working.exception() is not None:

@@ -1,7 +1,7 @@
-"""Answers that are large from the start: what of them is still to be sent is in the request's account (threats S18).
+"""Responses that are large from the start. Their unsent bytes are charged to the request's account (threats S18).
 
-A client that does not read holds its share of the budget, and no more. After a while it is given up on: otherwise a few
-of them could hold all of it for good.
+A client that does not read holds its share of the budget, and no more. Its connection is closed after a time limit:
+otherwise a few such clients could hold the whole budget permanently.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from semel.frontend.budget import Account
 __all__ = ["Download"]
 
 _CHUNK_BYTES: Final = 256 * 1024
-"""A server copies what it cannot send at once, so it is given a little at a time."""
+"""The server copies what it cannot send at once, so it gets one small chunk at a time."""
 
 logger = logging.getLogger(__name__)
 
 
 class Download(StreamingResponse):
-    """Bytes that are there already. They are all that their request holds from now on, until they are sent."""
+    """A response whose bytes are complete. From now on the account charges only the bytes that are not sent yet."""
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], account: Account, *, media_type: str, within_s: float
@@ -37,7 +37,7 @@ class Download(StreamingResponse):
         self._within_s = within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the bytes, or give up on a client that does not take them in time."""
+        """Send the bytes; close the connection of a client that does not read them in time."""
         try:
             async with asyncio.timeout(self._within_s):
                 await super().__call__(scope, receive, send)

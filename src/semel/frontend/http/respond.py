@@ -1,4 +1,4 @@
-"""How answers go out, whatever they tell: whole or as events, under a name, and with the error that ended them."""
+"""Sends answers of every shape: complete or as server-sent events, with an id, and with the error that ended them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["AnswerBuilder", "respond", "with_error_event"]
 
 
 class AnswerBuilder(Protocol):
-    """An answer that is shaped as its outputs come, or from all of them at the end."""
+    """Builds a response from outputs: chunk by chunk, or complete at the end."""
 
     def add(self, output: Output) -> None:
-        """Keep an output for the whole answer."""
+        """Collect an output for the complete response."""
         ...
 
     def whole(self) -> Mapping[str, Any]:
-        """The answer in one piece."""
+        """The complete response."""
         ...
 
     def chunks(self, output: Output) -> Iterable[Mapping[str, Any]]:
-        """An output as chunks of a stream."""
+        """The chunks for one output."""
         ...
 
     def closing(self) -> Iterable[Mapping[str, Any]]:
-        """What a stream ends with."""
+        """The chunks that end a stream."""
         ...
 
 
 async def respond(stream: Stream, answer: AnswerBuilder, *, streamed: bool) -> Response:
-    """The response that tells an answer; the stream is closed with it."""
+    """The response with an answer. It closes the stream when it ends."""
     if streamed:
         return EventStream([stream], with_error_event(_events(stream, answer)))
     try:
@@ -57,7 +57,7 @@ async def _events(stream: Stream, answer: AnswerBuilder) -> AsyncIterator[bytes]
 
 
 async def with_error_event(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events, then the error that ended them if one did, then the end."""
+    """The events, then the error that ended them, if any, then the end marker."""
     try:
         async for one in events:
             yield one

@@ -1,1 +1,1 @@
-"""Items that clients bring along, and whose they are."""
+"""The items that clients send or name, and the tenants that own them."""

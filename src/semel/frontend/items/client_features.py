@@ -1,9 +1,8 @@
-"""Features that a client sends with its request: read, held against the contract, and given an identity.
+"""Features that a client sends with its request: parsing, the check against the contract, and their identity.
 
-Nothing that a client says of a tensor is believed. A feature is held against the contract before anything else is made
-of it (threats S9), its identity is the digest of its bytes for the tenant, and the name that the client gave it is not
-looked at, unless a seal of the fleet's own says what it was made of (S11, S12). What its values mean the worker checks
-before the engine sees them. No I/O.
+Nothing that a client claims about a tensor is trusted. A feature is checked against the contract first (threats S9).
+Its identity is the digest of its bytes for the tenant. The client's name for it is ignored, unless a seal of the fleet
+proves of which media it was made (S11, S12). The worker checks the tensors' values before the engine gets them. No I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MAX_BYTES: Final = Limits().max_feature_bytes
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """For whom a request's items are identified, and by what key."""
+    """The tenant and the fleet key with which a request's items are identified."""
 
     tenant: Tenant
     key: Key
@@ -36,19 +35,19 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedItem:
-    """An item in its place."""
+    """An item with its digest and its position."""
 
     item: Item
     place: Place
     feature: Feature | None
-    """What the client has sent of it; None for one that is only named."""
+    """The tensors that the client sent; None for an item that is only named."""
 
     is_own: bool
-    """Whether it is the tenant's: what was sent is, what was named if its tag says so."""
+    """Whether the item belongs to the tenant. A sent item does; a named item does if its tag is valid."""
 
 
 def features_of(entries: Sequence[Entry]) -> Mapping[str, Feature]:
-    """The features of a file under the names that it gives them; a fault of one refuses all."""
+    """The features of a file by their names in it. An invalid one refuses the whole file."""
     found: dict[str, Feature] = {}
     for entry in entries:
         if isinstance(entry, Faulty):
@@ -61,7 +60,7 @@ def features_of(entries: Sequence[Entry]) -> Mapping[str, Feature]:
 def identify_items(
     items: Sequence[RequestItem], token_ids: Sequence[int], contract: Contract, owner: Owner
 ) -> list[IdentifiedItem]:
-    """All items of a prompt, whose places do not overlap. It reads every byte that was sent: not for the event loop."""
+    """Identify all items of a prompt; they must not overlap. Hashes all sent bytes: keep it off the event loop."""
     digests: dict[int, Digest] = {}
     return [_placed(one, token_ids, contract, owner, digests) for one in items]
 
@@ -78,7 +77,7 @@ def _placed(
         _check(feature, contract)
     except (InvalidRequest, FeatureRejected) as error:
         raise InvalidRequest.of("features", f"the {one.modality} at {one.place.offset:,}: {error}") from None
-    # A file's feature is one object however often it is shown: its bytes are read once.
+    # A feature of a file is one object for all items that use it, so its bytes are hashed once.
     if (made := digests.get(id(one.feature))) is None or one.feature is None:
         digests[id(one.feature)] = made = feature_digest(feature, owner.tenant, owner.key)
     return IdentifiedItem(Item(one.modality, _identity(one, made, owner.key)), one.place, feature, is_own=True)
@@ -99,7 +98,7 @@ def _check(feature: Feature, contract: Contract) -> None:
 
 
 def _unpacked(one: RequestItem, token_ids: Sequence[int], contract: Contract) -> Feature:
-    """The feature of an item that came in vLLM's form: the later of its two parts is the one that counts."""
+    """The feature of an item in vLLM's form. Where its two parts have the same tensor, the later part counts."""
     tensors: dict[str, Tensor] = {}
     for packed in one.packed:
         tensors |= read_item(packed)
@@ -109,14 +108,14 @@ def _unpacked(one: RequestItem, token_ids: Sequence[int], contract: Contract) ->
 
 
 def _batched(tensor: Tensor, field: Field | None) -> Tensor:
-    """The tensor as a processor gives it: vLLM's items are cut out of batches, ours are batches of one."""
+    """The tensor as a processor returns it. vLLM's items are slices of a batch; semel's are batches of one."""
     if field is not None and len(field.shape) == len(tensor.shape) + 1 and field.shape[0] == 1:
         return Tensor(tensor.dtype, (1, *tensor.shape), tensor.data)
     return tensor
 
 
 def _layout(place: Place, token_ids: Sequence[int]) -> Layout:
-    """The layout by the prompt itself. vLLM leaves masks out: embeddings are then where the commonest token is."""
+    """The layout from the prompt's tokens. vLLM omits masks; then the most common token marks the embeddings."""
     tokens = tuple(token_ids[place.offset : place.offset + place.length])
     if len(tokens) != place.length:
         raise InvalidRequest(f"it ends at {place.offset + place.length:,}, the prompt has {len(token_ids):,} tokens")

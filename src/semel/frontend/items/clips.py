@@ -1,7 +1,7 @@
-"""A clip on its way to an encoder: how long it is, the pieces that the encoder takes, and their answers in order.
+"""Clips for an encoder: their length, the pieces that they are cut into, and the answers to the pieces in order.
 
-A clip that is short enough by its head stays as it came, so that its bytes are its identity. Any other is decoded and
-cut by the pool, and from then on its pieces are the items: this process decodes nothing (threats S6).
+A clip that is short enough by its file header stays unchanged, so that its bytes are its identity. The pool decodes and
+cuts any other clip, whose pieces are then the items. This process decodes nothing (threats S6).
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from semel.media.duration import clip_seconds
 __all__ = ["PIECES_AT_ONCE", "Chain", "Clip", "read_clip"]
 
 PIECES_AT_ONCE: Final = 8
-"""Of one clip: an hour has 120, and others want to be answered too (threats S18)."""
+"""Maximum pieces of one clip in flight: an hour has 120, and other requests need their turn (threats S18)."""
 
 _MAX_CLIP_FRAMES: Final = 3_000
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A clip in pieces that an encoder takes."""
+    """A clip as pieces that fit the encoder."""
 
     seconds: float
     files: Sequence[bytes | memoryview]
     begins_s: Sequence[float]
-    """Where each piece begins in the clip."""
+    """The offset of each piece in the clip."""
 
     @property
     def nbytes(self) -> int:
-        """What it holds: all pieces, and copies of those that are asked for at once."""
+        """The memory of the clip: all pieces, and the copies of those in flight."""
         return sum(map(len, self.files)) + self.copied_bytes
 
     @property
     def copied_bytes(self) -> int:
-        """What those copies hold; a file that was not cut is not copied."""
+        """The memory of these copies. A file that was not cut is not copied."""
         sizes = [len(file) for file in self.files if isinstance(file, memoryview)]
         return sum(sorted(sizes)[-PIECES_AT_ONCE:])
 
     def media(self, index: int) -> Media:
-        """One piece."""
+        """The piece with this index."""
         return Media("audio", bytes(self.files[index]))
 
 
 async def read_clip(serving: ServedModel, data: bytes, account: Account) -> Clip:
-    """The clip that a file holds; what its pieces take is in the request's account."""
+    """Read a clip from a file. The memory of its pieces is charged to the request's account."""
     seconds = clip_seconds(data, sampling_rate=SAMPLING_RATE)
     if seconds is not None and seconds <= _encoder_s(serving):
         return Clip(seconds, (data,), (0.0,))
@@ -69,7 +69,7 @@ async def read_clip(serving: ServedModel, data: bytes, account: Account) -> Clip
 
 
 class Chain:
-    """The answers to the pieces of a clip, one behind the other; some are asked for ahead."""
+    """The answers to the pieces of a clip, in order. Some pieces are submitted ahead."""
 
     def __init__(self, pieces: int, ask: Callable[[int], Coroutine[Any, Any, Stream]], account: Account) -> None:
         self._left = deque(range(pieces))
@@ -78,7 +78,7 @@ class Chain:
         self._pending: deque[asyncio.Task[Stream]] = deque()
 
     async def begin(self) -> None:
-        """Ask for the first ones; what is wrong with the request, the first one tells."""
+        """Submit the first pieces. An error of the first piece is raised here."""
         self._go_on()
         try:
             await asyncio.shield(self._pending[0])
@@ -87,11 +87,11 @@ class Chain:
             raise
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they come, those of the first piece first."""
+        """The outputs as they arrive, in the order of the pieces."""
         while self._pending:
             stream = await asyncio.shield(self._pending[0])
             async for output in stream:
-                if len(self._pending) == 1:  # nothing of what came is needed any more
+                if len(self._pending) == 1:  # the last piece: the media are not needed any more
                     self._account.close()
                 yield output
             await stream.close()
@@ -99,7 +99,7 @@ class Chain:
             self._go_on()
 
     async def close(self) -> None:
-        """Abort what is not answered."""
+        """Abort the pieces that have no complete answer."""
         pending, self._pending = self._pending, deque()
         self._left.clear()
         for task in pending:
@@ -115,6 +115,6 @@ class Chain:
 
 
 def _encoder_s(serving: ServedModel) -> float:
-    """How long a clip may be for the encoder."""
+    """The maximum length of a clip for the encoder, in seconds."""
     field = serving.contract.fields.get("audio", {}).get("input_features")
     return ((field.shape[-1] if field is not None else None) or _MAX_CLIP_FRAMES) / FRAMES_PER_S

@@ -1,12 +1,12 @@
-"""Whose a digest is: a tag that goes with it when it is shown, and that has to come back with it.
+"""Ownership of digests: the tag that a response returns with a digest, and that a request must send with it.
 
-A digest is made for one tenant, but it does not tell for whom: whoever has learnt somebody else's could name it. So the
-routes that render show a tag beside each, keyed as digests are, over the tenant and the digest. Every frontend of the
-fleet can so tell a tenant's digests from all others, and keeps none for it (threats S12).
+A digest is made for one tenant but does not name it, so a client that learned another tenant's digest could use it.
+Therefore the render routes return a tag with each digest: a hash over the tenant and the digest, keyed with the fleet
+key. With it every frontend of the fleet recognises a tenant's digests, without storing any (threats S12).
 
-What a client sends as an item's tensors is another matter: nothing that it says of them is believed. Their identity is
-the digest of their own bytes, made for the tenant. Only tensors that the fleet has made itself go by the digest of the
-media that they were made of, and a seal tells: it is keyed too, over that digest, the tenant, and every byte. Pure.
+Tensors that a client sends are different: nothing that the client claims about them is trusted. Their identity is the
+digest of their own bytes, made for the tenant. Only tensors that the fleet made itself keep the digest of their media.
+A seal proves this: it is keyed too, over that digest, the tenant and every byte. Pure.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 TAGS: Final = "mm_tags"
-"""The name of the tags in a rendered prompt's features, parallel to `mm_hashes`."""
+"""The key of the tags in a rendered prompt's features, parallel to `mm_hashes`."""
 
 SEALS: Final = "mm_seals"
-"""The name of the seals, which are there if the tensors are."""
+"""The key of the seals, which are present if the tensors are."""
 
 _DOMAIN: Final = b"semel.tag.1"
 _SEAL_DOMAIN: Final = b"semel.seal.1"
@@ -44,17 +44,17 @@ _TAG_BYTES: Final = 16
 
 
 def tag_of(digest: Digest, tenant: Tenant, key: Key) -> str:
-    """The tag that says that a digest is this tenant's."""
+    """The tag that proves that a digest belongs to this tenant."""
     return hash_parts((_DOMAIN, *tenant.parts, digest), key).hexdigest(length=_TAG_BYTES)
 
 
 def has_tag(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
-    """Whether the tag says so."""
+    """Whether `tag` proves that a digest belongs to this tenant."""
     return _equal(tag, tag_of(digest, tenant, key))
 
 
 def feature_digest(feature: Feature, tenant: Tenant, key: Key) -> Digest:
-    """The identity of a tenant's feature by all that it is: names, dtypes, shapes and bytes of tensors, and layout."""
+    """A feature's identity for a tenant: a digest of its tensors' names, dtypes, shapes and bytes, and its layout."""
     mask = feature.layout.mask
     parts: list[bytes | memoryview] = [_FEATURE_DOMAIN, *tenant.parts, feature.modality.encode()]
     parts += [array("q", feature.layout.token_ids).tobytes(), b"" if mask is None else bytes(mask.bits)]
@@ -64,7 +64,7 @@ def feature_digest(feature: Feature, tenant: Tenant, key: Key) -> Digest:
 
 
 def is_sealed(digest: Digest, made: Digest, seal: str, key: Key) -> bool:
-    """Whether the seal says that the fleet itself has made for a digest the feature whose own digest is `made`."""
+    """Whether the seal proves that the fleet made the feature for `digest`. `made` is the feature's own digest."""
     return _equal(seal, _seal_of(digest, made, key))
 
 
@@ -86,7 +86,7 @@ def features_with_tags(features: RenderedFeatures, tenant: Tenant, key: Key) -> 
 def with_seals(
     body: RenderedPrompt, features: Mapping[Digest, Feature], tenant: Tenant, key: Key
 ) -> Mapping[str, object]:
-    """A rendered prompt with tags, and with a seal for each of its features. It reads all their bytes."""
+    """A rendered prompt with tags, and with a seal for each of its features. Hashes all their bytes."""
     if (rendered := with_tags(body, tenant, key)["features"]) is None:
         return body
     made = {one.hex(): _seal_of(one, feature_digest(feature, tenant, key), key) for one, feature in features.items()}

@@ -1,1 +1,1 @@
-"""What every request passes before its route. Plain ASGI."""
+"""The middleware that every request passes before its route. Plain ASGI."""

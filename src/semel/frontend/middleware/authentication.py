@@ -1,8 +1,8 @@
-"""Who may use a frontend: one guard before every route but the two probes, whatever the route (threats S17).
+"""Authentication: one check before every route except the two probes (threats S17).
 
-It stands before routing and before a byte of the body is read. With no keys everybody is the same, unnamed tenant, and
-`/metrics` answers here as vLLM's users expect; with keys it tells one tenant of the others, so it answers at the admin
-address alone.
+It runs before routing and before a byte of the body is read. Without API keys, all clients are the same unnamed tenant,
+and `/metrics` is served here, as vLLM's users expect. With API keys, metrics would show one tenant what others do, so
+only the admin address serves them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["OPEN", "OPERATORS", "PROBES", "Authentication", "tenant_name"]
 OPEN: Final = frozenset({"/health", "/ready"})
 OPERATORS: Final = frozenset({"/metrics"})
 PROBES: Final = OPEN | OPERATORS
-"""What comes every few seconds, and is answered whatever happens to requests."""
+"""Paths that are requested every few seconds, and are served in every state of the frontend."""
 
 
 class Authentication:
-    """Lets requests with a key pass, and notes whose it is."""
+    """Lets requests with a valid key pass, and records their tenant."""
 
     def __init__(self, app: ASGIApp, keys: Keyring) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class Authentication:
 
 
 def tenant_name(request: Request) -> str:
-    """The tenant whose key came with a request; without keys everybody is the same."""
+    """The tenant of a request's API key. Without API keys all requests have the same."""
     name: str = getattr(request.state, "tenant", "")
     return name
 

@@ -1,8 +1,8 @@
-"""The one door that every request but the probes passes: how many are inside, how long one may stay, when it closes.
+"""The limit on concurrent requests, for all but the probes: their number, their duration, and draining.
 
-Without a bound on requests in flight whoever opens streams takes all of a frontend (threats S18), and without counting
-them nobody knows when a frontend that is to end has answered all it took. Plain ASGI; no route knows of it. A request
-that is refused here costs next to nothing: its body is thrown away as it comes (`semel.web.server`).
+Without a limit on requests in flight, one client with many streams could use up a frontend (threats S18). Without their
+count, a frontend that shuts down would not know when it has answered all of them. Plain ASGI; routes do not depend on
+it. A refusal here costs almost nothing: the body is discarded as it arrives (`semel.web.server`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "RequestLimiter"]
 
 
 class RequestLimiter:
-    """The requests that are inside."""
+    """Counts the requests in flight, and admits or refuses new ones."""
 
     def __init__(self, limits: ConcurrencyLimits | None = None) -> None:
         self.limits = limits or ConcurrencyLimits()
@@ -38,20 +38,20 @@ class RequestLimiter:
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """The number of requests in flight."""
         return self._total
 
     @property
     def closed(self) -> str:
-        """Why nobody is let in; empty while somebody may be."""
+        """Why all new requests are refused; empty while they are admitted."""
         return self._closed
 
     def close(self, reason: str) -> None:
-        """Let nobody in any more, for this reason. Those inside stay."""
+        """Refuse all new requests from now on, for this reason. Requests in flight continue."""
         self._closed = reason
 
     async def until_empty(self, within_s: float) -> bool:
-        """Wait until nobody is inside, but not for ever; whether it is so."""
+        """Wait for at most `within_s` until no request is in flight. Returns whether that is so."""
         try:
             async with asyncio.timeout(within_s):
                 await self._empty.wait()
@@ -60,7 +60,7 @@ class RequestLimiter:
         return True
 
     def enter(self, tenant: str) -> None:
-        """Let one request of a tenant in, or refuse it."""
+        """Admit one request of a tenant, or refuse it."""
         limits = self.limits
         if self._closed:
             raise NotReady(f"{self._closed}; send it again, to another frontend if there is one")
@@ -79,7 +79,7 @@ class RequestLimiter:
         self._empty.clear()
 
     def leave(self, tenant: str) -> None:
-        """One request of a tenant is over."""
+        """Record that one request of a tenant has ended."""
         self._inside[tenant] -= 1
         if not self._inside[tenant]:
             del self._inside[tenant]
@@ -88,22 +88,22 @@ class RequestLimiter:
             self._empty.set()
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """The metrics."""
         yield REQUESTS_IN_FLIGHT, self._total, ()
 
 
 class ConcurrencyLimit:
-    """Lets as many requests pass as the limiter allows, and ends those that take too long."""
+    """Admits as many requests as the limiter allows, and ends those that take too long."""
 
     def __init__(self, app: ASGIApp, limiter: RequestLimiter, meter: Meter, wait_s: Callable[[str], float]) -> None:
         self._app = app
         self._limiter = limiter
         self._meter = meter
         self._wait_s = wait_s
-        """How long the next refusal of a tenant has to wait (`pace`)."""
+        """Returns how long the next refusal of a tenant has to wait (`refusal_rate`)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request through, or refuse it."""
+        """Admit one request, or refuse it."""
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
@@ -125,7 +125,7 @@ class ConcurrencyLimit:
         self._meter.count(REFUSALS, error.code)
         answer = error_response(error)
         if self._limiter.closed:
-            answer.headers["Connection"] = "close"  # the next one should go to somebody else
+            answer.headers["Connection"] = "close"  # the client's next request should go to another frontend
         else:
             await asyncio.sleep(self._wait_s(tenant))
         await answer(scope, receive, send)
@@ -148,18 +148,18 @@ class ConcurrencyLimit:
             elif answer.is_events:
                 await send({"type": "http.response.body", "body": error_event(error) + DONE, "more_body": False})
             else:
-                raise error from None  # half an answer is in no shape at all: the connection ends
+                raise error from None  # a truncated response has no valid form: close the connection
 
 
 class _Answer:
-    """How far an answer has come."""
+    """The state of a response that is being sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.begun = self.is_events = self.is_complete = False
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        await self._send(message)  # it may be cancelled, but only before it has sent anything
+        await self._send(message)  # a cancellation can only come before this sends anything
         if not self.begun:
             self.begun = True
             kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]

@@ -1,4 +1,4 @@
-"""Requests, counted by route and status."""
+"""Counts requests by route and status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RequestCounter"]
 
 
 class RequestCounter:
-    """Counts requests by route and status. Plain ASGI: a middleware of functions would hide that a client has gone."""
+    """Counts requests by route and status. Plain ASGI: a middleware of functions would hide disconnects."""
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
         self._app = app

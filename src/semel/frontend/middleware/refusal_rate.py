@@ -1,8 +1,7 @@
-"""How fast refusals are answered: some at once, and more of them only so many a second (threats S18).
+"""The rate limit of refusals: a burst is answered at once, more only at a limited rate (threats S18).
 
-To refuse costs little, but who sends the next bad request as soon as the last one is refused can keep a frontend busy
-with nothing else. A refusal that has to wait costs nothing while it waits, and slows whoever waits for it. Pure: the
-clock is passed in.
+A refusal is cheap, but a client that sends the next bad request right after each refusal could keep a frontend busy. A
+delayed refusal costs nothing while it waits, and slows down its client. Pure: the clock is passed in.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ __all__ = ["RefusalLimits", "RefusalThrottle"]
 
 
 class RefusalThrottle:
-    """The refusals of one tenant."""
+    """Delays the refusals of one tenant."""
 
     __slots__ = ("_due", "_limits", "_now")
 

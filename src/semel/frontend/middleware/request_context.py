@@ -1,7 +1,7 @@
-"""Where requests enter and answers leave: each gets an id, a span and a line in the log, also one that fails strangely.
+"""Gives each request an id, a span and a log line, even if it fails with an unexpected error.
 
-Probes have none of these: they come every few seconds, and say nothing. What a client calls its request is told beside
-our own id, never in its place: two clients may say the same, and what we do for one must not look like the other's.
+Probes get none of these: they come every few seconds and carry no information. A client's id is recorded beside semel's
+own id and never replaces it: two clients may send the same id, and their requests must stay distinguishable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ access = logging.getLogger("semel.access")
 
 
 class RequestContextMiddleware:
-    """Takes each request in hand, and says what became of it. Plain ASGI, as all that stands outside of the routes."""
+    """Enters the context of each request, and records its outcome. Plain ASGI, as all middleware here."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing, *, log_requests: bool) -> None:
         self._app = app
@@ -62,10 +62,10 @@ class RequestContextMiddleware:
         with entered(request):
             try:
                 await self._app(scope, receive, answer)
-            except DeadlineExceeded as error:  # half an answer has gone out: without its end the connection is closed
+            except DeadlineExceeded as error:  # the response is incomplete, so the connection is closed
                 tell_fault(error)
                 logger.info("an answer was cut off: %s", error)
-            except Exception:  # the edge of the process: whatever it is, it is one request's
+            except Exception:  # the edge of the process: any error ends one request only
                 logger.exception("a request failed in a way that we do not expect")
                 if status is not None:
                     raise
@@ -80,7 +80,7 @@ class RequestContextMiddleware:
 
 
 def _client_id(request: Request) -> str | None:
-    """What the id of the response is to end with, by its header; inside, requests have ids of our own."""
+    """The id that the client sent in its header; the response's id ends with it. Internally, semel uses its own ids."""
     name = request.headers.get("x-request-id")
     return name if name and len(name) <= _MAX_ID_CHARS and name.isprintable() else None
 

@@ -1,8 +1,8 @@
-"""From a request to its answer, the same for every route with a body: admitted, read, parsed, answered, accounted for.
+"""Serves one request with a body: admission, reading, parsing, the response, and its accounting.
 
-What a request brings is in its account from the first byte. The account closes with the answer, or where one is
-streamed with its first output (`execution`): by then nothing of what came is held any more. Of a download it closes
-when that has been sent, since what is still to be sent is in it (`downloads`).
+The account charges all bytes of a request from the first one. It closes with the response. For a streamed answer it
+closes with the first output (`execution`): by then the request's data is dropped. For a download it closes when the
+last byte is sent, because it charges the bytes that are not sent yet (`semel.frontend.http.download`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class _Addressed(Protocol):
 
 
 class Chatting(Protocol):
-    """A request with a chat in it."""
+    """A request with a chat."""
 
     def chat(self) -> ChatRequest:
-        """What decides the prompt."""
+        """The parts of the request that determine the prompt."""
         ...
 
     def tenant(self, name: str = "") -> Tenant:
-        """Whose items these are; the name is that of the API key."""
+        """The tenant of the items; `name` is the one bound to the API key."""
         ...
 
 
@@ -52,22 +52,22 @@ _T = TypeVar("_T", bound=_Addressed)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a route, besides its body."""
+    """One call of a route, without its body."""
 
     state: FrontendState
     serving: ServedModel
     tenant: str
-    """The name that goes with its API key."""
+    """The name bound to the API key."""
 
     account: Account
     request_id: str
-    """Our own, which its submissions begin with."""
+    """semel's own id of the request. The ids of its submissions begin with it."""
 
     client_id: str | None = None
-    """What its client calls it, by a header."""
+    """The client's id of the request, from the header `X-Request-Id`."""
 
     def answer_id(self, named: str | None = None) -> str:
-        """What the id of the answer ends with: by the header, else by the body, else our own."""
+        """The last part of the response's id: the id in the header, or `named`, the one in the body, or semel's own."""
         return self.client_id or named or self.request_id
 
     def admit(self, parsed: _T) -> _T:
@@ -77,7 +77,7 @@ class Call:
         return parsed
 
     async def read_chat(self, parsed: Chatting, intent: Intent = "execute") -> ParsedRequest:
-        """The draft of a chat. What its base64 decodes to is taken ahead: three quarters of its length at most."""
+        """Parse a chat. Charges its decoded base64 first: at most three quarters of the body's length."""
         self.account.take(3 * self.account.charged // 4)
         return await self.serving.pipeline.read_chat(
             parsed.chat(),
@@ -96,12 +96,12 @@ async def serve_call(
     work: Callable[[Call, _T], Coroutine[Any, Any, Response]],
     ask: Callable[[Request, FrontendState, TypeAdapter[_T], Call], Coroutine[Any, Any, _T]] | None = None,
 ) -> Response:
-    """What `work` answers to a request of this kind, read by `ask` if it is no JSON; cancelled if the client goes."""
+    """Serve a request of this `kind` with `work`, until the client disconnects. `ask` reads what is not JSON."""
     context = current_request()
     client_id = None if context is None else context.client_id
     call = Call(service, service.serving(), tenant_name(request), service.budget.open(), own_id(), client_id)
     try:
-        # Nothing here keeps the body, or what was asked: it is for `work` to let go of.
+        # This frame keeps no reference to the body or the parsed request, so that `work` can drop them.
         response = await unless_disconnected(
             request, work(call, await (ask or _read_json)(request, service, kind, call))
         )
@@ -111,7 +111,7 @@ async def serve_call(
     except BaseException:
         call.account.close()
         raise
-    if not isinstance(response, EventStream | Download):  # which close it themselves
+    if not isinstance(response, EventStream | Download):  # these close the account themselves
         call.account.close()
     return response
 

@@ -1,4 +1,4 @@
-"""The routes that execute: chats and text completions, whole or as streams of events."""
+"""The routes that generate: chats and text completions, complete or as server-sent events."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _chat(call: Call, request: ChatCompletionRequest) -> Response:
     reading, opening = call.read_chat(request), ConversationPrefix.of_chat(request.messages)
     request = request.model_copy(
         update={"messages": []}
-    )  # the answer must not hold their base64: `reading` alone has it
+    )  # the response must not keep their base64: only `reading` has it
     stream, prompt = await submit_draft(
         serving,
         await reading,
@@ -98,7 +98,7 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
             )
             streams.append(stream)
             prompts.append(rendered)
-        call.account.close()  # what is held from now on are prompts that the model takes
+        call.account.close()  # from now on the request holds only prompts, whose size the model limits
         head = _head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
         echo = _echo(request, prompts, decode)
@@ -130,7 +130,7 @@ def _head(kind: str, name: str, serving: ServedModel) -> Head:
 
 
 def _echo(request: CompletionRequest, prompts: Sequence[Prompt], decode: Decode) -> Echo | None:
-    """The texts to begin with, if that was asked for: as they were sent, or as their tokens read."""
+    """The texts that the choices begin with, if the client requested them: as sent, or decoded from their tokens."""
     if not request.echo:
         return None
     sent = zip(request.prompts(), prompts, strict=True)

@@ -1,10 +1,11 @@
-"""The route that goes on with prompts that were rendered elsewhere: tokens in, tokens out (E2).
+"""The route that generates from rendered prompts: tokens in, tokens out (E2).
 
-Nothing is left to render: the main caches and their counters are not touched. Items that are named by digest must be
-this tenant's (`attribution`) and held by the worker that gets the request. Any other is answered as unknown, in the
-same words whether nobody holds it or somebody else does (threats S12). Or their tensors come with them (`given`),
-in a safetensors file, whose metadata has the prompt, or in vLLM's JSON. What is not an item must be text: a placeholder
-token outside of an item would stand for nothing (S14), and an item's tokens must be those of its layout (S9).
+There is nothing to render, so the feature cache and its counters are not used. An item that is named by digest must
+belong to the tenant (`semel.frontend.items.ownership`), and the worker that gets the request must have it. Any other
+digest is refused as unknown, with the same message whether no worker has it or it belongs to another tenant (threats
+S12). Alternatively the request has the tensors (`semel.frontend.items.client_features`): in a safetensors file whose
+metadata has the prompt, or in vLLM's JSON. Tokens outside of items must be text: a placeholder token there would have
+no item (S14). The tokens of an item must be those of its layout (S9).
 """
 
 from __future__ import annotations
@@ -85,9 +86,10 @@ async def _ask(
 async def _ask_file(
     request: Request, service: FrontendState, kind: TypeAdapter[GenerateRequest], call: Call
 ) -> GenerateRequest:
-    """What a file asks for: its tensors are views of the body, which is in the account, or copies, which are as well.
+    """Parse a file. Its tensors are views of the body or copies; the account charges both.
 
-    There is JSON in texts of its JSON. The values of each are counted as it will be parsed: a comma may be escaped.
+    Some strings of its JSON are JSON too. The values of each are counted when it is parsed, because a comma may be
+    escaped.
     """
     body = await read_bytes(request, service.body, call.account)
     limits = _limits(service, call)
@@ -107,7 +109,7 @@ async def _ask_file(
 
 
 def _limits(service: FrontendState, call: Call) -> BodyLimits:
-    """Those of a body, and room for the longest prompt as our own routes render it: each token, and its `is_embed`."""
+    """The limits of a body, plus the longest prompt that semel's own routes render: each token and its `is_embed`."""
     return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)
 
 
@@ -137,13 +139,13 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
 
 
 async def _placed(call: Call, parsed: GenerateRequest, tenant: Tenant) -> Sequence[IdentifiedItem]:
-    """The items of a request, read and identified; how many there are and where they sit is checked before."""
+    """Read and identify the items of a request, after checking their number and their positions."""
     serving, items = call.serving, parsed.items()
     serving.check_items(items)
     serving.check_length(len(parsed.token_ids))
     _check_places(items)
     if parsed.is_packed:
-        call.account.take(3 * call.account.charged // 4)  # what its base64 decodes to, at most
+        call.account.take(3 * call.account.charged // 4)  # its decoded base64, at most
     work = partial(identify_items, items, parsed.token_ids, serving.contract, Owner(tenant, serving.pipeline.key))
     return await asyncio.to_thread(work) if any(one.is_sent for one in items) else work()
 
@@ -151,7 +153,7 @@ async def _placed(call: Call, parsed: GenerateRequest, tenant: Tenant) -> Sequen
 async def _begin(
     call: Call, worker: RemoteWorker, submission: Submission, kind: type[StreamedAnswer], keep_bytes: int
 ) -> Stream:
-    """Submit. What a client has sent is made again by looking it up; what it has named cannot be."""
+    """Submit. A feature that the client sent can be sent again; one that it only named cannot."""
     features = submission.features
 
     async def make(digest: Digest) -> Feature:
@@ -170,7 +172,7 @@ async def _begin(
 def _worker_for(
     serving: ServedModel, placed: Sequence[IdentifiedItem], token_ids: Sequence[int], tenant: Tenant
 ) -> RemoteWorker:
-    """The least busy worker that holds all items that are only named; of foreign ones nothing is looked up."""
+    """The least loaded worker that has all items that are only named. Digests of other tenants are not looked up."""
     named = {one.item.digest: one.is_own for one in placed if one.feature is None}
     if not named:
         prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant)
@@ -179,7 +181,7 @@ def _worker_for(
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
     holders = [one for one in serving.fleet.serving if all(one.holding(digest) is not None for digest in named)]
-    if not holders:  # each is held somewhere, and nowhere all of them
+    if not holders:  # each item is on some worker, but no worker has all of them
         raise _unknown(named)
     return min(holders, key=lambda one: one.load)
 
@@ -213,7 +215,7 @@ def _prompt_of(
 
 
 def _check_places(items: Sequence[RequestItem]) -> None:
-    """Refuse items that overlap, before their tokens are looked at: that is then linear in the prompt (S16)."""
+    """Refuse overlapping items before reading their tokens, so that the work stays linear in the prompt (S16)."""
     try:
         Timeline.decoder(Placeholder(one.place.offset, one.place.length) for one in items)
     except ValueError as error:
@@ -221,7 +223,7 @@ def _check_places(items: Sequence[RequestItem]) -> None:
 
 
 def _fault(token_ids: Sequence[int], one: IdentifiedItem, info: FeatureInfo) -> str | None:
-    """How an item differs from what is held of it."""
+    """How an item differs from the feature that is known for it; None if it does not."""
     offset, layout = one.place.offset, info.layout
     if info.modality != one.item.modality:
         return "is of another modality"

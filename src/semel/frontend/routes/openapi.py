@@ -1,7 +1,8 @@
-"""The OpenAPI document of a frontend: what its routes take and answer, put together from what they tell beside them.
+"""The OpenAPI document of a frontend, made from the descriptions that its routes declare.
 
-A body is told by what parses it, an answer by the type that its builder returns (`api`), an error by the tree of
-errors. Routes that nobody can use are not in it: those of `unsupported`, and with API keys those of operators.
+A body is described by the type that parses it, a response by the type that its builder returns (`api`), an error by the
+tree of errors. The document omits routes that clients cannot use: those of `unsupported`, and with API keys those of
+operators.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _KEY: Final = "One of the API keys that the operator has given out."
 def takes(
     kind: TypeAdapter[Any], answers: Mapping[str, Schema], *, form: str = JSON, named: bool = False
 ) -> dict[str, Any]:
-    """What a route tells that takes a body and answers in one of these forms; `named`: the answer has an id."""
+    """The description of a route that takes a body. With `named`, the response has an id."""
     operation = looks(answers, refused=told_codes().keys() - {InvalidKey.status})
     body = {"required": True, "content": {form: {"schema": _body(kind)}}}
     return {**operation, "requestBody": body, **({"parameters": [_REQUEST_ID]} if named else {})}
@@ -48,17 +49,17 @@ def takes(
 def looks(
     answers: Mapping[str, Schema], *, refused: Iterable[int] = (ServiceError.status, NotReady.status)
 ) -> dict[str, Any]:
-    """What a route tells that takes no body."""
+    """The description of a route without a body."""
     return {"responses": {"200": answer("What was asked for.", answers), **refusals(refused)}}
 
 
 def probes(answers: Mapping[int, tuple[str, Mapping[str, Schema]]]) -> dict[str, Any]:
-    """What a route tells whose status is the answer."""
+    """The description of a route whose status is the answer."""
     return {"responses": {str(status): answer(meaning, content) for status, (meaning, content) in answers.items()}}
 
 
 class DocumentedRoute(Route):
-    """A route that says what it takes and answers. One without an `operation` is not in the document."""
+    """A route with its OpenAPI description. One without an `operation` is not in the document."""
 
     def __init__(
         self,
@@ -73,13 +74,13 @@ class DocumentedRoute(Route):
         self.operation = operation or {}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether the route takes a request; it then stands in its scope, for metrics and logs."""
+        """Whether the route takes a request. If so, it is put into the request's scope, for metrics and logs."""
         match, found = super().matches(scope)
         return match, found if match is Match.NONE else {**found, "route": self}
 
 
 class DocumentedApp(Starlette):
-    """An application whose document is what its routes say. `secured`: it needs API keys."""
+    """An application whose document comes from its routes. `secured`: it needs API keys."""
 
     def __init__(self, routes: Iterable[DocumentedRoute], *, secured: bool, **options: Any) -> None:
         super().__init__(routes=[DocumentedRoute("/openapi.json", self._send_document), *routes], **options)
@@ -110,7 +111,7 @@ class DocumentedApp(Starlette):
 
 
 class _Untitled(GenerateJsonSchema):
-    """Fields have names; titles made of these say nothing more."""
+    """Omits the titles of fields, which only repeat their names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
         return False

@@ -1,4 +1,4 @@
-"""The routes that only look: what a request would become, in tokens and items. All of them inspect (E1, E2)."""
+"""The routes that render without generating: the tokens and items of a request. All of them inspect (E1, E2)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from semel.web.responses import json_response
 __all__ = ["SAFETENSORS", "inspection_routes"]
 
 SAFETENSORS: Final = "application/x-safetensors"
-"""Who accepts this is answered with prompt and tensors, in a file that generating takes, and injection."""
+"""A client that accepts this gets prompt and tensors in one file, for the generate route or for injection."""
 
 _CHAT: Final = TypeAdapter(ChatCompletionRequest)
 _COMPLETION: Final = TypeAdapter(CompletionRequest)

@@ -1,8 +1,8 @@
-"""The routes that write down what is said in a clip, as it is or in English, for encoder-decoder models. They execute.
+"""The routes that transcribe or translate a clip, for encoder-decoder models. They execute.
 
-The decoder begins with what vLLM's server begins it with: the language, which the model itself is asked for if the
-client does not tell it, and the task. A clip that is longer than the encoder takes is cut into pieces (`clips`), each
-of which is a prompt; the first one tells the language of all.
+The decoder's prompt is that of vLLM's server: the language and the task. If the client does not name the language, the
+model detects it. A clip that is longer than the encoder's maximum is cut into pieces (`clips`), each of which is a
+prompt. The language of the first piece applies to all.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LANGUAGES: Final = (
     *("ms", "ne", "nl", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sr", "sv", "sw", "ta", "th", "tl", "tr", "uk"),
     *("ur", "vi", "zh"),
 )
-"""Those that are looked for in a clip: the ones that Whisper knows well, as with vLLM. A client may name any."""
+"""The languages that are detected: those that Whisper knows well, as in vLLM. A client may name any."""
 
 _START: Final = "<|startoftranscript|>"
 _Speech = TypeVar("_Speech", bound=SpeechRequest)
@@ -100,9 +100,10 @@ def transcription_routes(service: FrontendState) -> list[DocumentedRoute]:
 
 
 def decoder_text(language: str, prompt: str, *, times: bool, task: Task = "transcribe") -> str:
-    """What the decoder begins with, to the letter of vLLM.
+    """The beginning of the decoder's prompt, exactly as in vLLM.
 
-    There too `<|prev|>` is no token of Whisper's, and a decoder's start token is put before what begins otherwise.
+    As in vLLM, `<|prev|>` is not a token of Whisper's, and a prompt that begins otherwise gets the decoder's start
+    token first.
     """
     before = f"{_START}<|prev|>{prompt}" if prompt else ""
     return f"{before}{_START}<|{language}|><|{task}|>{'<|0.00|>' if times else '<|notimestamps|>'}"
@@ -114,7 +115,7 @@ async def _ask(
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
     body = await read_bytes(request, service.body, call.account)
-    call.account.take(len(body))  # the files are copies
+    call.account.take(len(body))  # the files of a form are copies
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
     speech = speech_of(form, adapter, frozenset(kind.model_fields))
     call.serving.check_model(speech.model)
@@ -166,7 +167,7 @@ async def _hear(call: Call, tenant: Tenant, clip: Clip, text: str, speech: Speec
 
 
 async def _detect(serving: ServedModel, media: Media, tenant: Tenant, request_id: str) -> str:
-    """The language that the model hears."""
+    """The language that the model detects."""
     tokenizer = serving.pipeline.tokenizer
     codes = {token: code for code in LANGUAGES if (token := tokenizer.token_id(f"<|{code}|>")) is not None}
     if not codes:

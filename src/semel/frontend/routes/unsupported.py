@@ -1,6 +1,6 @@
-"""The routes of OpenAI's and vLLM's servers that are not served here: each is answered with what to use instead.
+"""The routes of OpenAI's and vLLM's servers that semel does not serve. The response of each names what to use instead.
 
-They are not in the OpenAPI document, which tells what can be used. Nothing of such a request is read.
+They are not in the OpenAPI document, which describes what can be used. Nothing of such a request is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semel.web.responses import json_response
 __all__ = ["NOT_SUPPORTED", "UNSUPPORTED", "unsupported_routes"]
 
 NOT_SUPPORTED: Final = "not_supported"
-"""The code of the error. Its status is 404: nothing is broken, and trying again does not help."""
+"""The code of the error. Its status is 404: the server works, and a retry does not help."""
 
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
@@ -60,11 +60,11 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/moderations": _POOL,
     "/invocations": "name the route: /v1/chat/completions or /v1/completions",
 }
-"""By path: what to do instead. The first path that fits is taken, so names stand before parameters."""
+"""What to use instead, by path. The first matching path counts, so fixed paths come before those with parameters."""
 
 
 def unsupported_routes() -> list[DocumentedRoute]:
-    """A route for each of them."""
+    """A route for each of these paths."""
     return [DocumentedRoute(path, _refuse, methods=_METHODS) for path in UNSUPPORTED]
 
 

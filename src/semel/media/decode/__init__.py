@@ -1,1 +1,1 @@
-"""From bytes to pixels and samples, under limits."""
+"""Decoding bytes to pixels and samples, within limits."""

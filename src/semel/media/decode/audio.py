@@ -1,7 +1,7 @@
-"""Decoding clips: one channel, the mean of all of them, as float32 samples at the rate that a model wants.
+"""Audio decoding: one channel, the mean of all channels, as float32 samples at the model's sampling rate.
 
-Rate, channels and length are checked on what the file says of itself, and on every frame that comes out, before the
-next is decoded: a few bytes can be hours of silence (threats S5). Of a frame only its mean is kept. Players differ in
+Rate, channels and length are checked against the file's header, and on every decoded frame before the next one is
+decoded: a few bytes can be hours of silence (threats S5). Only the mean of each frame is retained. Players differ in
 how they mix channels; the mean hides none of them (S13).
 """
 
@@ -35,12 +35,12 @@ _CODECS: Final = (
 )
 _MIN_RATE: Final = 1_000
 _MAX_RATE: Final = 384_000
-_MAX_VALUE: Final = 1_000.0  # full scale is 1; what is far above it makes infinities of a spectrogram
+_MAX_VALUE: Final = 1_000.0  # full scale is 1; values far above it give infinities in a spectrogram
 _NAME: Final = "clip"
 
 
 def decode_audio(data: bytes, limits: DecodeLimits, *, sampling_rate: int) -> np.ndarray:
-    """A clip as mono float32 samples at a sampling rate."""
+    """Decode a clip to mono float32 samples at a sampling rate."""
     import numpy as np
 
     with open_container(
@@ -49,7 +49,7 @@ def decode_audio(data: bytes, limits: DecodeLimits, *, sampling_rate: int) -> np
         samples = _read_mono(container, limits, sampling_rate)
     if not samples.size:
         raise MediaDegenerate("the clip has no samples")
-    if not np.abs(samples, out=np.empty_like(samples)).max() <= _MAX_VALUE:  # also if one is no number
+    if not np.abs(samples, out=np.empty_like(samples)).max() <= _MAX_VALUE:  # also rejects NaN
         raise MediaDegenerate("the clip has samples that are no numbers, or far beyond full scale")
     return np.ascontiguousarray(samples, dtype=np.float32)
 
@@ -68,7 +68,7 @@ def _read_mono(container: av.container.InputContainer, limits: DecodeLimits, sam
     to_rate = av.AudioResampler(format="fltp", layout="mono", rate=sampling_rate)
     chunks: list[np.ndarray] = []
     came, rate = 0, 0
-    for source in chain(container.decode(stream), (None,)):  # one frame at a time: the limit holds while it decodes
+    for source in chain(container.decode(stream), (None,)):  # one frame at a time: the limit applies during decoding
         if source is not None:
             _check_form(source.sample_rate, source.layout.nb_channels, limits)
         for frame in to_float.resample(source):
@@ -83,16 +83,17 @@ def _read_mono(container: av.container.InputContainer, limits: DecodeLimits, sam
             mono_frame = av.AudioFrame.from_ndarray(mono, format="fltp", layout="mono")
             mono_frame.sample_rate = rate
             chunks += [part.to_ndarray()[0] for part in to_rate.resample(mono_frame)]
-    chunks += [part.to_ndarray()[0] for part in to_rate.resample(None)]  # it holds the last millisecond back
+    chunks += [part.to_ndarray()[0] for part in to_rate.resample(None)]  # the resampler's last millisecond
     samples: np.ndarray = np.concatenate([*chunks, np.empty(0, np.float32)])
-    return samples[: math.ceil(came * sampling_rate / (rate or 1))]  # behind it is what the resampler has made up
+    return samples[: math.ceil(came * sampling_rate / (rate or 1))]  # the resampler's padding comes after it
 
 
 def _mean(frame: av.AudioFrame) -> np.ndarray:
-    """The mean of the channels of a frame, of the shape (1, samples).
+    """The mean of a frame's channels, with shape (1, samples).
 
-    Of a frame with a plane for each channel PyAV looks for the end of the planes, which FFmpeg does not mark if there
-    are more than eight: it then reads what lies behind them. So frames are packed here, all channels in one plane.
+    For a frame with one plane per channel, PyAV searches for the end of the planes. FFmpeg does not mark it if there
+    are more than eight planes, and PyAV then reads the memory after them. So frames are packed here: all channels in
+    one plane.
     """
     import numpy as np
 
@@ -102,7 +103,7 @@ def _mean(frame: av.AudioFrame) -> np.ndarray:
 
 
 def _check_form(rate: int, channels: int, limits: DecodeLimits) -> None:
-    """Between these rates a second has a bounded number of samples, and resampling a bounded ratio."""
+    """Check that the rate is in a range that bounds the samples per second and the resampling ratio."""
     if rate < _MIN_RATE:
         raise MediaDegenerate(f"the clip has {rate:,} samples a second; it needs {_MIN_RATE:,}")
     if rate > _MAX_RATE:

@@ -1,9 +1,9 @@
-"""Clips that are longer than an encoder takes, cut into pieces where they are quiet.
+"""Cuts clips that are longer than an encoder accepts into pieces, at quiet points.
 
-A clip is decoded once, here, and every piece is a file of its own: the samples as they are, so that it decodes to them
-again exactly. Where a clip is cut is what vLLM decides too: at the quietest tenth of the last second that a piece may
-have. Nothing is heard twice and nothing is left out. The work grows with the length of the clip, which
-`DecodeLimits.max_audio_s` bounds, and with it the number of pieces (threats S5, S16).
+A clip is decoded once, here. Every piece is a file of its own with the unmodified samples, so it decodes to exactly
+these samples again. The cuts are the same as vLLM's: at the quietest tenth of the last second that a piece may have. No
+sample is repeated and none is lost. The work grows with the length of the clip, which `DecodeLimits.max_audio_s`
+bounds, and so does the number of pieces (threats S5, S16).
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _HEAD: Final = struct.Struct("<4sI4s4sIHHIIHH4sI")
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A clip at the rate that a model hears, in files one after the other."""
+    """A clip at the model's sampling rate, as consecutive files."""
 
     samples: int
-    """Of the whole clip."""
+    """Number of samples of the whole clip."""
 
     sampling_rate: int
     files: Sequence[bytes | memoryview]
 
     @property
     def seconds(self) -> float:
-        """The length of the whole clip."""
+        """Length of the whole clip."""
         return self.samples / self.sampling_rate
 
     @property
     def lengths_s(self) -> Iterator[float]:
-        """The length of each piece."""
+        """Length of each piece."""
         return ((len(file) - _HEAD.size) / _SAMPLE_BYTES / self.sampling_rate for file in self.files)
 
 
 def cut_audio(data: bytes, limits: DecodeLimits, *, sampling_rate: int, max_s: int) -> Pieces:
-    """A clip in pieces of at most so many seconds; one that is no longer is one piece."""
+    """Cut a clip into pieces of at most `max_s` seconds; a clip that is not longer is one piece."""
     samples = decode_audio(data, limits, sampling_rate=sampling_rate)
     ends = [*find_cuts(samples, sampling_rate=sampling_rate, max_s=max_s), samples.size]
     files = [wav_of(samples[begin:end], sampling_rate) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -58,7 +58,7 @@ def cut_audio(data: bytes, limits: DecodeLimits, *, sampling_rate: int, max_s: i
 
 
 def find_cuts(samples: np.ndarray, *, sampling_rate: int, max_s: int) -> Iterator[int]:
-    """Where the pieces of a clip but the last one end."""
+    """The ends of all pieces of a clip except the last."""
     longest, search = sampling_rate * max_s, sampling_rate * _SEARCH_S
     begin = 0
     while begin + longest < samples.size:
@@ -69,17 +69,17 @@ def find_cuts(samples: np.ndarray, *, sampling_rate: int, max_s: int) -> Iterato
 
 
 def _quietest(samples: np.ndarray, window: int) -> int:
-    """Where the window of least energy begins. The last window is not looked at, as in vLLM."""
+    """Start of the window with the least energy. Skips the last window, as vLLM does."""
     count = (samples.size - 1) // window
     if not count:
         return 0
-    # Energies as roots, as vLLM compares them: of two that are equal by then, the first one counts.
+    # Energies as roots, as vLLM compares them: of two that are then equal, the first one counts.
     energies = (samples[: count * window].reshape(count, window) ** 2).mean(axis=1) ** 0.5
     return int(energies.argmin()) * window
 
 
 def wav_of(samples: np.ndarray, sampling_rate: int) -> bytes:
-    """A file with these samples, one channel of float32."""
+    """A WAV file with these samples, one channel of float32."""
     data = samples.astype("<f4").tobytes()
     head = _HEAD.pack(
         *(b"RIFF", _HEAD.size - 8 + len(data), b"WAVE", b"fmt ", 16),

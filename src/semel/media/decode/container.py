@@ -1,7 +1,7 @@
-"""Opening files of sound and moving pictures with FFmpeg, which knows far more than it is trusted with here.
+"""Opening audio and video files with FFmpeg, which supports far more than is allowed here.
 
-Only listed containers are opened and only listed codecs run, also while FFmpeg looks into the file (threats S6).
-Whatever FFmpeg raises becomes an error of ours, and its words stay in the log (S7).
+Only listed containers are opened, and only listed codecs run, even while FFmpeg probes the file (threats S6). Every
+FFmpeg error becomes one of semel's errors, and its text stays in the log (S7).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 def open_container(
     data: bytes, *, name: str, formats: Collection[str], codecs: Collection[str], max_pixels: int
 ) -> Iterator[av.container.InputContainer]:
-    """A file, to be read within the context; `name` is what messages call it."""
+    """Open a file for reading within the context; messages call it `name`."""
     import av
 
-    # FFmpeg would also open playlists, which name other files: only containers that hold the media themselves are read.
+    # FFmpeg would also open playlists, which refer to other files: only containers with the media itself are read.
     own = {"format_whitelist": ",".join(formats), "protocol_whitelist": "", "codec_whitelist": ",".join(codecs)}
     probing = {"max_pixels": str(max_pixels), "threads": "1"}
     try:
@@ -45,7 +45,7 @@ def open_container(
 
 
 def check_codec(stream: av.stream.Stream, codecs: Collection[str], *, name: str, instead: str) -> None:
-    """Refuse a stream that would be decoded by what is not listed."""
+    """Refuse a stream whose decoder is not listed."""
     context = stream.codec_context
     if context is None or context.name not in codecs:
         raise MediaUndecodable(f"the {name} has a codec that is not accepted; send {instead}")

@@ -1,9 +1,9 @@
-"""Decoding images: upright, opaque, 8 bits of RGB, and only the first picture of a file.
+"""Image decoding: upright, opaque, 8-bit RGB, and only the first picture of a file.
 
-What a model sees is what a person sees (threats S13): EXIF orientation is applied and no other, what is transparent is
-white, and 16 bits become the upper 8. Sizes are checked on what a file says of itself, before anything is allocated
-(S5); the frames behind the first are never decoded. A format that is not listed is not opened (S6). The text of a
-decoder's error goes to the log, never into ours (S7).
+A model sees what a person sees (threats S13): EXIF orientation is applied and no other, transparency becomes white, and
+16 bits become the upper 8. Sizes are checked against the file's header before anything is allocated (S5); frames after
+the first are never decoded. Formats that are not listed are not opened (S6). The text of a decoder's error goes to the
+log, never into semel's messages (S7).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _WHITE: Final = (255, 255, 255, 255)
 _WIDE_MODES: Final = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _GREY_STEPS: Final[Mapping[object, int]] = {"L;2": 85, "L;4": 17}
-"""How far apart the greys of a PNG of 2 and of 4 bits are, once they are 8 bits."""
+"""Distance between the greys of a 2-bit and a 4-bit PNG after conversion to 8 bits."""
 
 _TURNS: Final[Mapping[object, str]] = {
     2: "FLIP_LEFT_RIGHT",
@@ -39,23 +39,23 @@ _TURNS: Final[Mapping[object, str]] = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""What EXIF's orientations have a viewer do."""
+"""The transformation for each EXIF orientation."""
 
 _METADATA: Final = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif", "Raw profile type xmp")
 _TOLERATED: Final = (KeyError, SyntaxError, TypeError, ValueError, struct.error)
-"""What Pillow forgives a JPEG's EXIF."""
+"""The errors that Pillow ignores in a JPEG's EXIF."""
 
 _MAX_SCANS: Final = 100
-"""Of a JPEG; encoders write ten, and each costs as much as the whole image."""
+"""Maximum number of scans of a JPEG. Encoders write ten, and each costs as much as the whole image."""
 
 _SCAN: Final = b"\xff\xda"
-_MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # one that has a length behind it, or the end
+_MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker that is followed by a length, or the end
 
 logger = logging.getLogger(__name__)
 
 
 def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
-    """An image as RGB pixels, upright and opaque."""
+    """Decode an image to RGB pixels, upright and opaque."""
     from PIL import Image
 
     try:
@@ -74,7 +74,7 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
             f"the image has more pixels than the limit of {limits.max_image_pixels:,} (--max-image-pixels)"
         ) from None
     except Exception as error:  # noqa: BLE001 - a damaged file makes Pillow raise anything
-        if "out of memory" in str(error):  # how Pillow says it of its own decoders, in an OSError
+        if "out of memory" in str(error):  # Pillow's text, in an OSError, if its decoders run out of memory
             raise MemoryError from None
         logger.info("an image of %d bytes does not decode: %r", len(data), error)
         raise MediaUndecodable(
@@ -84,7 +84,8 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
 
 @contextmanager
 def _pillow_limit(max_pixels: int) -> Iterator[None]:
-    """Let Pillow's own limit be ours: its GIF reader allocates while it opens a file, before we know its size."""
+    """Set Pillow's own limit to this one: its GIF reader allocates while it opens a file, before the size is known
+    here."""
     from PIL import Image
 
     before = Image.MAX_IMAGE_PIXELS
@@ -109,7 +110,7 @@ def _check_size(size: tuple[int, int], limits: DecodeLimits) -> None:
 
 
 def _webp_canvas(data: bytes) -> tuple[int, int] | None:
-    """The size of a WebP file by its first chunk: its decoder allocates all of it, twice, when it is opened."""
+    """The size of a WebP file from its first chunk: the decoder allocates all of it, twice, when it opens the file."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
         return None
     if data[12:16] == b"VP8X":
@@ -121,7 +122,7 @@ def _webp_canvas(data: bytes) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes) -> None:
-    """Refuse a JPEG that has the decoder go over all of the image again and again."""
+    """Refuse a JPEG whose many scans make the decoder process the whole image again and again."""
     if not data.startswith(b"\xff\xd8") or data.count(_SCAN) <= _MAX_SCANS:  # most files end here
         return
     scans, found = 0, _MARKER.search(data, 2)
@@ -133,11 +134,11 @@ def _check_scans(data: bytes) -> None:
 
 
 def _load(image: Image.Image) -> None:
-    """Decode the pixels; which colour is transparent is what was said before them, in their 8 bits."""
+    """Decode the pixels. The transparent colour is the one stated before decoding, converted to 8 bits."""
     tile = next(iter(getattr(image, "tile", ())), None)
     raw_mode = None if tile is None else tile.args
     transparency = image.info.get("transparency")
-    image.info.pop("xmp", None)  # Pillow turns a TIFF while it loads, by the word of XMP as well
+    image.info.pop("xmp", None)  # Pillow rotates a TIFF while it loads, and obeys XMP too
     image.load()
     if raw_mode in _GREY_STEPS and isinstance(transparency, int):
         transparency *= _GREY_STEPS[raw_mode]
@@ -149,10 +150,10 @@ def _load(image: Image.Image) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as EXIF says, as far as that can be read; a TIFF was turned when it was loaded.
+    """Apply the EXIF orientation, if it is readable. A TIFF was rotated when it was loaded.
 
-    Not by Pillow's `exif_transpose`, which takes the word of XMP, or of a text in a PNG, where EXIF says nothing.
-    Viewers and browsers do not.
+    Does not use Pillow's `exif_transpose`, which obeys XMP, or a text in a PNG, if EXIF has no orientation. Viewers and
+    browsers do not.
     """
     from PIL import ExifTags, Image
 
@@ -161,7 +162,7 @@ def _upright(image: Image.Image) -> Image.Image:
         exif.load(image.info.get("exif", b""))
     turn = _TURNS.get(exif.get(ExifTags.Base.Orientation))
     upright = image if turn is None else image.transpose(Image.Transpose[turn])
-    for name in _METADATA:  # whoever looks at the image later must not turn it again
+    for name in _METADATA:  # later readers of the image must not rotate it again
         upright.info.pop(name, None)
     with suppress(*_TOLERATED):
         upright.getexif().clear()
@@ -186,7 +187,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _narrow(image: Image.Image) -> Image.Image:
-    """Greys of 16 bits as their upper 8; Pillow would take all but the darkest for white."""
+    """Reduce 16-bit greys to their upper 8 bits; Pillow would turn all but the darkest white."""
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""What a piece of media may decode to, and what that may take. Values only; the modules that decode keep to them."""
+"""Limits on what media may decode to, and on what processing may use. Values only; the decoders enforce them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from semel.core.flag import GIB, flag
 __all__ = ["CANON", "DecodeLimits", "ProcessingLimits"]
 
 CANON: Final = 4
-"""The version of the canonical form; part of every fingerprint, so that changing it never mixes features."""
+"""Version of the canonical form. Part of every fingerprint, so that a change never mixes features."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """What a piece of media may decode to."""
+    """Limits on what media may decode to."""
 
     max_image_pixels: int = flag(
         178_956_970,
@@ -24,28 +24,28 @@ class DecodeLimits:
         unit="pixels",
         min=1,
     )
-    """The default is where Pillow itself refuses a bomb."""
+    """The default is Pillow's own limit against decompression bombs."""
 
     min_image_side: int = flag(
         2, help="Minimum length of the shorter side of an image or video, in pixels.", group="Media", min=1
     )
-    """One-pixel images have killed engines (threats S8)."""
+    """One-pixel images have crashed engines (threats S8)."""
 
     max_audio_s: float = flag(
         3_600.0, help="Maximum length of an audio clip, in seconds.", group="Media", unit="seconds", min=0.001
     )
     max_audio_channels: int = flag(64, help="Maximum number of channels of an audio clip.", group="Media", min=1)
-    """They are averaged, and each is decoded for that."""
+    """All channels are decoded and averaged."""
 
     max_video_s: float = flag(
         3_600.0, help="Maximum length of a video, in seconds.", group="Media", unit="seconds", min=0.001
     )
-    """Every frame up to the last one that is looked at has to be decoded."""
+    """Every frame up to the last sampled one must be decoded."""
 
     max_video_frames: int = flag(
         216_000, help="Maximum number of frames of a video, sampled or not.", group="Media", min=1
     )
-    """The default is an hour of 60 a second."""
+    """The default is one hour at 60 frames per second."""
 
     max_video_pixels: int = flag(
         400_000_000,
@@ -54,12 +54,12 @@ class DecodeLimits:
         unit="pixels",
         min=1,
     )
-    """Each takes 3 bytes while it is processed."""
+    """Each pixel takes 3 bytes during processing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessingLimits:
-    """What decoding and preprocessing one item may take."""
+    """Limits on the resources that decoding and preprocessing one item may use."""
 
     timeout_s: float = flag(
         30.0,
@@ -69,7 +69,7 @@ class ProcessingLimits:
         unit="seconds",
         min=0.1,
     )
-    """From the moment a process takes the item on."""
+    """Counted from the moment when a process starts on the item."""
 
     max_memory_bytes: int = flag(
         4 * GIB,

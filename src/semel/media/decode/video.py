@@ -1,8 +1,8 @@
-"""Decoding videos: the frames that a model looks at, in order, as people see them, and no more of them.
+"""Video decoding: only the frames that a model uses, in order, as people see them.
 
-A video is walked once, from its beginning to the last frame that is wanted; frames between are decoded but not kept.
-Limits are checked on what the file says of itself before anything is decoded, and on what comes out (threats S5). The
-display matrix, by which phones turn their videos, is applied as players do (S13).
+A video is decoded once, from its beginning to the last needed frame; frames between needed ones are decoded and
+dropped. Limits are checked against the file's header before decoding, and against the result (threats S5). The display
+matrix, with which phones rotate their videos, is applied as players do (S13).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _CODECS: Final = (
     *("msmpeg4", "prores", "theora", "vp8", "vp9"),
 )
 _MATRIX: Final = struct.Struct("=9i")  # a, b, u, c, d, v, x, y, w: (p, q) is shown at (ap + cq + x, bp + dq + y)
-_PACKETS_PER_FRAME: Final = 2  # a field each, where a video is interlaced
-_PACKETS_AHEAD: Final = 64  # what a decoder may hold before its first frame
+_PACKETS_PER_FRAME: Final = 2  # one per field in interlaced video
+_PACKETS_AHEAD: Final = 64  # packets that a decoder may buffer before its first frame
 _NAME: Final = "video"
 
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """What a file says of its video."""
+    """The header of a file's video stream."""
 
     num_frames: int
     fps: float
@@ -44,24 +44,24 @@ class VideoHeader:
 
     @property
     def duration_s(self) -> float:
-        """How long it plays."""
+        """Playing time."""
         return self.num_frames / self.fps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Video:
-    """The frames of a video that were asked for."""
+    """The chosen frames of a video."""
 
     header: VideoHeader
     indices: tuple[int, ...]
-    """Which frame of the video each one is."""
+    """The index in the video of each frame."""
 
     frames: np.ndarray
-    """RGB, of the shape (frames, height, width, 3)."""
+    """RGB, of shape (frames, height, width, 3)."""
 
 
 def decode_video(data: bytes, limits: DecodeLimits, *, choose: Callable[[VideoHeader], Sequence[int]]) -> Video:
-    """The frames that `choose` wants of a video, by their numbers in ascending order; a frame may be wanted twice."""
+    """Decode the frames that `choose` returns, by number in ascending order. A frame number may occur twice."""
     import numpy as np
 
     with open_container(
@@ -73,7 +73,7 @@ def decode_video(data: bytes, limits: DecodeLimits, *, choose: Callable[[VideoHe
         _check(header, limits)
         indices = tuple(choose(header))
         _check_frames(header, len(set(indices)), limits)
-        # The codec's own data may tell another size than the container, and is asked first by the decoder.
+        # The codec's own data may state another size than the container, and the decoder reads it first.
         stream.codec_context.options = {"max_pixels": str(limits.max_image_pixels)}
         stream.codec_context.thread_count = 1
         frames = _read(container, header, set(indices))
@@ -84,7 +84,7 @@ def decode_video(data: bytes, limits: DecodeLimits, *, choose: Callable[[VideoHe
 
 
 def _header(stream: av.VideoStream, container_duration: int | None) -> VideoHeader:
-    """The counts as FFmpeg's users read them: the number of frames is a product where the file does not tell it."""
+    """The header as other users of FFmpeg read it: the number of frames is a product if the file does not state it."""
     import av
 
     fps = float(stream.guessed_rate or stream.average_rate or 0)
@@ -135,7 +135,8 @@ def _read(
 ) -> dict[int, np.ndarray]:
     from av.video.reformatter import VideoReformatter
 
-    # One for all frames and without threads: a frame's own has a thread for each core, until it is collected.
+    # One reformatter for all frames, without threads: a frame's own starts a thread for each core, until it is
+    # collected.
     reformatter = VideoReformatter()
     frames: dict[int, np.ndarray] = {}
     last = max(wanted, default=-1)
@@ -154,7 +155,7 @@ def _read(
 
 
 def _decode(container: av.container.InputContainer, count: int) -> Iterator[av.VideoFrame]:
-    """The first frames, as long as packets are not many more than these: a file can be all packets and no frames."""
+    """The first `count` frames. The number of packets is bounded too: a file can have many packets and no frames."""
     limit = _PACKETS_PER_FRAME * count + _PACKETS_AHEAD
     for number, packet in enumerate(container.demux(container.streams.video[0])):
         if number > limit:
@@ -164,7 +165,7 @@ def _decode(container: av.container.InputContainer, count: int) -> Iterator[av.V
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """How the pixels of a frame are shown: rows for columns first, then mirrored."""
+    """How to display a frame's pixels: transpose first, then mirror."""
 
     swapped: bool
     mirrored_x: bool
@@ -172,7 +173,7 @@ class _Turn:
 
     @classmethod
     def of(cls, frame: av.VideoFrame) -> Self:
-        """What the display matrix of a frame says, to the nearest quarter turn; without one, nothing is turned."""
+        """The display matrix of a frame, to the nearest quarter turn; without one, no rotation."""
         if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
             return cls(False, False, False)
         a, b, _, c, d, *_ = _MATRIX.unpack(bytes(matrix)[: _MATRIX.size])
@@ -181,6 +182,6 @@ class _Turn:
         return cls(False, a < 0, d < 0)
 
     def apply(self, pixels: np.ndarray) -> np.ndarray:
-        """The pixels as they are shown."""
+        """The pixels as displayed."""
         upright = pixels.swapaxes(0, 1) if self.swapped else pixels
         return upright[:: -1 if self.mirrored_y else 1, :: -1 if self.mirrored_x else 1]

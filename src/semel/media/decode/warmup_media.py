@@ -1,4 +1,4 @@
-"""Small media to warm up with: files as a client would send them, made without any codec."""
+"""Small media for warm-up: files as a client would send them, created without a codec."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _PITCH_HZ: Final = 440.0
 
 
 def sample_image(number: int = 0) -> Media:
-    """A colour gradient of 1024×1024 pixels as a PNG file; numbers of one byte give different ones."""
+    """A colour gradient of 1024×1024 pixels as a PNG file; it differs for each one-byte number."""
     row = bytes(value for x in range(_SIDE) for value in (x // 4, number, 255 - x // 4))
-    pixels = b"".join(b"\0" + row for _ in range(_SIDE))  # each row behind its filter: none
+    pixels = b"".join(b"\0" + row for _ in range(_SIDE))  # each row begins with its filter type: none
     head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
     chunks = _chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(pixels)), _chunk(b"IEND", b"")
     return Media("image", b"\x89PNG\r\n\x1a\n" + b"".join(chunks), "image/png")
 
 
 def sample_clip(number: int = 0) -> Media:
-    """One second of a tone as a WAV file; different numbers give different ones."""
+    """One second of a tone as a WAV file; it differs for each number."""
     step = 2 * math.pi * (_PITCH_HZ + number) / _RATE
     samples = array("h", (int(8_192 * math.sin(step * index)) for index in range(_RATE)))
     buffer = io.BytesIO()
@@ -41,7 +41,7 @@ def sample_clip(number: int = 0) -> Media:
 
 
 SAMPLES: Final[Mapping[Modality, Callable[[int], Media]]] = {"audio": sample_clip, "image": sample_image}
-"""By modality; there is none of a modality that cannot be sent yet."""
+"""By modality. Modalities that requests cannot contain yet have none."""
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""From URLs to bytes, under a policy."""
+"""Fetching the bytes of URLs, under a policy."""

@@ -1,8 +1,8 @@
-"""Which addresses are of the public internet: one table, the same under every version of Python. Pure.
+"""Which addresses are on the public internet: one table, the same under every version of Python. Pure.
 
-`ipaddress` changed its answers between versions, and answers for more purposes than ours. Here an IPv4 address is
-public unless it is in the table, and an IPv6 address only if it is in the one range from which public ones are given
-out, and not in the table. An IPv4 address in IPv6 clothes is judged as what a router makes of it (threats S1).
+`ipaddress` changed its answers between versions, and serves more purposes than this one. Here an IPv4 address is public
+unless it is in the table. An IPv6 address is public only if it is in the one range that public addresses come from, and
+not in the table. An IPv4 address inside an IPv6 address is treated as the address that a router would use (threats S1).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOT_PUBLIC: Final[tuple[tuple[Network, str], ...]] = (
     (IPv6Network("2002::/16"), "6to4"),
     (IPv6Network("3fff::/20"), "documentation"),
 )
-"""What is not public, and why; IPv6 outside 2000::/3 is not either, and needs no entry."""
+"""Ranges that are not public, with the reason; IPv6 outside 2000::/3 is not public either and needs no entry."""
 
 METADATA: Final[frozenset[Address]] = frozenset(
     {
@@ -55,11 +55,11 @@ METADATA: Final[frozenset[Address]] = frozenset(
         IPv6Address("fd20:ce::254"),
     }
 )
-"""Where clouds tell a machine its secrets: never reached because a wider network is allowed."""
+"""Metadata services that reveal a cloud machine's secrets: never reachable through a wider allowed network."""
 
 
 def parse_address(text: str) -> Address | None:
-    """The address that a text spells in its usual form; None for anything else, and for one with a zone."""
+    """Parse an address in its usual form; None for anything else, and for an address with a zone."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def unmapped(address: Address) -> Address:
-    """The address that is reached in the end: of an IPv4-mapped one, or one behind NAT64, the IPv4 address."""
+    """The address that is finally reached: the IPv4 address inside an IPv4-mapped or NAT64 address."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -77,7 +77,7 @@ def unmapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet would reach the same host under this address."""
+    """Whether this address leads to the same host from anywhere on the internet."""
     address = unmapped(address)
     if isinstance(address, IPv6Address) and address not in _PUBLIC_IPV6:
         return False

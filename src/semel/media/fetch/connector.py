@@ -1,9 +1,9 @@
-"""Connections to where media is: to addresses that were checked, and to no others (threats S3).
+"""Connections to media servers: only to checked addresses (threats S3).
 
-A name is resolved once for a connection. What comes out is checked, and the socket gets those numbers: there is no
-second lookup in which they could change. Hosts that are addresses themselves never come to a resolver; the policy has
-judged them with the URL. Two more checks do not depend on any of that: a socket is only made for an address that some
-host may have, and nothing is sent before the peer of the connection is one that this host may have.
+A name is resolved once per connection. The resulting addresses are checked, and the socket connects to exactly those:
+there is no second lookup in which they could change. Hosts that are addresses never reach a resolver; the policy has
+checked them with the URL. Two more checks do not depend on any of this: a socket is created only for an address that
+some host may have, and nothing is sent before the connection's peer is an address that this host may have.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
 __all__ = ["CheckedConnector", "CheckedResolver", "Lookup", "NoAddress", "look_up"]
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
-"""Gives the addresses of a name, in the order in which to try them."""
+"""Returns the addresses of a name, in the order in which to try them."""
 
 _DNS_TTL_S: Final = 10
 
 
 class NoAddress(OSError):
-    """A name has no address that may be reached; whether it has others is not told."""
+    """A name has no permitted address. Does not reveal whether it has others."""
 
 
 async def look_up(host: str, threads: Executor | None = None) -> Sequence[str]:
-    """The addresses that the machine's own resolver gives for a name; it takes one of these threads meanwhile."""
+    """The addresses of a name from the machine's own resolver; uses one of these threads meanwhile."""
     ask = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     found = await asyncio.get_running_loop().run_in_executor(threads, ask)
     return [str(sockaddr[0]) for _, _, _, _, sockaddr in found]
 
 
 class CheckedResolver(AbstractResolver):
-    """Resolves names to the addresses that the policy lets them have."""
+    """Resolves names to addresses that the policy permits."""
 
     def __init__(self, policy: MediaPolicy, lookup: Lookup = look_up) -> None:
         self._policy = policy
         self._lookup = lookup
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """The addresses as numbers; raises `NoAddress` if none is left.
+        """The permitted numeric addresses; raises `NoAddress` if there is none.
 
-        It goes on when the fetch that began it has gone, and so does that fetch's turn: the thread is still taken.
+        The lookup continues after its fetch has ended, and holds that fetch's permit: the thread is still in use.
         """
         try:
             with outlasting():
@@ -72,11 +72,11 @@ class CheckedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no resources."""
 
 
 class CheckedConnector(TCPConnector):
-    """A pool of connections under a policy. It belongs to the event loop in which it is made."""
+    """A connection pool under a policy. It belongs to the event loop in which it is created."""
 
     def __init__(
         self, policy: MediaPolicy, lookup: Lookup = look_up, *, connections: int, connections_per_host: int
@@ -91,7 +91,7 @@ class CheckedConnector(TCPConnector):
         )
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
-        """A connection, new or used before, whose peer has been looked at."""
+        """A new or reused connection whose peer has been checked."""
         connection = await super().connect(req, traces, timeout)
         peer = connection.transport.get_extra_info("peername") if connection.transport is not None else None
         address = parse_address(peer[0]) if peer else None

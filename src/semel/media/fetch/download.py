@@ -1,9 +1,9 @@
-"""One download over HTTP, hop by hop: every hop through the whole policy, every byte under the limits.
+"""One HTTP download, hop by hop: the whole policy applies to every hop, the limits to every byte.
 
-Redirects are followed here and not by the client library, so that each is judged as if a request had named it (threats
-S1, S3). A server is trusted with nothing: not with lengths, not with time, not with compression (S4). What it says goes
-to the log at most, without the path and query of the URL, which may be a secret; a client reads our own words (S7).
-Tenants take turns: slow servers that one of them names cannot have the connections, or the lookups, of all (S18).
+Redirects are followed here and not by the client library, so that each is checked like a URL in a request (threats S1,
+S3). A server is not trusted: not with lengths, not with time, not with compression (S4). Its error texts go at most to
+the log, without the URL's path and query, which may be secret; clients see only semel's own messages (S7). A limit per
+tenant applies: slow servers that one tenant names cannot occupy all connections or lookups (S18).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Downloader:
-    """Downloads under a policy. It belongs to the event loop in which it is made, and has to be closed."""
+    """Downloads under a policy. It belongs to the event loop in which it is created and must be closed."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Downloader:
         self._now = now
         self._tenants: KeyedLimit[str] = KeyedLimit(limits.fetches_per_tenant)
         self._hosts: KeyedLimit[tuple[str, str, int]] = KeyedLimit(limits.fetches_per_tenant_and_host)
-        # Of its own: an event loop has few threads for lookups, and they are for everything else as well.
+        # Threads of its own: an event loop has few threads for lookups, and other work uses them too.
         self._threads = ThreadPoolExecutor(limits.connections, "lookup")
         self._session = aiohttp.ClientSession(
             connector=CheckedConnector(
@@ -66,23 +66,24 @@ class Downloader:
                 connections_per_host=limits.connections_per_host,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # The time for all of it is kept by the caller, over all hops.
+            # The caller enforces the total time, over all hops.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s, sock_read=limits.idle_s),
             auto_decompress=False,
             trust_env=False,
         )
 
     async def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         await self._session.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def download(
         self, url: WebUrl, spend: Callable[[int], None], stored: StoredResponse | None = None, *, tenant: str
     ) -> StoredResponse:
-        """What is at a URL; `stored` is what was got there before, and comes back if the origin says it still holds.
+        """Download a URL. `stored` is the response of an earlier download; it is returned if the origin confirms it.
 
-        `spend` is told of every piece before it is kept. Turns go by the tenant's name alone: salts are free.
+        Calls `spend` for every part before it is stored. Permits are per tenant name alone: clients can choose any
+        salt.
         """
         try:
             async with asyncio.timeout(self._limits.total_s):
@@ -102,7 +103,7 @@ class Downloader:
     async def _follow(
         self, url: WebUrl, spend: Callable[[int], None], stored: StoredResponse | None, tenant: str
     ) -> StoredResponse:
-        """Ask hop by hop. What comes of it is usable as long as every hop is."""
+        """Download hop by hop. The result is usable as long as every hop is."""
         hops = [url]
         passed: list[Freshness] = []
         self._policy.check(url)
@@ -120,7 +121,7 @@ class Downloader:
             hops.append(answer.location)
 
     async def _ask(self, url: WebUrl, spend: Callable[[int], None], known: StoredResponse | None) -> _Answer:
-        """One request and its answer."""
+        """Send one request and read its response."""
         sent_at = self._now()
         async with await self._get(url, {} if known is None else known.freshness.conditions()) as response:
             received_at = self._now()
@@ -135,9 +136,9 @@ class Downloader:
             return _Answer(freshness, await self._body(response, spend))
 
     async def _get(self, url: WebUrl, conditions: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """The head of a response; tried once more if there is no connection.
+        """The head of a response; retried once if the connection fails.
 
-        The client library itself tries once more if a connection breaks before its answer.
+        The client library itself retries once if a connection breaks before the response.
         """
         try:
             return await self._try(url, conditions)
@@ -181,7 +182,7 @@ class Downloader:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a server said to one request: the bytes, or where else to ask."""
+    """A server's response to one request: the bytes, or a redirect."""
 
     freshness: Freshness
     data: bytes = field(default=b"", repr=False)
@@ -189,7 +190,7 @@ class _Answer:
 
 
 def _request_url(url: WebUrl) -> URL:
-    """The URL as the client library wants it, piece by piece: nothing in it is parsed or quoted again."""
+    """The URL as the client library needs it, from its parts: nothing in it is parsed or quoted again."""
     path, _, query = url.target.partition("?")
     return URL.build(scheme=url.scheme, host=url.host, port=url.port, path=path, query_string=query, encoded=True)
 
@@ -206,6 +207,6 @@ def _location(url: WebUrl, response: aiohttp.ClientResponse) -> WebUrl:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, for the log. The texts of aiohttp's own errors have whole URLs in them."""
+    """The reason of a failure, for the log. The texts of aiohttp's own errors contain whole URLs."""
     cause = error.__cause__ if isinstance(error, aiohttp.ClientError) else error
     return type(error).__name__ + (f": {cause}" if isinstance(cause, OSError) and str(cause) else "")

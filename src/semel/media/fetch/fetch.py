@@ -1,8 +1,8 @@
-"""From a URL to bytes: policy first, then what is still fresh, then one download for all who ask for the same.
+"""From a URL to bytes: first the policy, then the cache, then one download for all equal fetches.
 
-Equal fetches are one only within a tenant, and so is what is kept of them: another tenant's fetch must not be felt
-(threats S12). A fetch for somebody who only looks (`apart`) moves nothing that other fetches can see. Bytes come out,
-never an identity: the same URL may give others tomorrow (S11).
+Equal fetches are joined only within a tenant, and cached responses belong to one tenant: another tenant's fetch must
+not be observable (threats S12). A fetch for an inspection (`apart`) changes nothing that other fetches can observe. The
+result is bytes, never an identity: the same URL may return other bytes later (S11).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from semel.telemetry.metrics import (
 __all__ = ["FetchOptions", "Fetcher", "Spend"]
 
 Spend = Callable[[int], None]
-"""Is told how many more bytes a request is about to hold, and raises if it may not."""
+"""Called with the number of bytes that a request is about to hold. Raises if it must not hold them."""
 
 Outcome = Literal["fetched", "refused", "too_large", "unavailable", "abandoned"]
 
@@ -59,16 +59,16 @@ def _free(_: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """What an operator says about fetching."""
+    """The operator's settings for fetches."""
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
     limits: FetchLimits = field(default_factory=FetchLimits)
     cache_bytes: int = FetchSettings().cache_bytes
-    """Bytes of responses to keep for as long as their servers allow; 0 keeps none."""
+    """Size of the cache of responses, which stay as long as their servers allow; 0 turns it off."""
 
     @classmethod
     def of(cls, settings: FetchSettings) -> Self:
-        """From what an operator writes; what makes no sense is refused with its flag's name."""
+        """Build from an operator's settings. An invalid value is refused with its flag's name."""
         policy = MediaPolicy.of(
             domains=settings.allowed_domains,
             allow_http=settings.allow_http,
@@ -79,7 +79,7 @@ class FetchOptions:
 
 
 class _Unpaid(Exception):
-    """The request that led a fetch could not pay for it, which is no fault of those who joined."""
+    """The request that led a fetch has no budget for it. Requests that joined it are not affected."""
 
     def __init__(self, reason: SemelError) -> None:
         self.reason = reason
@@ -87,7 +87,7 @@ class _Unpaid(Exception):
 
 
 class _Payer:
-    """Whom the bytes of a fetch are charged to as they come: the request that leads it, for as long as it is there."""
+    """Charges the bytes of a download to the request that leads it, while that request exists."""
 
     def __init__(self, spend: Spend) -> None:
         self._spend: Spend | None = spend
@@ -116,7 +116,7 @@ class _Counts:
 
 
 class Fetcher:
-    """Fetches the media of all requests of a frontend. It belongs to one event loop, and has to be closed."""
+    """Fetches the media of all requests of a frontend. It belongs to one event loop and must be closed."""
 
     def __init__(
         self,
@@ -134,14 +134,14 @@ class Fetcher:
         self._counts = _Counts()
 
     async def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         await self._downloader.close()
 
     async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = _free) -> bytes:
-        """The bytes behind a URL.
+        """The bytes of a URL.
 
-        `spend` is called before bytes are kept: piece by piece for the call that leads a fetch, at once for one that
-        joins it or finds it done. It is never called after this call has ended.
+        `spend` is called before bytes are stored: part by part for the call that leads a fetch, all at once for a call
+        that joins it or hits the cache. It is never called after this call has ended.
         """
         with self._counted_refusal():
             self._options.policy.check(url)
@@ -164,7 +164,7 @@ class Fetcher:
         return data
 
     def samples(self) -> Iterator[Sample]:
-        """The numbers of all fetches so far."""
+        """The metrics of all fetches so far."""
         counts = self._counts
         for outcome, count in counts.outcomes.items():
             yield MEDIA_FETCHES, count, (outcome,)
@@ -183,7 +183,7 @@ class Fetcher:
         return self._cache.get(key)
 
     def _is_usable(self, stored: StoredResponse) -> bool:
-        """Whether a response may be served as it is: still fresh, and each of its hops still allowed."""
+        """Whether a response may be served without revalidation: still fresh, and each of its hops still allowed."""
         if not stored.freshness.is_fresh(self._now()):
             return False
         previous: WebUrl | None = None
@@ -221,7 +221,7 @@ class Fetcher:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count a fetch by how it ends, and its time."""
+        """Count a fetch by its outcome, and its duration."""
         begin = time.monotonic()
         outcome: Outcome = "abandoned"
         try:

@@ -1,9 +1,9 @@
-"""How long a response may be used again: HTTP's rules for a cache that nobody shares (RFC 9111). Pure.
+"""How long a response may be reused: HTTP's rules for a private cache (RFC 9111). Pure.
 
-Only what the origin says counts: without a lifetime, a response is asked for again every time it is wanted, and nothing
-is ever served stale. What is kept is kept for one tenant alone, so `private` is no obstacle and `s-maxage` no business
-of ours. Times are seconds since 1970. A response with a field that is longer than any sensible one is not kept, and no
-field takes more than linear time to read: who sets the fields may mean harm (threats S24).
+Only the origin's statements count: a response without a lifetime is revalidated on every use, and nothing is ever
+served stale. Each response is cached for one tenant, so `private` does not prevent it and `s-maxage` does not apply.
+Times are seconds since 1970. A response with an unreasonably long field is not cached, and parsing a field takes at
+most linear time: the server that sets the fields may be hostile (threats S24).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Self
 __all__ = ["HEADERS", "Freshness"]
 
 HEADERS: Final = ("age", "cache-control", "date", "etag", "expires", "last-modified", "vary")
-"""The fields of a response that decide about its further use."""
+"""The response fields that decide about reuse."""
 
 _MAX_LIFETIME_S: Final = 365 * 86_400
 _MAX_FIELD_CHARS: Final = 1_024
@@ -27,24 +27,24 @@ _DIRECTIVE: Final = re.compile(r"""\s*+([^\s=,;"]++)(?:\s*+=\s*+(?:"((?:[^"\\]|\
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What a response says of its further use, and when it was got."""
+    """What a response states about its reuse, and when it was received."""
 
     received_at: float
-    """When it came."""
+    """Time of arrival."""
 
     age_s: float
-    """How old it was then: it may have waited in caches on its way."""
+    """Age on arrival: it may have waited in caches on its way."""
 
     lifetime_s: float
-    """From its making; 0 if it has to be asked for again every time."""
+    """From its creation; 0 if it must be revalidated on every use."""
 
     storable: bool
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Those of the fields that decided it."""
+    """The fields that decided this."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Self:
-        """Read the fields, whose names are in lower case; those that come twice are joined by commas."""
+        """Parse the fields. Names are in lower case; values of repeated fields are joined by commas."""
         if any(len(headers.get(name, "")) > _MAX_FIELD_CHARS for name in HEADERS):
             return cls(received_at, age_s=0, lifetime_s=0, storable=False)
         directives = dict(_directives(headers.get("cache-control", "")))
@@ -62,22 +62,22 @@ class Freshness:
         )
 
     def is_fresh(self, now: float) -> bool:
-        """Whether it may be used as it is. A clock that was set back makes nothing fresh."""
+        """Whether it may be used without revalidation. A clock that was set back makes nothing fresh."""
         held_s = now - self.received_at
         return self.storable and held_s >= 0 and self.age_s + held_s < self.lifetime_s
 
     def conditions(self) -> dict[str, str]:
-        """The fields of a request that asks whether this response still holds."""
+        """The fields of a request that revalidates this response."""
         fields = {"If-None-Match": self.headers.get("etag"), "If-Modified-Since": self.headers.get("last-modified")}
         return {name: value for name, value in fields.items() if value}
 
     def confirmed(self, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Freshness:
-        """What holds after the origin has answered 304 with these fields: what it does not say again stays."""
+        """The freshness after a 304 with these fields: fields that the 304 omits stay."""
         kept = {name: value for name, value in self.headers.items() if name not in ("age", "date")}
         return Freshness.of({**kept, **headers}, sent_at=sent_at, received_at=received_at)
 
     def limited_by(self, other: Freshness) -> Freshness:
-        """Of two responses that are used as one, such as a redirect and its target: as long as both may be."""
+        """The freshness of two responses used as one, such as a redirect and its target: while both are fresh."""
         since_s = self.received_at - other.received_at
         left_s = min(self.lifetime_s - self.age_s, other.lifetime_s - other.age_s - since_s)
         return replace(self, lifetime_s=max(0.0, self.age_s + left_s), storable=self.storable and other.storable)
@@ -95,19 +95,19 @@ def _lifetime_s(headers: Mapping[str, str], directives: Mapping[str, str], made_
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
-    """Each directive and its value; the text is read to its end, or taken as a prohibition."""
+    """Each directive and its value. The text must parse to its end; otherwise it counts as a prohibition."""
     found: dict[str, str] = {}
     position = 0
     while position < len(text) and (match := _DIRECTIVE.match(text, position)) is not None:
         name = match[1].lower()
         value = match[2] if match[2] is not None else match[3] or ""
-        # Two lifetimes contradict each other: the shorter one is the safe one.
+        # Two lifetimes contradict each other: the shorter one is safe.
         if name == "max-age" and name in found:
             value = str(min(_number(found[name]) or 0, _number(value) or 0))
         found[name] = value
         position = match.end()
     if position < len(text):
-        found = {"no-store": ""}  # what cannot be read may have been a prohibition
+        found = {"no-store": ""}  # unreadable text may have been a prohibition
     yield from found.items()
 
 

@@ -1,8 +1,8 @@
-"""Turns: so many at a time for each who asks, however many the others are (threats S18).
+"""A concurrency limit with a share for each key, independent of the number of other keys (threats S18).
 
-Those who wait for the same key go in the order in which they came. What is begun in a turn may outlast it, as a lookup
-of a name does that a thread is busy with: a turn ends when the last who holds it lets go. A key that nobody holds or
-waits for is forgotten. It belongs to one event loop, and does no I/O.
+Callers that wait for the same key are served in order. Work that begins under a permit may outlast its owner, such as a
+name lookup in a busy thread: a permit ends with its last holder. A key without holders or waiters is removed. It
+belongs to one event loop and does no I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class Permit:
-    """One turn; it lasts for as long as somebody is in it. Made by `KeyedLimit.take`."""
+    """The right to use one slot; it lasts while it has a holder. Made by `KeyedLimit.take`."""
 
     __slots__ = ("_end", "_holders", "_is_over")
 
@@ -32,12 +32,12 @@ class Permit:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is somebody else's turn by now."""
+        """Whether the slot is released."""
         return self._is_over
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Be in the turn, with everything that is begun meanwhile."""
+        """Hold the permit; everything that begins in this context can find it."""
         token = _CURRENT.set(self)
         try:
             with self:
@@ -56,36 +56,36 @@ class Permit:
 
 
 _CURRENT: Final[ContextVar[Permit | None]] = ContextVar("turn", default=None)
-"""A client library stands between who takes a turn and what is done in it."""
+"""A context variable, because a client library is between the owner of a permit and its users."""
 
 
 def outlasting() -> AbstractContextManager[None]:
-    """Hold the turn in which this was begun, whether or not who took it is still there."""
+    """Hold the permit of the current context, whether or not its owner still does."""
     turn = _CURRENT.get()
     return nullcontext() if turn is None or turn.is_over else turn
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Those with one key."""
+    """The slots of one key, and its holders and waiters."""
 
     room: asyncio.Semaphore
     users: int = 0
 
 
 class KeyedLimit(Generic[_K]):
-    """So many turns at a time for each key."""
+    """A limited number of permits at a time for each key."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._lines: dict[_K, _Line] = {}
 
     def __len__(self) -> int:
-        """How many keys have somebody who holds a turn or waits for one."""
+        """Number of keys with a holder or a waiter."""
         return len(self._lines)
 
     async def take(self, key: _K) -> Permit:
-        """Wait for a turn. It has to be entered."""
+        """Wait for a permit. The caller must enter it."""
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _Line(asyncio.Semaphore(self._at_once))

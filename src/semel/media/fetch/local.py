@@ -1,8 +1,8 @@
-"""Files of the frontend's machine that requests may name, if the operator gives them a folder.
+"""Local files that requests may name, if the operator allows a folder.
 
-What counts is the file that was opened, not the name it was opened by: the kernel says where it is, with every symbolic
-link followed, and only then is it read. Opening it so has no effect on what it is, so that a pipe does not block and a
-device does nothing (threats S1).
+The check applies to the opened file, not to its name: the kernel reports where it is, with every symbolic link
+followed, and only then is it read. Opening has no side effects: a pipe does not block, and a device does nothing
+(threats S1).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 async def read_file(url: FileUrl, folder: Folder, *, max_bytes: int, spend: Callable[[int], None]) -> bytes:
-    """The bytes of a file; `spend` is told how many, before they are read."""
+    """Read a file. Calls `spend` with the number of bytes before reading them."""
     try:
-        # Each thread opens and closes for itself: a caller that is cancelled leaves nothing open.
+        # Each thread opens and closes its own descriptor: a cancelled caller leaves nothing open.
         size = await asyncio.to_thread(_size, url.path, folder.real)
         if size > max_bytes:
             raise MediaTooLarge(f"the file has over {max_bytes:,} bytes; raise the limit with --max-media-bytes")
         spend(size)
         return await asyncio.to_thread(_read, url.path, folder.real, size)
     except (OSError, ValueError):
-        # One answer for all of it: whether a file exists elsewhere is nobody's business.
+        # The same error for every cause: a client must not learn whether a file exists elsewhere.
         raise MediaUnavailable("there is no such file in the folder of --allowed-local-media-path") from None
 
 
@@ -44,7 +44,7 @@ def _size(path: str, folder: Path) -> int:
 
 
 def _read(path: str, folder: Path, size: int) -> bytes:
-    """So many bytes of a file, and no more should it have grown."""
+    """Read this many bytes of a file, and no more if it has grown."""
     parts = []
     with _found(path, folder) as place, Path(f"/proc/self/fd/{place}").open("rb", buffering=0) as file:
         while size > 0 and (part := file.read(min(size, _CHUNK_BYTES))):
@@ -55,7 +55,7 @@ def _read(path: str, folder: Path, size: int) -> bytes:
 
 @contextmanager
 def _found(path: str, folder: Path) -> Iterator[int]:
-    """A regular file in the folder, found but not opened for reading."""
+    """Open a regular file in the folder, not yet for reading."""
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         real = Path(f"/proc/self/fd/{place}").readlink()

@@ -1,7 +1,7 @@
-"""What may be fetched: decided from values alone, and denied unless it is allowed (threats S1).
+"""Which URLs may be fetched: decided from values alone, and denied unless allowed (threats S1).
 
-A host has to be allowed by name, and the address it turns out to have has to be public, or in an allowed network. Hosts
-that only a `*` lets in reach public addresses only: whoever opens a private network names the hosts in it. No I/O.
+A host must be allowed by name, and its address must be public or in an allowed network. Hosts that only `*` allows may
+have public addresses only: an operator who allows a private network must name the hosts in it. No I/O.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _USUAL_PORTS: Final = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """Hosts that are allowed: one, all below a domain, or any."""
+    """Allowed hosts: one, all below a domain, or any."""
 
     host: str
-    """`example.com`, `.example.com` for what is below it, `*` for any."""
+    """`example.com`, `.example.com` for all hosts below it, `*` for any."""
 
     port: int | None = None
-    """None for the usual one of the scheme."""
+    """None for the scheme's default port."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A rule as an operator writes it, such as `media.example.com` or `.example.com:8443`."""
+        """Parse a rule as an operator writes it, such as `media.example.com` or `.example.com:8443`."""
         found = _RULE.fullmatch(text)
         try:
             if found is None:
@@ -47,22 +47,22 @@ class HostRule:
             raise ConfigError(f"--allowed-media-domains {text}: {error}") from None
 
     def matches(self, url: WebUrl) -> bool:
-        """Whether the rule lets a URL's host and port in."""
+        """Whether the rule allows a URL's host and port."""
         return url.port == (self.port or _USUAL_PORTS[url.scheme]) and (self.host == "*" or self.names(url.host))
 
     def names(self, host: str) -> bool:
-        """Whether the rule names a host or the domain that it is below, and does not merely let in any."""
+        """Whether the rule names a host or a domain above it. A rule for any host names none."""
         return host == self.host or (self.host.startswith(".") and host.endswith(self.host))
 
 
 @dataclass(frozen=True, slots=True)
 class AddressScope:
-    """The addresses at which a host may be reached: public ones, and those of the networks."""
+    """The addresses that a host may have: public ones, and those in the networks."""
 
     networks: tuple[Network, ...] = ()
 
     def covers(self, address: Address) -> bool:
-        """Whether a connection to this address may be made."""
+        """Whether a connection to this address is allowed."""
         address = unmapped(address)
         inside = [network for network in self.networks if address in network]
         if address in METADATA:
@@ -72,14 +72,14 @@ class AddressScope:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of files: as the operator names it, and where that is with all symbolic links followed."""
+    """A folder of files: its path as the operator writes it, and with all symbolic links followed."""
 
     path: Path
     real: Path
 
     @classmethod
     def find(cls, path: Path) -> Self:
-        """The folder behind a path; there must be one."""
+        """The folder at a path, which must exist."""
         try:
             real = path.resolve(strict=True)
         except OSError:
@@ -89,25 +89,25 @@ class Folder:
         return cls(path.absolute(), real)
 
     def names(self, path: Path) -> bool:
-        """Whether a path begins like one in the folder. Where it leads, only opening it can tell."""
+        """Whether a path begins like one in the folder. Only opening it shows where it leads."""
         return path.is_relative_to(self.path) or path.is_relative_to(self.real)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """Which URLs of media may be fetched. As it is made by default: none."""
+    """Which media URLs may be fetched. By default: none."""
 
     allowed_domains: tuple[HostRule, ...] = ()
-    """Hosts to fetch from."""
+    """Allowed hosts."""
 
     allow_http: bool = False
-    """Whether `http` will do, which anybody on the way can read and change."""
+    """Whether plain `http` is allowed, which others on the network path can read and change."""
 
     allowed_networks: tuple[Network, ...] = ()
-    """Networks whose addresses are reached although they are not public."""
+    """Allowed networks with addresses that are not public."""
 
     allowed_folder: Folder | None = None
-    """The folder whose files may be named as `file://`."""
+    """The folder whose files requests may name as `file://`."""
 
     @classmethod
     def of(
@@ -118,7 +118,7 @@ class MediaPolicy:
         networks: Iterable[str] = (),
         local_path: Path | None = None,
     ) -> Self:
-        """A policy from what an operator writes; what makes no sense is refused with its flag's name."""
+        """Build a policy from an operator's settings. An invalid value is refused with its flag's name."""
         return cls(
             tuple(map(HostRule.parse, domains)),
             allow_http,
@@ -127,12 +127,12 @@ class MediaPolicy:
         )
 
     def check(self, url: Url, *, previous: WebUrl | None = None) -> None:
-        """Refuse a URL that is not allowed; `previous` is where a redirect to it came from."""
+        """Refuse a URL that is not allowed; `previous` is the URL that redirected to it."""
         if isinstance(url, FileUrl):
             return self._check_file(url)
         if previous is not None and previous.scheme == "https" and url.scheme != "https":
             raise MediaNotAllowed("the URL redirects from https to http, which is not followed")
-        # Of where a server redirects to, a client is told nothing.
+        # A client learns nothing about the target of a redirect.
         host = f"{url.host[:64]}:{url.port}" if previous is None else "the host that the URL redirects to"
         if url.scheme == "http" and not self.allow_http:
             raise MediaNotAllowed("http is not allowed: send an https URL, or start with --allow-media-http")
@@ -143,13 +143,13 @@ class MediaPolicy:
         return None
 
     def reach(self, host: str, port: int) -> AddressScope:
-        """Which addresses a host may have: those of the allowed networks only if it is allowed by its name."""
+        """The addresses that a host may have; those in allowed networks only if a rule names the host."""
         named = any(rule.names(host) and rule.port in (None, port) for rule in self.allowed_domains)
         return self.widest_reach if named else AddressScope()
 
     @property
     def widest_reach(self) -> AddressScope:
-        """Which addresses any host at all may have."""
+        """The addresses that any host may have."""
         return AddressScope(self.allowed_networks)
 
     def _check_file(self, url: FileUrl) -> None:
@@ -160,7 +160,7 @@ class MediaPolicy:
 
 
 def unreachable() -> MediaNotAllowed:
-    """One answer for a host that does not exist and for one that may not be reached, so that nobody can tell which."""
+    """The same error for a host that does not exist and for a forbidden one, so that clients cannot tell them apart."""
     return MediaNotAllowed(
         "the host has no address to fetch from: its name does not resolve, or not to a public address or one in "
         "--allowed-media-networks"

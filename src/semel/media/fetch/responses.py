@@ -1,7 +1,7 @@
-"""Bytes that were fetched, kept for a while under the URL and the tenant that asked for them.
+"""Cache of fetched bytes, by URL and tenant.
 
-Only a saving of fetches, never an identity: what the bytes are called is decided by the bytes (threats S11). A tenant
-finds only what it fetched itself, so that nobody learns by timing what others look at (S12).
+It only saves fetches and never decides an identity: the bytes do (threats S11). A tenant finds only its own fetches, so
+that no tenant learns by timing what others fetch (S12).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _HOP_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as it was got."""
+    """A fetched response."""
 
     data: bytes = field(repr=False)
     freshness: Freshness
     hops: tuple[WebUrl, ...]
-    """The URLs that led to it, from the one that was asked for to the one that had it."""
+    """The URLs that led to it, from the requested one to the one that had the bytes."""
 
 
 class ResponseCache:
-    """Holds responses, the most recently used ones, bounded in bytes."""
+    """The most recently used responses, bounded in bytes."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._stored: LruMap[ResponseKey, tuple[int, StoredResponse]] = LruMap(capacity_bytes, itemgetter(0))
@@ -45,7 +45,7 @@ class ResponseCache:
 
     @property
     def nbytes(self) -> int:
-        """The bytes it holds."""
+        """Bytes of the cached responses."""
         return self._stored.weight
 
     def __len__(self) -> int:
@@ -60,14 +60,14 @@ class ResponseCache:
         return None if (stored := self._stored.peek(key)) is None else stored[1]
 
     def put(self, key: ResponseKey, response: StoredResponse) -> None:
-        """Hold a response in place of the one before, unless it may not be held or is larger than the cache."""
+        """Cache a response in place of the previous one, unless caching is forbidden or it is larger than the cache."""
         if response.freshness.storable:
             self._stored.put(key, (_charge(key, response), response))
         else:
             self._stored.pop(key)
 
     def discard(self, key: ResponseKey) -> None:
-        """Give up a response, if it is held."""
+        """Remove a response, if cached."""
         self._stored.pop(key)
 
 

@@ -1,4 +1,4 @@
-"""Which media may be fetched, and what that may take. Values only; `fetch` and the modules below it keep to them."""
+"""Settings and limits of fetches. Values only; `fetch` and the modules below it enforce them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FetchLimits", "FetchSettings"]
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much a fetch may take of anything."""
+    """Limits on the resources of fetches."""
 
     max_bytes: int = flag(
         64 * MIB,
@@ -22,7 +22,7 @@ class FetchLimits:
         unit="bytes",
         min=1,
     )
-    """Counted as they come."""
+    """Counted during the download."""
 
     total_s: float = flag(
         30.0,
@@ -32,37 +32,37 @@ class FetchLimits:
         unit="seconds",
         min=0.1,
     )
-    """For all of a fetch: waiting for its turn and a connection, redirects, headers and body."""
+    """For the whole fetch: waiting for a permit and a connection, redirects, headers and body."""
 
     connect_s: float = 5.0
-    """Seconds for one connection to be made, TLS included."""
+    """Seconds for opening one connection, including TLS."""
 
     idle_s: float = 10.0
-    """Seconds between two pieces of a response, and to its first."""
+    """Seconds until the first part of a response, and between two parts."""
 
     max_redirects: int = 3
-    """Hops after the first."""
+    """Redirects after the first request."""
 
     connections: int = 128
-    """Connections at a time, and lookups of names."""
+    """Maximum number of concurrent connections, and of concurrent name lookups."""
 
     connections_per_host: int = 16
-    """Of those, to one host and port."""
+    """Maximum number of these to one host and port."""
 
     @property
     def fetches_per_tenant(self) -> int:
-        """Fetches of one tenant under way at a time."""
+        """Maximum number of concurrent fetches of one tenant."""
         return max(1, self.connections // 4)
 
     @property
     def fetches_per_tenant_and_host(self) -> int:
-        """Of those, from one host and port."""
+        """Maximum number of these from one host and port."""
         return max(1, self.connections_per_host // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """Where media may be fetched from, as an operator writes it; nothing is fetched unless it is allowed here."""
+    """Allowed sources of media, as an operator writes them; everything else is refused."""
 
     allowed_domains: tuple[str, ...] = flag(
         (),

@@ -1,8 +1,8 @@
-"""URLs of media: the one place that parses them (threats S2).
+"""Media URLs: the only place that parses them (threats S2).
 
-A URL is read once into a value, strictly. What is checked is that value, and the request is made of it; nobody looks at
-the string again. Whatever two parsers might read differently (a backslash, a space, an IPv4 address in hexadecimal, a
-user's name) is refused rather than interpreted. Fragments are dropped. No policy here: see `policy`.
+A URL is parsed once and strictly into a value. Checks use this value, and so does the request; the string is not used
+again. Anything that two parsers might read differently (a backslash, a space, an IPv4 address in hexadecimal, a user's
+name) is refused, not interpreted. Fragments are dropped. The policy is elsewhere: see `policy`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _EXCERPT_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class WebUrl:
-    """Where a web server has something."""
+    """A URL of a web server."""
 
     scheme: Scheme
     host: str
-    """In lower case, international names in their ASCII form, no dot at the end; an address in its shortest form."""
+    """Lower case, international names in ASCII form, without a final dot; an address is in its shortest form."""
 
     port: int
     target: str
-    """Path and query, as they go over the wire."""
+    """Path and query, as sent in the request."""
 
     @property
     def address(self) -> Address | None:
-        """The address that the host is, if it is not a name."""
+        """The host as an address; None if it is a name."""
         return parse_address(self.host)
 
     @property
     def path(self) -> str:
-        """Its target without the query."""
+        """The target without the query."""
         return self.target.partition("?")[0]
 
     @property
@@ -62,11 +62,11 @@ class WebUrl:
         return f"{self.scheme}://{host}" + ("" if self.port == _DEFAULT_PORTS[self.scheme] else f":{self.port}")
 
     def __str__(self) -> str:
-        """For a log: without the query, which is a secret where URLs are signed."""
+        """For the log: without the query, which is a secret in signed URLs."""
         return self.origin + self.path[:_EXCERPT_CHARS]
 
     def join(self, location: str) -> WebUrl:
-        """Where a redirect from here leads; what is not a web address is refused."""
+        """The target of a redirect from here; anything but a web URL is refused."""
         if location.startswith("//"):
             location = f"{self.scheme}:{location}"
         elif location.startswith("/"):
@@ -74,7 +74,7 @@ class WebUrl:
         elif location.startswith("?"):
             location = self.origin + self.path + location
         elif not _SCHEME.match(location):
-            # Before dots are removed: a segment that others take for a scheme must not vanish with them.
+            # Before dots are removed: a segment that other parsers take for a scheme must not vanish with them.
             if not _RELATIVE.fullmatch(location):
                 raise InvalidRequest("the URL redirects to what is no plain URL")
             location = self.origin + _without_dots(self.path.rpartition("/")[0] + "/" + location)
@@ -89,14 +89,14 @@ class FileUrl:
     """A file on the frontend's machine."""
 
     path: str
-    """Absolute, and without `..`."""
+    """Absolute and without `..`."""
 
 
 Url = WebUrl | FileUrl
 
 
 def parse_url(text: str) -> Url:
-    """The URL that a text spells, if it is one of http, https or file."""
+    """Parse a URL of scheme http, https or file."""
     if len(text) > _MAX_CHARS:
         raise InvalidRequest(f"the URL has {len(text):,} characters; the limit is {_MAX_CHARS:,}")
     if (found := _WEB.match(text)) is not None:
@@ -122,7 +122,7 @@ def _web(found: re.Match[str]) -> WebUrl:
 
 
 def parse_host(text: str) -> str:
-    """The canonical form of a host: a name, an IPv4 address, or an IPv6 address, which is in brackets in the text."""
+    """The canonical form of a host: a name, an IPv4 address, or an IPv6 address (in brackets in the text)."""
     if text.startswith("["):
         address = parse_address(text[1:-1])
         if address is None or ":" not in text:
@@ -133,7 +133,7 @@ def parse_host(text: str) -> str:
     if len(host) > _MAX_HOST_CHARS or not all(map(_LABEL.fullmatch, labels)):
         raise InvalidRequest(f"{_excerpt(text)} is not the name of a host")
     if _NUMBER.fullmatch(labels[-1]) and parse_address(host) is None:
-        # Some resolvers read these as addresses: 2130706433, 0x7f.1 and 127.1 are all 127.0.0.1 to them.
+        # Some resolvers read these as addresses: to them 2130706433, 0x7f.1 and 127.1 are all 127.0.0.1.
         raise InvalidRequest(f"{_excerpt(text)} is not an IPv4 address: write it as four decimal numbers")
     return host
 
@@ -143,7 +143,7 @@ def _ascii(text: str) -> str:
 
     try:
         return idna.encode(text, uts46=True, std3_rules=True, transitional=False).decode("ascii")
-    except UnicodeError:  # which is what idna's errors are
+    except UnicodeError:  # the base class of idna's errors
         raise InvalidRequest(f"{_excerpt(text)} is not the name of a host") from None
 
 
@@ -161,7 +161,7 @@ def _file(text: str) -> FileUrl:
 
 
 def _without_dots(target: str) -> str:
-    """A path and query whose path has no `.` and `..` left, as RFC 3986 removes them (5.2.4)."""
+    """A target whose path has no `.` and `..`, removed as in RFC 3986 (5.2.4)."""
     path, mark, query = target.partition("?")
     kept: list[str] = []
     segments = path.split("/")[1:]

@@ -1,9 +1,8 @@
 """Tiny real models: published architectures and processors, random weights, ordinary model folders.
 
-`build` writes one folder. The same family gives the same bytes, in every process. Each family is a module that knows
-its sizes, its special tokens and how strongly each weight acts; `tokenizer`, `text`, `weights` and `folder` are common
-to all of them.
-The weights are scaled so that another image or clip gives another greedy text; the text itself means nothing.
+`build` writes one folder. The same family gives the same bytes, in every process. Each family is a module with its
+sizes, its special tokens and the gain of each weight; `tokenizer`, `text`, `weights` and `folder` are common to all of
+them. The weights are scaled so that another image or clip gives another greedy text; the text itself means nothing.
 
 torch and transformers are imported while building, never by importing this package.
 """
@@ -34,8 +33,8 @@ FAMILIES: Mapping[str, Callable[[Path], None]] = MappingProxyType(
 def build(family: str, directory: Path) -> Path:
     """Write the model of `family` to `directory` and return it.
 
-    The folder appears complete or not at all. A directory that already holds exactly this model is left as it is; one
-    that holds anything else is refused.
+    The folder appears complete or not at all. A directory that already contains exactly this model stays unchanged; one
+    with any other content is refused.
     """
     write = FAMILIES.get(family)
     if write is None:
@@ -52,7 +51,7 @@ def build(family: str, directory: Path) -> Path:
 
 def _publish(staged: Path, directory: Path) -> None:
     try:
-        staged.replace(directory)  # takes an absent or an empty directory, nothing else
+        staged.replace(directory)  # works for an absent or an empty directory only
     except OSError as error:
         if not directory.is_dir():
             raise ConfigError(f"cannot write a model to {directory}: {error.strerror}") from error

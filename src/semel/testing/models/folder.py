@@ -16,8 +16,8 @@ __all__ = ["write_folder"]
 def write_folder(directory: Path, *, config: Any, generation: Any, processor: Any, tensors: Tensors) -> None:
     """Write all files of a model into `directory`, which exists.
 
-    The part of `processor` that takes images or clips is written twice: once more as the `preprocessor_config.json`
-    that published models have.
+    The part of `processor` that takes images or clips is written twice: the second copy is the
+    `preprocessor_config.json` of published models.
     """
     media = getattr(processor, "image_processor", None) or processor.feature_extractor
     for part in (config, generation, processor, media):

@@ -1,8 +1,8 @@
 """A tiny Gemma 3: images of one size through a SigLIP tower, each a fixed number of `<image_soft_token>` between marks.
 
-An image takes a start mark, its embeddings and an end mark, so its placeholder has a mask over it, and blank lines set
-it off: runs of newlines are tokens of the vocabulary, as in the published tokenizers. The tensors carry the names of
-the published checkpoints (`vision_tower.vision_model.`, `language_model.model.`); the head is the embedding.
+An image takes a start mark, its embeddings and an end mark, so its placeholder has a mask. Blank lines surround it:
+runs of newlines are tokens of the vocabulary, as in the published tokenizers. The tensors have the names of the
+published checkpoints (`vision_tower.vision_model.`, `language_model.model.`); the head is the embedding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A tiny Idefics3: an image in tiles, each under a mark of its row and column, and the whole image after them.
+"""A tiny Idefics3: an image in tiles, each after a mark of its row and column, and the whole image after them.
 
-The marks and line ends between the tiles take no embedding, so a placeholder has a mask over it. The tensors carry the
-names of the published checkpoints (`model.vision_model.`, `model.connector.`, `model.text_model.`).
+The marks and line ends between the tiles have no embedding, so a placeholder has a mask. The tensors have the names of
+the published checkpoints (`model.vision_model.`, `model.connector.`, `model.text_model.`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A tiny LLaVA: images of one size through a CLIP tower, one `<image>` per patch.
 
-The tensors carry the names of the published checkpoints (`vision_tower.vision_model.`, `language_model.model.`).
+The tensors have the names of the published checkpoints (`vision_tower.vision_model.`, `language_model.model.`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tiny Qwen2.5-VL: as Qwen2-VL, but its tower looks at windows of an image, and its positions know about time."""
+"""A tiny Qwen2.5-VL: as Qwen2-VL, but its tower has window attention, and its positions depend on time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A tiny Qwen2-Audio: clips of up to 30 s, one `<|AUDIO|>` per 40 ms.
 
-The tensors carry the names of the published checkpoints (`language_model.model.`, `audio_tower.`). What transformers 5
-saves by itself has other names, which vLLM does not map.
+The tensors have the names of the published checkpoints (`language_model.model.`, `audio_tower.`). transformers 5 saves
+other names by default, which vLLM does not map.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _GAINS = {
     "*.fc2.weight": 1.5,
     "*.linear.weight": 2.5,
     **GAINS,
-    "*.embed_tokens.weight": 1.0,  # clips are loud enough beside text as it is drawn
+    "*.embed_tokens.weight": 1.0,  # with unscaled text, clips are strong enough
 }
 
 _PUBLISHED_PREFIXES = {

@@ -1,6 +1,6 @@
 """A tiny Qwen2-VL: images and videos, M-RoPE, one `<|image_pad|>` per four patches.
 
-The tensors carry the names of the published checkpoints (`visual.`, `model.`, `lm_head.`), which both transformers and
+The tensors have the names of the published checkpoints (`visual.`, `model.`, `lm_head.`), which both transformers and
 vLLM map to their own.
 """
 
@@ -87,7 +87,7 @@ class Variant:
     model: type[PreTrainedModel]
     processor: type[ProcessorMixin]
     vision: Mapping[str, Any]
-    """Sizes of the tower, beside those that all variants have."""
+    """Sizes of the tower besides those of all variants."""
 
 
 def write(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """The language model of the tiny families: two layers of 128 channels over 1,024 tokens.
 
-What is here acts the same in all of them. A family brings its tower and its special tokens, and says where its text
-model differs; Whisper, whose decoder is of another kind, takes nothing from here.
+This part is the same in all of them. A family adds its tower and its special tokens, and the differences of its text
+model. Whisper, whose decoder is of another kind, uses nothing from here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ GAINS = MappingProxyType(
     }
 )
 END_GAIN = 0.9
-# Not negligible next to the variance of a token embedding: the first norm dampens text, so the louder items stand out.
+# Not negligible next to the variance of a token embedding: the first norm dampens text, so that the larger items stand
+# out.
 NORM_EPSILON = 0.1
 
 
 def text_config(max_positions: int, *, bos: int, eos: int, **own: Any) -> dict[str, Any]:
-    """The `text_config` of a family; `own` is what only that family has."""
+    """The `text_config` of a family; `own` has the values of that family only."""
     return {
         "vocab_size": VOCABULARY_TOKENS,
         "hidden_size": HIDDEN_SIZE,

@@ -1,7 +1,7 @@
 """The vocabulary of the tiny models: byte-level BPE, trained on the sentences below.
 
-Every byte is a token, so any text can be encoded. Training depends on the sentences and the size alone, never on the
-order of a hash map or the number of threads. Special tokens come after the trained ones, in the order they are given.
+Every byte is a token, so any text can be encoded. Training depends on the sentences and the size only, never on the
+order of a hash map or the number of threads. Special tokens come after the trained ones, in the order of their list.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a byte-level BPE tokenizer has learnt: the id of each token, and the merges in order of rank."""
+    """A trained byte-level BPE vocabulary: the id of each token, and the merges in order of rank."""
 
     ids: dict[str, int]
     merges: list[tuple[str, str]]
@@ -64,7 +64,7 @@ class Vocabulary:
         return self.ids | {token: len(self.ids) + index for index, token in enumerate(tokens)}
 
     def spoken(self) -> list[int]:
-        """The ids whose bytes are printable text on their own: what a model may say without breaking UTF-8."""
+        """The ids whose bytes are printable text by themselves: a model can generate them without breaking UTF-8."""
         from tokenizers.decoders import ByteLevel
 
         texts = ((ByteLevel().decode([token]), index) for token, index in self.ids.items())
@@ -72,7 +72,7 @@ class Vocabulary:
 
 
 def train(size: int) -> Vocabulary:
-    """Learn exactly `size` tokens, the 256 bytes among them."""
+    """Train exactly `size` tokens, including the 256 bytes."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -109,10 +109,10 @@ def qwen2(vocabulary: Vocabulary, specials: Sequence[str], max_tokens: int) -> Q
 def byte_level(
     vocabulary: Vocabulary, specials: Sequence[str], max_tokens: int, *, named: Mapping[str, str]
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer for families that publish models with several: what a file can say, and no class of its own.
+    """A tokenizer for families whose published models use several: what a file can say, without a class of its own.
 
-    `named` gives special tokens their roles, as `{"eos_token": "</s>"}`; a role that transformers does not know becomes
-    an attribute of the tokenizer.
+    `named` maps roles to special tokens, as `{"eos_token": "</s>"}`; a role that transformers does not know becomes an
+    attribute of the tokenizer.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

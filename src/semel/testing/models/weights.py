@@ -1,6 +1,6 @@
 """Random weights of a tiny model: their shapes from the real class, their values from their names.
 
-A value depends on the family, the tensor's name and its place in the tensor, and on nothing else: not on the order in
+A value depends only on the family, the tensor's name and its position in the tensor. It does not depend on the order in
 which a library creates its layers, nor on any global random state, which is neither read nor changed. Values are
 uniform, so that drawing them is exact arithmetic and every machine gets the same bits.
 """
@@ -37,9 +37,9 @@ def make(
     end: int,
     end_gain: float,
 ) -> Tensors:
-    """The tensors of the `model` that `config` describes, scaled by `gains`, with an output head that says `spoken`.
+    """The tensors of the `model` that `config` describes, scaled by `gains`; the output head generates `spoken`.
 
-    `head` names the tensor, `tied` one that is left out because it is the head once more. See `_draw` and `_quieten`.
+    `head` names the tensor. `tied` names one that is left out because it equals the head. See `_draw` and `_quieten`.
     """
     shapes = {name: shape for name, shape in _shapes(lambda: model(config)).items() if name != tied}
     tensors = _draw(family, shapes, gains)
@@ -58,8 +58,8 @@ def _shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
 def _draw(family: str, shapes: Mapping[str, tuple[int, ...]], gains: Mapping[str, float]) -> Tensors:
     """Values for `shapes`, such that inputs of unit variance come out of a matrix with variance gain².
 
-    `gains` maps a pattern of names, as of a shell, to the gain of the tensors it fits. The first that fits counts; the
-    gain is 1 where none does.
+    `gains` maps a shell-style pattern of names to the gain of the tensors that match it. The first match counts;
+    without a match the gain is 1.
     """
     return {name: _tensor(f"{family}/{name}", shape, _gain(name, gains)) for name, shape in shapes.items()}
 
@@ -75,7 +75,7 @@ def _quieten(head: NDArray[np.float32], *, spoken: Sequence[int], end: int, end_
 
 
 def rename(tensors: Tensors, prefixes: Mapping[str, str]) -> Tensors:
-    """The tensors under other names: the first prefix that fits is replaced, and each name has to have one."""
+    """The tensors under other names: the first matching prefix is replaced, and each name must have one."""
 
     def renamed(name: str) -> str:
         old = next(prefix for prefix in prefixes if name.startswith(prefix))
@@ -113,7 +113,7 @@ def _uniform(seed: str, shape: tuple[int, ...], std: float) -> NDArray[np.float3
     generator = np.random.Generator(np.random.PCG64(list(seed.encode())))
     values = generator.random(shape, dtype=np.float32).astype(np.float64)
     # A matrix or a filter over time ignores the level that all its inputs share (the mean of a GELU, the loudness of a
-    # clip), which would otherwise drown what differs. A filter over pixels does not: a grey image is nothing but level.
-    # Sums of 24-bit fractions are exact in float64, hence the same on every machine.
+    # clip), which would otherwise hide the differences. A filter over pixels does not: a grey image is nothing but
+    # level. Sums of 24-bit fractions are exact in float64, hence the same on every machine.
     centre = values.mean(axis=tuple(range(1, len(shape))), keepdims=True) if len(shape) in (2, 3) else 0.5
     return ((values - centre) * (math.sqrt(12) * std)).astype(np.float32)

@@ -1,7 +1,7 @@
 """A tiny Whisper: encoder-decoder, one clip of up to 30 s per request, 1,500 encoder positions.
 
 All languages and timestamps are in the vocabulary, because transcription looks them up by name. The output head is the
-table of token embeddings, so whatever silences a token in one silences it in the other.
+table of token embeddings, so a token that is silenced in one is silenced in the other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sessions over zmq: a worker listens for many frontends, a frontend links to one worker.
 
-High-water marks are off: what is under way is bounded by the sessions' own windows, and an `EventQueue` that is full
-stops reading. The worker's ROUTER is mandatory, so a frontend that died is noticed with the next message to it, a
-heartbeat at the latest; a frontend watches its connection, so a worker that died is noticed at once. A frontend's
-socket lives as long as its session and has a random identity of its own.
+High-water marks are off: the sessions' own windows bound the bytes in transit, and a full `EventQueue` stops reading.
+The worker's ROUTER is mandatory, so the worker notices a dead frontend with the next message to it, at the latest a
+heartbeat. A frontend monitors its connection, so it notices a dead worker at once. A frontend's socket lives as long as
+its session and has a random identity of its own.
 """
 
 from semel.wire.zmq.address import memory_path

@@ -1,9 +1,10 @@
-"""Where workers listen, and who may connect there (threats S17).
+"""Addresses of workers, and which clients may connect (threats S17).
 
-`ipc://` lives in a directory of mode 0700 that belongs to us: the kernel keeps other users out, on both ends. `tcp://`
-is always CURVE: both ends derive their keys from the fleet key, so there is no other key to hand out, and a client
-without the fleet key knows neither whom to encrypt for nor has a secret that the worker lets in. CURVE makes new keys
-for every connection: the fleet key alone does not open what was recorded before. Anything else is a `ConfigError`.
+An `ipc://` address is in a directory of mode 0700 that belongs to the process's user: the kernel excludes other users,
+at both ends. `tcp://` always uses CURVE: both ends derive their keys from the fleet key, so no other key must be
+distributed. A client without the fleet key has neither the worker's public key nor a secret that the worker accepts.
+CURVE makes new keys for every connection: the fleet key alone does not decrypt recorded traffic. Anything else is a
+`ConfigError`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from semel.wire.proof import curve_secret
 __all__ = ["ZAP_ENDPOINT", "SocketFile", "admit", "memory_path", "secure_client", "secure_server"]
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-"""Where a zmq context asks whether a client may connect."""
+"""The endpoint at which a zmq context asks whether a client may connect."""
 
 _MAX_PATH_BYTES: Final = 107  # sun_path of a Unix socket, less its final zero
 _PRIVATE: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -35,35 +36,35 @@ _PRIVATE: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """The file that a bound `ipc://` socket has, which zmq never removes."""
+    """The file of a bound `ipc://` socket, which zmq never removes."""
 
     path: Path | None
-    """None for an address that is no file."""
+    """None for an address without a file."""
 
     inode: int = 0
 
     @classmethod
     def at(cls, address: str) -> Self:
-        """The file at an address that has just been bound."""
+        """The file of a newly bound address."""
         scheme, _, name = address.partition("://")
         return cls(Path(name), Path(name).stat().st_ino) if scheme == "ipc" else cls(None)
 
     def remove(self) -> None:
-        """Remove it, unless a successor's is there already."""
+        """Remove the file, unless it already belongs to a successor."""
         with suppress(FileNotFoundError):
             if self.path is not None and self.path.stat().st_ino == self.inode:
                 self.path.unlink()
 
 
 def memory_path(address: str) -> Path | None:
-    """Where a worker at this address takes in its frontends' shared memory; None if they may be on other hosts."""
+    """The socket for shared memory of a worker at this address; None if frontends may be on other hosts."""
     scheme, _, name = address.partition("://")
     path = f"{name}.memory"
     return Path(path) if scheme == "ipc" and len(path.encode()) <= _MAX_PATH_BYTES else None
 
 
 def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:
-    """Prepare a socket to be bound to an address."""
+    """Configure a socket before it binds to an address."""
     match address.partition("://"):
         case "ipc", _, path:
             _own(_directory(path))
@@ -79,7 +80,7 @@ def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:
 
 
 def secure_client(client: zmq.Socket[bytes], address: str, key: Key) -> None:
-    """Prepare a socket to be connected to an address."""
+    """Configure a socket before it connects to an address."""
     match address.partition("://"):
         case "ipc", _, path:
             _own(_directory(path))
@@ -93,7 +94,7 @@ def secure_client(client: zmq.Socket[bytes], address: str, key: Key) -> None:
 
 
 def admit(request: list[bytes], key: Key) -> list[bytes]:
-    """The answer to a context that asks for a client: only the frontends' own public key is let in (ZAP 1.0)."""
+    """The reply to a ZAP 1.0 request about a client: only the frontends' own public key is accepted."""
     version, request_id, *rest = request
     public = z85.decode(_public(curve_secret(key, "frontend")))
     known = len(rest) == 5 and rest[3] == b"CURVE" and hmac.compare_digest(rest[4], public)
@@ -114,7 +115,7 @@ def _directory(path: str) -> Path:
 
 
 def _own(directory: Path) -> None:
-    """Make the directory ours alone; refuse one that others can enter."""
+    """Restrict the directory to this user; refuse one that others can enter."""
     try:
         directory.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         found = directory.lstat()
@@ -127,7 +128,7 @@ def _own(directory: Path) -> None:
 
 
 def _check_free(path: str) -> None:
-    """zmq replaces a socket file without asking; a live worker must not lose its own like that."""
+    """Require that no live worker has this socket file: zmq would replace it without warning."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -138,5 +139,5 @@ def _check_free(path: str) -> None:
 
 
 def _public(secret: bytes) -> bytes:
-    """The public key of an X25519 secret, in zmq's own letters."""
+    """The public key of an X25519 secret, in zmq's encoding."""
     return zmq.curve_public(z85.encode(secret))

@@ -37,19 +37,19 @@ _BROKEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a frontend waits before it connects again: doubled from attempt to attempt."""
+    """The delay before a frontend connects again: doubled with each attempt."""
 
     first_s: float = 0.05
     max_s: float = 2.0
 
     def delay_s(self, failures: int) -> float:
-        """Before the next attempt, scattered so that a fleet does not come all at once."""
+        """The delay before the next attempt, with jitter, so that a fleet does not connect all at once."""
         return min(self.max_s, self.first_s * 2.0 ** min(failures, 30)) * uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
-    """A feature on its way, in the session that it was sent in."""
+    """A feature in transit, in the session that sends it."""
 
     session: Session = field(repr=False)
     number: int
@@ -62,16 +62,16 @@ class _Attempt:
     monitor: LoopSocket
 
     def close(self, linger_ms: int) -> None:
-        # In this order: zmq's own thread hangs for ever in telling an event to a monitor that is closed.
+        # In this order: zmq's own thread hangs forever when it reports an event to a closed monitor.
         self.socket.close(linger_ms)
         self.monitor.close()
 
 
 class FrontendLink:
-    """A frontend's connection to one worker, opened again after every end until it is left.
+    """A frontend's connection to one worker, opened again after every end until it is closed.
 
-    Iterating gives the events; a session begins with Opened and ends with Closed or Reset. An attempt that fails gives
-    a Reset that says why: the owner decides whether `key` or `protocol` is worth waiting for. Give many links one
+    Iteration yields the events; a session begins with Opened and ends with Closed or Reset. A failed attempt yields a
+    Reset with its reason: the owner decides whether to wait on after `key` or `protocol`. Many links should share one
     context, and with it one I/O thread.
     """
 
@@ -133,7 +133,7 @@ class FrontendLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether something can be sent now."""
+        """Whether messages can be sent now."""
         return self._attempt is not None and self._attempt.session.is_open
 
     @property
@@ -142,23 +142,23 @@ class FrontendLink:
         return self._attempt is not None and self._attempt.session.takes_submits
 
     def send(self, message: ToWorker) -> None:
-        """Queue a message; a `ProtocolError` if there is no session."""
+        """Queue a message; raises `ProtocolError` without a session."""
         self._open_session().send(message)
         self._flush_soon()
 
     def send_feature(self, digest: Digest, feature: Feature) -> Transfer:
-        """Queue a feature behind all messages; a `ProtocolError` if there is no session."""
+        """Queue a feature after all messages; raises `ProtocolError` without a session."""
         session = self._open_session()
         self._flush_soon()
         return Transfer(session, session.send_feature(digest, feature))
 
     def withdraw(self, transfer: Transfer) -> None:
-        """Do not send the rest of a feature, if there is any: nobody needs it."""
+        """Do not send the rest of a feature, if any: it is not needed."""
         transfer.session.withdraw(transfer.number)
         self._flush_soon()
 
     def reset(self, message: str) -> None:
-        """End the session because the worker broke a rule that only its reader knows; a new one is opened."""
+        """End the session because the worker broke a rule that only the reader checks; a new one is opened."""
         if self._attempt is not None:
             self._tell(self._attempt.session.reset("order", message))
             self._flush_soon()
@@ -181,14 +181,14 @@ class FrontendLink:
         self._send_all(self._attempt)
 
     def _open_sockets(self) -> tuple[LoopSocket, LoopSocket]:
-        """A socket that is connected, and the one that tells how the connection fares."""
+        """A connected socket, and its monitor."""
         opened: list[zmq.Socket[bytes]] = []
         try:
             opened.append(socket := self._context.socket(zmq.DEALER))
             configure(socket, self._limits)
-            # zmq keeps identities that begin with a zero for itself.
+            # zmq reserves identities that begin with a zero.
             socket.routing_id = b"f" + secrets.token_bytes(_IDENTITY_BYTES)
-            # pyzmq would name the monitor by a descriptor, which a socket that lingers may still hold.
+            # pyzmq would name the monitor by a descriptor, which a lingering socket may still have.
             events = f"inproc://semel.link.{secrets.token_hex(_IDENTITY_BYTES)}"
             socket.monitor(events, _BROKEN)
             opened.append(monitor := self._context.socket(zmq.PAIR))
@@ -210,7 +210,7 @@ class FrontendLink:
     def _on_broken(self, frames: Frames) -> None:
         event = parse_monitor_message([bytes(frame) for frame in frames])["event"]
         if self._attempt is not None:
-            self._attempt.socket.drain()  # the last words came before the end
+            self._attempt.socket.drain()  # the last messages arrived before the end
             why = "it was closed" if event == zmq.EVENT_DISCONNECTED else "no handshake: is the fleet key the same?"
             self._tell(self._attempt.session.reset("gone", f"the connection to {self.address} broke: {why}"))
             self._flush_soon()
@@ -245,7 +245,7 @@ class FrontendLink:
             self._tell(attempt.session.reset("gone", f"cannot send to {self.address}: {error.strerror}"))
 
     def _send_all(self, attempt: _Attempt) -> None:
-        """Send what is due; if the session has ended with it, connect again later."""
+        """Send due messages; if this ends the session, connect again later."""
         self._put_out(attempt)
         if not attempt.session.has_ended:
             self._alarm.set(attempt.session.next_deadline())
@@ -262,7 +262,7 @@ class FrontendLink:
     def _reconnect(self) -> None:
         try:
             self._connect()
-        except ConfigError as error:  # the directory has changed under us; it may change back
+        except ConfigError as error:  # the directory has changed, and may change back
             self._tell([Reset("gone", str(error))])
             self._retry_later()
 
@@ -271,7 +271,7 @@ class FrontendLink:
             return
         now = self._loop.time()
         if self._attempt.socket.is_paused:
-            # It is this process that does not read: nobody can be blamed for silence.
+            # This process does not read, so the silence is not the peer's fault.
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
         self._tell(self._attempt.session.tick(now))

@@ -39,9 +39,9 @@ class Peer:
 
 
 class WorkerListener:
-    """Accepts frontends at one address. Iterating gives `(peer, event)`; an admitted peer ends with Closed or Reset.
+    """Accepts frontends at one address. Iteration yields `(peer, event)`; an admitted peer ends with Closed or Reset.
 
-    Frontends that never prove themselves are not shown, only counted in `refused` and logged.
+    Frontends that never prove that they have the key produce no events; they are counted in `refused` and logged.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WorkerListener:
         deadlines: Deadlines | None = None,
     ) -> None:
         self.address = address
-        """Where it listens; after opening with the port that a `*` stood for."""
+        """The address; once open, with the actual port in place of a `*`."""
 
         self.refused = 0
         self._key = key
@@ -64,10 +64,10 @@ class WorkerListener:
         self._sessions: dict[bytes, Session] = {}
         self._peers: dict[bytes, Peer] = {}
         self._due: set[bytes] = set()
-        """Sessions that have something to send."""
+        """Sessions with messages to send."""
 
         self._rooms: dict[bytes, asyncio.Event] = {}
-        """Of the sessions that somebody waits for, to queue more."""
+        """By session, the event for callers that wait to queue more."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -104,19 +104,19 @@ class WorkerListener:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """The frontends that are admitted."""
+        """The admitted frontends."""
         return tuple(self._peers.values())
 
     def send(self, peer: Peer, message: ToFrontend) -> None:
-        """Queue a message. To a peer that is gone it is dropped: the peer's end is among the events."""
+        """Queue a message. A message to a disconnected peer is dropped: the peer's end is among the events."""
         session = self._sessions.get(peer.identity)
         if session is not None and session.is_open:
             session.send(message)
             self._flush_soon(peer.identity)
 
     async def until_room(self, peer: Peer) -> None:
-        """Wait until a peer has read enough to be sent more; not for one that is gone."""
-        # No deadline of its own: a peer that does not read is silent, and that ends its session.
+        """Wait until a peer has read enough to receive more; returns at once for a disconnected peer."""
+        # No deadline here: a peer that does not read is silent, and that ends its session.
         while (session := self._sessions.get(peer.identity)) is not None and not session.has_room:
             await self._rooms.setdefault(peer.identity, asyncio.Event()).wait()
 
@@ -126,14 +126,14 @@ class WorkerListener:
             self.send(peer, message)
 
     def close(self, peer: Peer, message: str) -> None:
-        """End a peer's session in good order; no event follows."""
+        """Close a peer's session; no event follows."""
         session = self._sessions.get(peer.identity)
         if session is not None:
             session.close(message)
             self._flush_soon(peer.identity)
 
     def _open_zap(self) -> LoopSocket:
-        """Answer the context's question whether a CURVE client may connect."""
+        """Answer the context's ZAP requests: whether a CURVE client may connect."""
         socket = self._context.socket(zmq.REP)
         socket.bind(ZAP_ENDPOINT)
         zap = LoopSocket(socket, lambda frames: zap.send(admit([bytes(frame) for frame in frames], self._key)))
@@ -189,7 +189,7 @@ class WorkerListener:
             self._socket.pause()
 
     def _let_in(self, identity: bytes, session: Session) -> None:
-        """Wake those that wait for room, if there is some."""
+        """Wake the callers that wait for room, if there is room."""
         if identity in self._rooms and session.has_room:
             self._rooms.pop(identity).set()
 
@@ -199,7 +199,7 @@ class WorkerListener:
         self._due.add(identity)
 
     def _flush(self) -> None:
-        """Send what is due, and forget the sessions that have ended with it."""
+        """Send due messages, and remove the sessions that ended with them."""
         due, self._due = self._due, set()
         for identity in due:
             if (session := self._sessions.get(identity)) is None:
@@ -212,7 +212,7 @@ class WorkerListener:
             if session.has_ended:
                 self._tell(identity, session.tick(self._loop.time()))
                 del self._sessions[identity]
-                self._peers.pop(identity, None)  # we ended it ourselves
+                self._peers.pop(identity, None)  # this side ended the session
                 self._let_in(identity, session)
             else:
                 self._alarm.set(session.next_deadline())
@@ -220,7 +220,7 @@ class WorkerListener:
     def _on_time(self) -> None:
         now = self._loop.time()
         if self._socket.is_paused:
-            # It is this process that does not read: nobody can be blamed for silence.
+            # This process does not read, so the silence is not the peer's fault.
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
         for identity, session in self._sessions.items():

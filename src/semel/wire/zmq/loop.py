@@ -1,7 +1,7 @@
-"""What zmq sockets and sessions need of an asyncio event loop: reading, one timer, a bounded queue of events. No tasks.
+"""What zmq sockets and sessions need from an event loop: reading, one timer, a bounded event queue. No tasks.
 
-Callbacks instead of tasks: a message costs no wake-up of its own, what is sent in one turn of the loop goes out
-together, and there is nothing to cancel on close.
+Callbacks replace tasks: a message costs no wake-up of its own, messages of one loop iteration are sent together, and
+there is nothing to cancel on close.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from semel.wire.limits import Limits
 __all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopSocket", "configure", "end", "weight"]
 
 LINGER_MS: Final = 1000
-"""How long a socket that is closed in good order may take to send its last word."""
+"""Time that a properly closed socket has for its last messages."""
 
 _TERM_S: Final = 5.0
 
 _BATCH: Final = 32
-"""Messages that are read before others have their turn."""
+"""Messages to read before other callbacks run."""
 
 _T = TypeVar("_T")
 
@@ -45,28 +45,28 @@ class LoopSocket:
         self._schedule()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send a message; buffers over 64 KB are not copied, which for 256 MB saves 0.26 s of this thread."""
+        """Send a message; buffers over 64 KB are not copied, which saves 0.26 s of this thread for 256 MB."""
         self._socket.send_multipart(frames, zmq.DONTWAIT, copy=not isinstance(frames[-1], memoryview))
-        # Sending may swallow the signal that something came, so look.
+        # Sending may consume the signal of an incoming message, so check for one.
         self._schedule()
 
     def pause(self) -> None:
-        """Read no more; the peers' windows fill and they wait."""
+        """Stop reading; the peers' windows fill and they wait."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue reading."""
         if self.is_paused:
             self.is_paused = False
             self._schedule()
 
     def drain(self) -> None:
-        """Read all that is there, now: the connection has broken, and more will not come."""
+        """Read all available messages now: the connection is broken, and no more will come."""
         while not self._closed and (frames := self._receive()) is not None:
             self._on_message(frames)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close it; what it has not sent within the time is lost."""
+        """Close it; messages not sent within the time are lost."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
@@ -87,7 +87,7 @@ class LoopSocket:
         self._schedule()
 
     def _receive(self) -> Frames | None:
-        """One message, or as much of it as shows that it has too many frames."""
+        """One message, or enough of it to show that it has too many frames."""
         frames: Frames = []
         more = True
         while more:
@@ -102,7 +102,7 @@ class LoopSocket:
 
 
 class Alarm:
-    """One timer, which is only ever brought forward: ringing too early costs nothing."""
+    """One timer, which is only ever brought forward: firing too early costs nothing."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -111,14 +111,14 @@ class Alarm:
         self._due = inf
 
     def set(self, when: float) -> None:
-        """Ring at this time of the loop, or before."""
+        """Fire at this loop time or earlier."""
         if when < self._due:
             self.cancel()
             self._due = when
             self._handle = self._loop.call_at(max(when, self._loop.time()), self._go_off)
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Do not fire."""
         if self._handle is not None:
             self._handle.cancel()
         self._handle, self._due = None, inf
@@ -129,7 +129,7 @@ class Alarm:
 
 
 class EventQueue(Generic[_T]):
-    """Events for one reader. `put` never waits; who puts must stop when it is full."""
+    """Events for one reader. `put` never waits; the caller must stop when the queue is full."""
 
     def __init__(self, *, max_events: int, max_bytes: int, on_room: Callable[[], None]) -> None:
         self._max_events = max_events
@@ -142,17 +142,17 @@ class EventQueue(Generic[_T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether to stop reading."""
+        """Whether the caller must stop reading."""
         return len(self._events) >= self._max_events or self._bytes >= self._max_bytes
 
     def put(self, event: _T, nbytes: int) -> None:
-        """Add an event that holds so many bytes of memory."""
+        """Add an event that uses this many bytes of memory."""
         self._events.append((event, nbytes))
         self._bytes += nbytes
         self._changed.set()
 
     def close(self) -> None:
-        """End the reader's iteration, once it has read what is there."""
+        """End the reader's iteration after the queued events."""
         self._closed = True
         self._changed.set()
 
@@ -160,7 +160,7 @@ class EventQueue(Generic[_T]):
         return self
 
     async def __anext__(self) -> _T:
-        # No deadline of its own: every session has one, and what it ends with is an event.
+        # No deadline here: every session has one, and its end is an event.
         while not self._events:
             if self._closed:
                 raise StopAsyncIteration
@@ -175,17 +175,17 @@ class EventQueue(Generic[_T]):
 
 
 def weight(event: Event) -> int:
-    """The bytes of memory that an event holds, as far as they matter."""
+    """Approximate memory of an event in bytes."""
     return event.feature.nbytes if isinstance(event, Arrived) else 0
 
 
 def configure(socket: zmq.Socket[bytes], limits: Limits) -> None:
-    """What all our sockets have in common: nothing lingers, nothing is dropped, no frame is larger than it may be."""
+    """Options common to all sockets: nothing lingers, nothing is dropped, and frames have a size limit."""
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 0
     socket.maxmsgsize = limits.max_frame_bytes
 
 
 async def end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """End a context whose sockets are closed; it waits for them to linger, in a thread."""
+    """End a context whose sockets are closed; waits in a thread while they linger."""
     await asyncio.wait_for(asyncio.to_thread(context.term), _TERM_S)

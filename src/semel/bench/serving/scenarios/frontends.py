@@ -1,4 +1,4 @@
-"""Two frontends before one engine: what passes between processes when a picture is shown again?"""
+"""Two frontends and one engine: how many bytes do processes exchange when a picture is repeated?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from semel.telemetry.metrics import FEATURE_BYTES_SENT
 
 __all__ = ["frontends"]
 
-_WARMING: Final = 12  # so that either API server of vLLM, whichever the kernel chooses, has seen the picture
+_WARMING: Final = 12  # so that each API server of vLLM has had the picture, whichever the kernel chooses
 
 
 async def frontends(bench: Bench) -> list[Row]:
-    """For servers that are started here: theirs anew with two API servers, ours with two more frontends."""
+    """For servers that are started here: vLLM's again with two API servers, semel's with two more frontends."""
     if bench.launch is None:
         return []
     bench.tell("starting two frontends for each", 0, 1)
@@ -33,7 +33,7 @@ async def _repeats(bench: Bench, servers: Pair[Server]) -> list[Row]:
     body, count = chat(picture), bench.effort.short_turns // 2
 
     async def ask(server: Server, turn: int) -> float:
-        # A new connection for each: the kernel deals those of vLLM out to its API servers.
+        # A new connection for each request: the kernel distributes connections among vLLM's API servers.
         async with Client(server.urls[turn % len(server.urls)]) as client:
             return (await client.must(CHAT, body)).seconds * 1e3
 
@@ -62,7 +62,7 @@ def _counts(servers: Pair[Server]) -> Pair[Counts]:
 
 
 async def _sent(server: Server) -> float:
-    """Bytes of features that were lent to the worker by memory, of which no socket knows."""
+    """Bytes of features that went to the worker through shared memory, which socket counts do not include."""
     total = 0.0
     for url in server.urls:
         async with Client(url) as client:

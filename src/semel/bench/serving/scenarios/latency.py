@@ -1,4 +1,4 @@
-"""One client, one request at a time: words only, new pictures, the same picture again, conversations, 80% repeats."""
+"""One client, one request at a time: text only, new pictures, a repeated picture, conversations, 80% repeats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def text(bench: Bench) -> list[Row]:
 
 
 async def new(bench: Bench) -> list[Row]:
-    """Pictures that nobody has seen."""
+    """Pictures that are new to both servers."""
     rows = []
     for name, size in _SIZES.items():
         count = bench.effort.long_turns
@@ -50,7 +50,7 @@ async def new(bench: Bench) -> list[Row]:
 
 
 async def again(bench: Bench) -> list[Row]:
-    """A picture that was shown before, and beside each such request one without: what does the picture add?"""
+    """A repeated picture, each time with a request without one: what does the picture add?"""
     return [row for name, size in _SIZES.items() for row in await _again(bench, name, size)]
 
 
@@ -76,7 +76,7 @@ async def _again(bench: Bench, name: str, size: Size) -> list[Row]:
 
 
 async def _spent_again(bench: Bench, name: str, body: bytes) -> list[Row]:
-    """The processor time of a repeat, which neighbours on the machine do not change; and where semel's time goes."""
+    """The processor time of a repeat, which other load on the machine does not change; and semel's time by stage."""
     if not bench.is_here:
         return []
 
@@ -94,7 +94,7 @@ async def _spent_again(bench: Bench, name: str, body: bytes) -> list[Row]:
 
 
 async def conversation(bench: Bench) -> list[Row]:
-    """Every turn shows a new picture, and all those before it again."""
+    """Every turn has a new picture, and repeats all earlier ones."""
     count = bench.effort.long_turns
     talks = [_talk(bench) for _ in range(count + 1)]
 
@@ -113,7 +113,7 @@ async def conversation(bench: Bench) -> list[Row]:
 
 
 def _talk(bench: Bench) -> list[bytes]:
-    """The bodies of a conversation; the last one shows nothing new."""
+    """The bodies of a conversation; the last one has no new picture."""
     said: list[Any] = []
     bodies = []
     for _ in range(_CONVERSATION_IMAGES):
@@ -124,7 +124,7 @@ def _talk(bench: Bench) -> list[bytes]:
 
 
 async def repeats(bench: Bench) -> list[Row]:
-    """A stream of questions of which four in five show a picture that was shown before."""
+    """A series of questions; four in five repeat an earlier picture."""
     count = bench.effort.long_turns * 5
     bodies = [_question(bench, Size.SQUARE) for _ in range(count)]
     order = stream(count, random.Random(bench.pictures.seed))
@@ -141,7 +141,7 @@ async def repeats(bench: Bench) -> list[Row]:
 
 
 def stream(count: int, rng: random.Random) -> list[int]:
-    """Which picture each question shows: the first is new, then one in five."""
+    """The picture of each question: the first is new, then one in five."""
     seen = [0]
     stream = [0]
     for _ in range(count - 1):

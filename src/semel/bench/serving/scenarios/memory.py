@@ -1,4 +1,4 @@
-"""What the processes of each side hold, and whether it is what `semel.sizing` predicts."""
+"""The memory of each side's processes, and whether it is what `semel.sizing` predicts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from semel.telemetry.metrics import FEATURE_BYTES_SENT, MM_CACHE_BYTES
 __all__ = ["memory"]
 
 _ITEM_CACHE: Final = 4 * GIB
-"""What vLLM's item cache holds at most, unless flags say otherwise."""
+"""The maximum of vLLM's item cache, unless flags change it."""
 _KV_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
 
 
 async def memory(bench: Bench) -> list[Row]:
-    """PSS of all processes after all that was asked before; of semel's beside the prediction, where one can be made."""
+    """PSS of all processes after all earlier scenarios; semel's with the prediction, where there is one."""
     if not bench.is_here:
         return []
     mine, theirs = (pss_bytes(side.server.pids()) for side in (bench.sides.semel, bench.sides.vllm))
@@ -34,7 +34,7 @@ async def memory(bench: Bench) -> list[Row]:
 
 
 async def _host(bench: Bench) -> Host | None:
-    """What runs here; None if the engine's share of the memory is not known from outside, or flags have changed it."""
+    """The host for the prediction; None if the engine's share of the memory is unknown, or if flags change it."""
     launch = bench.launch
     if launch is None or _KV_CACHE not in launch.environment or any("-cache-" in flag for flag in launch.flags):
         return None

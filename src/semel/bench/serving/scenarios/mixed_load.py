@@ -1,7 +1,7 @@
-"""A load of which a tenth is refused and a tenth aborted: do the good requests in between fail?
+"""A load with a tenth of refused and a tenth of aborted requests: do the good requests between them fail?
 
-What is asked is decided beforehand, from a seed. A request that the engine refuses after its picture was rendered, or
-that ends before the engine has taken the picture, must not spoil the next one that shows it.
+The requests are decided in advance, from a seed. A request that the engine refuses after its picture was rendered, or
+that ends before the engine has the picture, must not make a later request with the same picture fail.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _REFUSALS: Final[tuple[dict[str, object], ...]] = (
     {"stop_token_ids": [9_999_999]},
     {"repetition_penalty": 0.0},
 )
-"""What only the engine knows to refuse: its vocabulary, and how fields go together."""
+"""Requests that only the engine can refuse: because of its vocabulary, or because of how fields combine."""
 
 
 class Kind(Enum):
-    """What becomes of a request."""
+    """The outcome of a request."""
 
     GOOD = "good"
     REFUSED = "refused"
@@ -64,7 +64,7 @@ def plan(requests: int, seed: int) -> list[Ask]:
 
 
 async def mixed(bench: Bench) -> list[Row]:
-    """The same load on both sides, one after the other: nothing is timed."""
+    """The same load on both sides, one after the other. Nothing is timed."""
     asks = plan(bench.effort.mixed_requests, bench.pictures.seed)
     pictures = [bench.pictures.draw(Size.SMALL) for _ in range(max(ask.picture for ask in asks) + 1)]
     failed: list[int] = []
@@ -80,7 +80,7 @@ async def mixed(bench: Bench) -> list[Row]:
 
 
 async def drive(client: Client, asks: Sequence[Ask], pictures: Sequence[bytes], on_done: Callable[[int], None]) -> int:
-    """How many good requests failed."""
+    """The number of good requests that failed."""
     left, done, failed = iter(asks), 0, 0
 
     async def work() -> None:
@@ -98,7 +98,7 @@ async def drive(client: Client, asks: Sequence[Ask], pictures: Sequence[bytes], 
 
 
 async def _fails(client: Client, ask: Ask, jpeg: bytes) -> bool:
-    """Ask it; whether it was good and failed. A server that closes the connection has failed too."""
+    """Send it. Returns whether it is good and failed; a closed connection is a failure too."""
     content = [image_part(jpeg), text_part("What is this?")]
     try:
         match ask.kind:

@@ -1,7 +1,7 @@
-"""Rendering apart from generating: only looking at many new pictures, and render here, generate there.
+"""Rendering apart from generating: many new pictures that are only rendered; render first, then generate.
 
-What is rendered is forwarded as it came, byte by byte. A client that reads the JSON and writes it again pays for that
-on top, and with tensors in it pays much.
+The rendered prompt is forwarded unchanged, byte by byte. A client that parses and rewrites the JSON pays for that in
+addition, and much more if it has tensors.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _QUESTION: Final = "What is this?"
 
 @dataclass(frozen=True, slots=True)
 class _Burst:
-    """What one picture of a burst took."""
+    """The cost of one picture of a burst."""
 
     clock_ms: float
     processor_ms: float
-    """Of all processes."""
+    """The processor time of all processes."""
 
 
 async def render(bench: Bench) -> list[Row]:
-    """New pictures, 16 at a time, rendered and not executed: what each is, and then its tensors too."""
+    """New pictures, 16 at a time, rendered and not executed: without tensors, then with them."""
     looked = await _bursts(bench, "rendering", {"mm_payload": "none"}, accept="application/json")
     tensors = await _bursts(bench, "rendering with tensors", {}, accept="application/x-safetensors")
     name = f"render: {_AT_A_TIME} new images at a time"
@@ -76,7 +76,7 @@ def _picture(bench: Bench) -> list[dict[str, Any]]:
 
 
 async def generate(bench: Bench) -> list[Row]:
-    """Render, then generate, of a picture that was executed before."""
+    """Render, then generate, with a picture that was executed before."""
     picture = _picture(bench)
     plain, by_hash = chat(picture), chat(picture, mm_payload="none")
     for side in (bench.sides.semel, bench.sides.vllm):

@@ -1,4 +1,4 @@
-"""As many requests as a server can take: throughput, and what a request costs the processors."""
+"""As many requests as a server can take: throughput, and the processor time of a request."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _QUESTION: Final = "What is this?"
 class _Burst:
     per_second: float
     frontend_ms: float
-    """Processor time of the processes that serve HTTP, for each request."""
+    """Processor time of the HTTP processes per request."""
 
     all_ms: float
 
 
 async def saturation(bench: Bench) -> list[Row]:
-    """16 requests at a time, each followed by the next: words only, then pictures that were shown before."""
+    """16 concurrent requests, each followed by the next: text only, then repeated pictures."""
     words = await _bursts(bench, "saturation, text", [chat(_QUESTION)])
     pictures = [[image_part(bench.pictures.draw(Size.SQUARE)), text_part(_QUESTION)] for _ in range(_PICTURES)]
     repeats = await _bursts(bench, "saturation, repeats", [chat(picture) for picture in pictures])
@@ -54,7 +54,7 @@ async def _bursts(bench: Bench, what: str, bodies: Sequence[bytes]) -> Pair[list
 
 
 async def _drive(client: Client, bodies: Sequence[bytes], seconds: float) -> int:
-    """How many were answered until all were that had been begun in time."""
+    """The number of answered requests, including those in flight when the time is over."""
     until, answered = perf_counter() + seconds, 0
 
     async def ask_on(number: int) -> None:
