@@ -48,8 +48,6 @@ from semel.processing.pool.pipe import (
 from semel.processing.pool.pool import Pool
 from tests.waiting import until
 
-pytestmark = pytest.mark.alone
-
 Folder = Callable[[str], Path]
 TARGET = Target("float32", "engine")
 TIMEOUT_S = 3.0
@@ -148,6 +146,8 @@ def content(feature: Feature) -> object:
     return feature.modality, tensors, feature.layout
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_feature_is_what_the_processor_makes_in_this_process(pool: Pool, hf: HfProcessor) -> None:
     options = {"size": {"shortest_edge": 3_136, "longest_edge": 28 * 28 * 16}}
     for media, kwargs in ((picture(140, 84), {}), (picture(560, 560), options)):
@@ -156,12 +156,16 @@ async def test_a_feature_is_what_the_processor_makes_in_this_process(pool: Pool,
         assert all(tensor.data.readonly for tensor in made.tensors.values())
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_the_description_is_that_of_the_processor(pool: Pool, hf: HfProcessor) -> None:
     assert pool.description.fingerprint == hf.fingerprint
     assert pool.description.placeholders == hf.placeholders
     assert not pool.description.encoder_decoder
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("media", "error"),
     [
@@ -185,6 +189,8 @@ async def test_an_error_is_the_one_that_the_processor_raises(
     assert pool.failed == failed + 1
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_media_that_need_more_memory_than_the_limit_are_refused_and_the_process_lives_S6(pool: Pool) -> None:
     pids = pool.pids
     with pytest.raises(MediaTooLarge, match="more memory than the limit of 268,435,456 bytes"):
@@ -193,12 +199,16 @@ async def test_media_that_need_more_memory_than_the_limit_are_refused_and_the_pr
     assert pool.pids == pids
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("value", [10**30, "\ud800", object()])
 async def test_options_that_cannot_travel_are_the_client_s_fault(pool: Pool, value: object) -> None:
     with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
         await pool.process(picture(56, 56), {"size": value})
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_fifty_requests_at_once_each_get_their_own_feature(pool: Pool, hf: HfProcessor) -> None:
     processed = pool.processed
     media = [picture(56 + 28 * (index % 10), 56 + 28 * (index // 10)) for index in range(50)]
@@ -208,6 +218,8 @@ async def test_fifty_requests_at_once_each_get_their_own_feature(pool: Pool, hf:
     assert pool.processed == processed + 50
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_an_answer_whose_caller_has_gone_is_dropped_and_the_next_is_right(pool: Pool, hf: HfProcessor) -> None:
     processed = pool.processed
     with stopped(pool) as pids:
@@ -224,6 +236,8 @@ async def test_an_answer_whose_caller_has_gone_is_dropped_and_the_next_is_right(
     assert pool.processed == processed + 2 * len(pids), "an item that only waited is never begun"
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_pool_with_too_much_to_do_refuses_more_at_once(pool: Pool) -> None:
     with stopped(pool) as pids:
         accepted = submit(pool, *[picture(56, 56)] * (MAX_WAITING + len(pids)))
@@ -243,6 +257,8 @@ def test_an_error_that_nobody_expects_stays_in_the_log_of_the_process_S7(caplog:
     assert "a secret at 0x7f00" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_process_that_is_killed_while_idle_costs_nothing_S6(pool: Pool) -> None:
     await until(lambda: all(child.free for child in pool._children))  # one may work for a caller that has gone
     failed, victim = pool.failed, pool.pids[0]
@@ -254,6 +270,7 @@ async def test_a_process_that_is_killed_while_idle_costs_nothing_S6(pool: Pool) 
     await until(lambda: victim not in pool.pids)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: Folder) -> None:
     folder = str(tiny("qwen2-vl"))
@@ -265,6 +282,8 @@ async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: 
     assert ended(pid)
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_its_item_and_no_other_S6(pool: Pool) -> None:
     await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
     replaced = pool.replaced
@@ -280,6 +299,8 @@ async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_its_it
     assert pool.replaced == replaced, "the others did not wait for its replacement"
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_an_item_that_takes_longer_than_the_limit_is_refused_and_its_process_killed_S6(pool: Pool) -> None:
     with stopped(pool) as pids:
         (task,) = submit(pool, picture(56, 56))
@@ -288,6 +309,8 @@ async def test_an_item_that_takes_longer_than_the_limit_is_refused_and_its_proce
         assert len(set(pids) - set(pool.pids)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_pool_that_is_closed_takes_nothing_and_gives_up_what_waits_and_leaves_no_process(pool: Pool) -> None:
     """The last test on the pool: it closes it while processes work or are about to start."""
     with stopped(pool) as pids:
@@ -309,6 +332,7 @@ async def test_a_folder_without_a_model_is_the_operator_s_fault(tmp_path: Path) 
         await Pool.start(tmp_path, TARGET)
 
 
+@pytest.mark.alone
 async def test_processes_that_end_before_they_are_ready_leave_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     descriptors, tasks = open_descriptors(), asyncio.all_tasks()

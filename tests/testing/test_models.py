@@ -211,6 +211,7 @@ def test_whisper_knows_its_languages_tasks_and_timestamps(tiny: Folder) -> None:
     assert tokenizer.convert_tokens_to_ids("<|30.00|>") == vocabulary_size(tiny("whisper")) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_items_give_other_greedy_tokens(tiny: Folder, family: str) -> None:
     import torch
