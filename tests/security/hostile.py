@@ -1,4 +1,7 @@
-"""Fifty clients that mean harm, in a process of their own: `python -m tests.security.hostile PORT`.
+"""Fifty clients that mean harm, in a process of their own: `python -m tests.security.hostile PORT KEY refused|dear`.
+
+They have the key of a tenant. What they send is refused, in the one set of kinds; in the other it is valid, and costs
+as much as a valid request may.
 
 A line "go" on standard input lets them begin, and "begun" is printed when each kind has been answered; a line "stop"
 ends them all at once and prints what they were answered: by kind, how often with which status. Each client sends its
@@ -34,11 +37,12 @@ Chunks = AsyncIterator[bytes]
 
 def head(length: int | None, path: str = CHAT) -> bytes:
     framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()
+    key = f"Authorization: Bearer {sys.argv[2]}\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: h\r\n{key}Content-Type: application/json\r\n{framing}\r\n\r\n".encode()
 
 
-async def whole(body: bytes) -> Chunks:
-    yield head(len(body)) + body
+async def whole(body: bytes, path: str = CHAT) -> Chunks:
+    yield head(len(body), path) + body
 
 
 def chat(*parts: object) -> bytes:
@@ -117,15 +121,36 @@ def many_values(_: random.Random) -> Chunks:
     return whole(b'{"messages": [{"role": "user", "content": [' + b"{}," * 300_000 + b"{}]}]}")
 
 
-KINDS: Final[dict[str, Callable[[random.Random], Chunks]]] = {
+def large_images(seed: random.Random) -> Chunks:
+    """As many new images as a request may have, of a size that people send."""
+    return whole(chat(image(jpeg(seed, 768)), image(jpeg(seed, 768)), {"type": "text", "text": "?"}))
+
+
+def long_text(seed: random.Random) -> Chunks:
+    """A prompt that nearly fills the model's length, another one each time."""
+    return whole(chat({"type": "text", "text": " ".join(str(seed.randrange(10)) for _ in range(1_000))}))
+
+
+def many_prompts(seed: random.Random) -> Chunks:
+    prompts = [f"{seed.random()} hello" for _ in range(64)]
+    return whole(json.dumps({"prompt": prompts, "max_tokens": 4}).encode(), "/v1/completions")
+
+
+Kinds = dict[str, Callable[[random.Random], Chunks]]
+
+REFUSED: Final[Kinds] = {
     kind.__name__: kind for kind in (corrupt, bomb, announced, endless, slow, url, deep, many_parts, many_values)
 }
+"""None of these is ever answered with 200."""
+
+DEAR: Final[Kinds] = {kind.__name__: kind for kind in (large_images, long_text, many_prompts)}
+"""All of these are."""
 
 
-async def attack(port: int, number: int, counts: Counter[str]) -> None:
+async def attack(port: int, number: int, kinds: Kinds, counts: Counter[str]) -> None:
     """One client; its kind of harm is its own."""
     seed = random.Random(os.getpid() * 1_000 + number)
-    name, kind = list(KINDS.items())[number % len(KINDS)]
+    name, kind = list(kinds.items())[number % len(kinds)]
     while True:
         try:
             status = await exchange(port, kind(seed))
@@ -158,14 +183,14 @@ def lines() -> Iterator[str]:
     return (line.strip() for line in sys.stdin)
 
 
-async def main(port: int) -> None:
+async def main(port: int, kinds: Kinds) -> None:
     commands = lines()
     for command in iter(lambda: next(commands, ""), ""):
         if command != "go":
             continue
         counts: Counter[str] = Counter()
-        clients = [asyncio.create_task(attack(port, number, counts)) for number in range(CLIENTS)]
-        while len({answer.split()[0] for answer in counts}) < len(KINDS) - 1:  # noqa: ASYNC110 but for the slow one
+        clients = [asyncio.create_task(attack(port, number, kinds, counts)) for number in range(CLIENTS)]
+        while len({answer.split()[0] for answer in counts}) < len(kinds.keys() - {"slow"}):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         print("begun", flush=True)  # noqa: T201
         await asyncio.to_thread(next, commands, "")
@@ -176,4 +201,4 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), DEAR if sys.argv[3] == "dear" else REFUSED))
