@@ -51,8 +51,7 @@ def operations(work: Callable[[], object], *, at_most: float = inf) -> int:
     """The bytecodes that a call runs, in all the Python that it reaches; over the limit it is not run to its end."""
     with counting_operations(at_most=at_most) as counted:
         work()
-        count = counted.operations  # without those that end the counting
-    return count
+        return counted.operations  # without those that end the counting
 
 
 @dataclass

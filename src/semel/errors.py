@@ -185,6 +185,11 @@ class ServiceError(SemelError):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
 
+    def __init__(self, message: str = "", *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When the same request may succeed, where that is known better than "in a moment", in seconds."""
+
 
 class FeatureRejected(ServiceError):
     """A feature breaks the model's contract. It was refused before the engine saw it (threats S9)."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
 from semel.errors import ConfigError
+from semel.fleet.ejection import EjectionLimits
 from semel.frontend.budget import BudgetLimits
 from semel.frontend.limits import BodyLimits, ConcurrencyLimits, RefusalLimits
 from semel.media.decode.limits import DecodeLimits, ProcessingLimits
@@ -216,6 +217,7 @@ class FrontendSettings:
     )
     key_file: Path = flag(REQUIRED, help="File with the fleet key; `semel key FILE` makes one.", group="Keys")
     discovery: DiscoverySettings = section(DiscoverySettings)
+    ejection: EjectionLimits = section(EjectionLimits)
     serving: ServingSettings = section(ServingSettings)
 
 

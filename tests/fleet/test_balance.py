@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest
-from semel.fleet.balance import Candidate, choose
+from semel.fleet.balance import Candidate, bound_over, choose
 from tests.fleet.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
 
 TRACES = 1_000
@@ -25,7 +25,7 @@ fleets = st.lists(
         known_items=st.integers(0, 3),
     ),
     min_size=1,
-    max_size=6,
+    max_size=24,
     unique_by=lambda candidate: candidate.name,
 )
 digests = st.lists(st.binary(min_size=32, max_size=32).map(Digest), max_size=4)
@@ -43,7 +43,8 @@ def digest_of(number: int) -> Digest:
 def fit(fleet: list[Candidate]) -> list[Candidate]:
     loads = [candidate.load for candidate in fleet]
     mean = sum(loads) / len(loads)
-    bound = min(loads) + 3 + 0.1 * mean
+    least = next(load for load in sorted(loads) if sum(one <= load for one in loads) > (len(loads) - 1) // 10)
+    bound = least + 3 + 0.1 * mean
     return [one for one in fleet if one.load <= bound + (min(0.4 * mean, 2) if one.known_items else 0)]
 
 
@@ -66,6 +67,21 @@ def test_of_those_who_are_not_too_busy_one_that_holds_most_is_chosen(
 def test_without_items_and_without_an_opening_it_is_one_of_the_least_busy(fleet: list[Candidate]) -> None:
     fleet = [replace(candidate, known_items=0) for candidate in fleet]
     assert fleet[choose(fleet, [])].load == min(candidate.load for candidate in fleet)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=10))
+def test_up_to_ten_workers_the_bound_stands_over_the_least_busy(loads: list[int]) -> None:
+    assert bound_over(loads) == min(loads) + 3 + 0.1 * sum(loads) / len(loads)
+
+
+@pytest.mark.parametrize("count", [11, 100])
+def test_an_idle_worker_among_many_busy_ones_does_not_draw_everybody(count: int) -> None:
+    """It has just come, or fails at once. Control: over the minimum, which it is, nobody else is chosen."""
+    fleet = [Candidate("idle", 0, 0), *(Candidate(f"w{number}", 18, 0) for number in range(1, count))]
+    chosen = [fleet[choose(fleet, [], key_of(number))].name for number in range(4_000)]
+    assert chosen.count("idle") / 4_000 < 2.5 / count, "when it is one of the two that a key ranks highest"
+    over_the_least = 3 + 0.1 * 18
+    assert [one.name for one in fleet if one.load <= over_the_least] == ["idle"]
 
 
 @given(fleets, digests, prefixes, st.randoms(use_true_random=False))

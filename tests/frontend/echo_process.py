@@ -1,12 +1,16 @@
-"""A worker with an echo engine in a process of its own: `python -m tests.frontend.echo_process ADDRESS PAUSE_S`."""
+"""A worker with an echo engine in a process of its own, which may fail every request.
+
+`python -m tests.frontend.echo_process ADDRESS PAUSE_S [submission|first_token|second_token]`
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from dataclasses import replace
+from typing import get_args
 
-from semel.testing.engine import EchoEngine
+from semel.testing.engine import EchoEngine, EngineFault
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.wire.examples import CONTRACT, KEY
@@ -15,8 +19,9 @@ from tests.worker.pairing import ITEM_BYTES
 LIFE_S = 120.0
 
 
-async def main(address: str, pause_s: str) -> None:
+async def main(address: str, pause_s: str, fault: str = "") -> None:
     engine = EchoEngine(replace(CONTRACT, cache_bytes=64 * ITEM_BYTES), pause_s=float(pause_s))
+    engine.fault = next((one for one in get_args(EngineFault) if one == fault), None)
     async with asyncio.timeout(LIFE_S), WorkerListener(address, key=KEY, contract=engine.contract) as listener:
         await Worker(engine, listener).run()
 

@@ -102,7 +102,7 @@ async def test_streams_that_stay_open_are_bounded_S18() -> None:
     refused, task = await begin(app)
     await task
     assert (refused.status, refused.code) == (429, "too_many_requests")
-    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["retry-after"] in {"1", "2"}, "scattered"
     assert "connection" not in refused.headers
     assert "--max-requests" in refused.message
     assert refusals(meter, "too_many_requests") == 1
@@ -159,7 +159,7 @@ async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_t
     assert (await app.client.get("/health")).status_code == 200
     refused = await app.post(CHAT, json.loads(BODY))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
-    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["retry-after"] in {"1", "2"}, "scattered"
     assert refused.headers["connection"] == "close"
     assert await app.service.limiter.until_empty(30)
     assert (await inside).status_code == 200

@@ -80,8 +80,8 @@ async def made(folder: Path, drawing: Drawing, *, has_keys: bool) -> AsyncIterat
 @pytest.mark.parametrize(
     ("change", "path", "has_keys", "told"),
     [
-        (fill, CHAT, False, (429, "too_many_requests", "1")),
-        (drain, CHAT, False, (503, "not_ready", "1")),
+        (fill, CHAT, False, (429, "too_many_requests", "1 or 2")),
+        (drain, CHAT, False, (503, "not_ready", "1 or 2")),
         (narrow, CHAT, False, (413, "media_too_large", None)),
         (leave, CHAT, True, (401, "invalid_api_key", None)),
         (leave, "/v1/embeddings", False, (404, "not_supported", None)),
@@ -100,4 +100,5 @@ async def test_a_client_with_a_large_body_can_read_why_it_is_refused(
     async with made(tmp_path, drawing, has_keys=has_keys) as (app, port):
         change(app)
         status, body, retry = await asyncio.wait_for(asyncio.to_thread(send, port, path), WITHIN_S)
-        assert (status, json.loads(body)["error"]["code"], retry) == told
+        assert (status, json.loads(body)["error"]["code"], retry and "1 or 2") == told, "scattered"
+        assert retry in {None, "1", "2"}

@@ -98,7 +98,7 @@ async def test_bytes_that_others_hold_are_answered_with_429_and_when_to_come_aga
     other.take(900)
     exchange = await sent(app, ask())
     assert (exchange.status, exchange.code) == (429, "too_many_bytes")
-    assert exchange.headers["retry-after"] == "1"
+    assert exchange.headers["retry-after"] in {"1", "2"}, "scattered"
     assert "--max-media-bytes-in-flight" in exchange.message
     refused = app.metrics("semel_refusals_total")
     assert refused == {'semel_refusals_total{code="too_many_bytes"}': "1.0"}

@@ -54,7 +54,11 @@ def insertion(modality: Modality, index: int, /) -> str:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def write_model(directory: Path) -> Path:
+    """Write its files into a folder."""
     raw = tokenizers.Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()

@@ -106,6 +106,7 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s21_products.py::test_only_a_tenant_that_the_operator_names_may_go_first",
         "test_s21_features.py::test_mutant_a_pipeline_that_counts_at_the_end_makes_them_all",
     ),
+    22: ("test_s22_failing_workers.py::test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred",),
     24: (
         "test_s24_upstream_answers.py::test_a_directive_of_blanks_takes_linear_time",
         "test_s24_upstream_answers.py::test_mutant_quantifiers_that_share_their_blanks_take_quadratic_time",

@@ -263,7 +263,7 @@ def test_who_waits_too_long_for_another_s_body_is_told_to_come_again_S18() -> No
     with serving(max_body_bytes=1 << 40, turn_s=0.1) as served, stuck(served):
         answer = served.post(INJECT, b"".join(write({digest_of(1): image(3)})))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
-        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["retry-after"] in {"1", "2"}, "scattered"
         with pytest.raises(NotReady, match="another injection"):
             served.inject({digest_of(1): image(3)})
 

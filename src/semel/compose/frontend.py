@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.pipeline import pipeline_of
 from semel.core import Contract, Digest, Key, Keyring, Modality
+from semel.fleet.ejection import EjectionLimits
 from semel.frontend.budget import Budget
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
@@ -50,6 +51,7 @@ from semel.telemetry.metrics import (
     REFUSALS,
     STAGE_SECONDS,
     WORKER_CONNECTED,
+    WORKER_EJECTED,
     WORKER_RUNNING,
 )
 from semel.telemetry.request_context import traced
@@ -94,6 +96,7 @@ class FrontendOptions:
     """What names workers besides those, and may name others later."""
 
     serving: ServingSettings = field(default_factory=ServingSettings)
+    ejection: EjectionLimits = field(default_factory=EjectionLimits)
     fetching: FetchOptions = field(default_factory=FetchOptions)
     api_keys: Keyring = field(default_factory=Keyring)
     collector: Collector | None = None
@@ -112,6 +115,7 @@ class FrontendOptions:
             workers=discovery.workers,
             sources=sources_of(discovery.workers_file, discovery.workers_dns, discovery.workers_dns_s),
             serving=serving,
+            ejection=settings.ejection,
             fetching=FetchOptions.of(serving.fetch),
             api_keys=read_api_keys(serving.keys.api_keys_file, serving.keys.api_keys),
             collector=trace_collector(serving.logs.otlp_traces_endpoint),
@@ -211,10 +215,12 @@ class _Parts:
     async def link(self, stack: contextlib.AsyncExitStack) -> tuple[Fleet, Callable[[], Coroutine[None, None, None]]]:
         """Connect to every worker, until the stack is left; and a call that keeps to the roster from then on."""
         from semel.fleet.discovery import WorkerDirectory
+        from semel.fleet.failover import FleetHealth
         from semel.fleet.fleet import Fleet
         from semel.fleet.membership import Membership
 
-        fleet, roster = Fleet(), WorkerDirectory(self.options.workers, self.options.sources)
+        fleet = Fleet(health=FleetHealth(self.options.ejection, meter=self.meter))
+        roster = WorkerDirectory(self.options.workers, self.options.sources)
         members = Membership(fleet, self._connect)
         stack.push_async_callback(members.close)
         for address in await roster.open():
@@ -347,6 +353,7 @@ async def _tell_hits(lookups: CacheLookups) -> None:
 def _fleet_samples(fleet: Fleet) -> Iterator[Sample]:
     for worker in fleet.workers:
         yield WORKER_CONNECTED, worker.is_connected, (worker.name,)
+        yield WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
         yield WORKER_RUNNING, worker.running, (worker.name,)
 
 

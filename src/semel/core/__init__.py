@@ -8,6 +8,7 @@ from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
+from semel.core.retry import RetryQueue
 from semel.core.submission import Output, PromptLogprob, Submission
 from semel.core.trace import Trace
 
@@ -34,6 +35,7 @@ __all__ = [
     "Placeholder",
     "Prompt",
     "PromptLogprob",
+    "RetryQueue",
     "Submission",
     "Target",
     "Tenant",

@@ -1,10 +1,14 @@
 """Which worker gets a request: a pure function of digests, prefix, ledgers and loads, so any frontend decides alike.
 
-A worker that is busier than a bound over the least busy one is passed over; the bound is wider for one that holds some
-of the items. Of the others those that hold most of the items are taken, and of these the two that the request's key
-ranks highest (by a hash of worker and key): the less busy of the two gets it. What nobody holds is ranked by its
+A worker that is busier than a bound over the least busy ones is passed over; the bound is wider for one that holds
+some of the items. Of the others those that hold most of the items are taken, and of these the two that the request's
+key ranks highest (by a hash of worker and key): the less busy of the two gets it. What nobody holds is ranked by its
 digest, so that equal new items of different frontends meet; all else by the opening of its conversation, so that the
 next turn goes where the prefix is. A worker that comes or goes moves only what it wins or had.
+
+The bound stands over the load that a tenth of the workers do not reach, not over the least of all: of many workers
+somebody is always idle, because it has just come or fails at once, and must not draw everybody's requests. Of up to
+ten workers it is the least.
 
 No speeds are known here: a worker that is slow shows it by what it has not answered yet (docs/fleet.md).
 """
@@ -21,7 +25,9 @@ from semel.core import Digest
 __all__ = ["Candidate", "bound_over", "bound_over_holders", "choose"]
 
 _ALWAYS: Final = 3
-"""Requests over the least that never count as busy: small numbers differ by chance."""
+"""Requests over the least busy that never count as busy: small numbers differ by chance."""
+
+_TENTH: Final = 10
 
 _SLACK: Final = 0.1
 """Of the mean, besides."""
@@ -61,7 +67,8 @@ def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: b
 
 def bound_over(loads: Sequence[int]) -> float:
     """The load above which a worker is passed over that holds none of the items."""
-    return min(loads) + _ALWAYS + _SLACK * sum(loads) / len(loads)
+    least = sorted(loads)[(len(loads) - 1) // _TENTH]
+    return least + _ALWAYS + _SLACK * sum(loads) / len(loads)
 
 
 def bound_over_holders(loads: Sequence[int]) -> float:

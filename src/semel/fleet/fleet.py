@@ -1,4 +1,4 @@
-"""The workers of a frontend: which of them serve, which one gets a request, and what happens if it is lost.
+"""The workers of a frontend: which of them serve, which one gets a request, and what happens if it is lost or fails.
 
 A worker serves from the moment its contract is found to be the fleet's, and not before. The fleet's contract is that of
 the workers that serve; once nobody does, the next one may bring another. The model stays. Who is in the fleet at all is
@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from semel.core import Contract, Digest, Output, Submission
-from semel.errors import NotReady, SemelError, WorkerLost
+from semel.errors import NotReady, SemelError
 from semel.fleet.balance import Candidate, choose
 from semel.fleet.compatibility import first_difference
+from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
@@ -31,12 +32,18 @@ logger = logging.getLogger(__name__)
 
 
 class StreamedAnswer:
-    """An answer that survives the loss of its worker, as long as nothing of it has been given out."""
+    """An answer that survives the loss or failure of its worker, as long as nothing of it has been given out."""
 
     def __init__(
-        self, fleet: Fleet, worker: RemoteWorker, stream: RemoteStream, again: tuple[Submission, MakeFeature] | None
+        self,
+        fleet: Fleet,
+        worker: RemoteWorker,
+        stream: RemoteStream,
+        failover: Failover,
+        again: tuple[Submission, MakeFeature] | None,
     ) -> None:
         self._fleet = fleet
+        self._failover = failover
         self._worker = worker
         self._stream = stream
         self._again = again
@@ -49,7 +56,7 @@ class StreamedAnswer:
                 async for output in self._stream:
                     self._again = None
                     yield output
-            except WorkerLost as error:
+            except SemelError as error:
                 await self._go_on(error)
             else:
                 return
@@ -57,14 +64,15 @@ class StreamedAnswer:
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
         await self._stream.close()
+        self._failover.settle()
 
-    async def _go_on(self, error: WorkerLost) -> None:
+    async def _go_on(self, error: SemelError) -> None:
         """Have another worker answer, or raise the error."""
-        if self._again is None:
+        if self._again is None or not self._failover.is_resumable(error):
             raise error
         await self._stream.close()
         again, self._again = self._again, None
-        self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error)
+        self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error, self._failover)
 
 
 class BufferedAnswer(StreamedAnswer):
@@ -79,14 +87,15 @@ class BufferedAnswer(StreamedAnswer):
         while True:
             try:
                 return [output async for output in self._stream]
-            except WorkerLost as error:
+            except SemelError as error:
                 await self._go_on(error)
 
 
 class Fleet:
     """Any number of workers that serve one model."""
 
-    def __init__(self, workers: Iterable[RemoteWorker] = ()) -> None:
+    def __init__(self, workers: Iterable[RemoteWorker] = (), *, health: FleetHealth | None = None) -> None:
+        self._health = health or FleetHealth()
         self._workers: list[RemoteWorker] = []
         self._leaving: set[RemoteWorker] = set()
         self._admitted: dict[RemoteWorker, Contract] = {}
@@ -107,6 +116,13 @@ class Fleet:
     def serving(self) -> list[RemoteWorker]:
         """The workers that take requests: connected, admitted and staying."""
         return list(self._admitted)
+
+    @property
+    def available(self) -> list[RemoteWorker]:
+        """Those of them that do not fail: they get the requests. At least half, whoever fails."""
+        preparing = {worker.name for worker, pending in self._preparing.items() if pending.requests}
+        names = set(self._health.available([worker.name for worker in self._admitted], preparing))
+        return [worker for worker in self._admitted if worker.name in names]
 
     @property
     def contract(self) -> Contract | None:
@@ -140,6 +156,7 @@ class Fleet:
         """Forget a worker."""
         self._workers.remove(worker)
         del self._preparing[worker]
+        self._health.forget(worker.name)
         self.restore(worker)
 
     async def changed(self) -> None:
@@ -164,9 +181,11 @@ class Fleet:
         self, digests: Iterable[Digest], *, prefix: bytes = b"", without: RemoteWorker | None = None
     ) -> RemoteWorker:
         """The worker for a request with these items, and with this key for the opening of its conversation."""
-        workers = [worker for worker in self.serving if worker is not without]
-        if not workers:
+        serving = [worker for worker in self.serving if worker is not without]
+        if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
+        # If only ejected ones are left, one of them is still better than none.
+        workers = [worker for worker in self.available if worker is not without] or serving
         if len(workers) == 1:
             return workers[0]
         distinct = tuple(dict.fromkeys(digests))
@@ -179,38 +198,52 @@ class Fleet:
         make: MakeFeature,
         kind: type[StreamedAnswer] = StreamedAnswer,
     ) -> StreamedAnswer:
-        """Submit to a worker; if that is lost before its first output, to another one.
+        """Submit to a worker; if that is lost or fails before its first output, to another one.
 
         Of a `BufferedAnswer` at any time. As long as it may be submitted again its media are held.
         """
-
-        def goes_on(begun: bool) -> bool:
-            return self._has_other(worker) and (kind is BufferedAnswer or not begun)
-
-        again = (replace(submission, features={}), make) if self._has_other(worker) else None
+        failover = Failover(self._health, self._has_other, is_whole=kind is BufferedAnswer)
+        again = (replace(submission, features={}), make) if self._has_other(worker.name) else None
         try:
-            self._check_serving(worker)
-            stream = await worker.submit(submission, make, goes_on=goes_on)
-        except (WorkerLost, NotReady) as error:
-            again = None  # this is the second time
-            worker, stream = await self.submit_again(worker, submission, make, error)
-        return kind(self, worker, stream, again)
+            try:
+                failover.begin(worker.name)
+                self._check_serving(worker)
+                stream = await worker.submit(submission, make, watcher=failover)
+            except SemelError as error:
+                if not failover.is_resumable(error):
+                    raise
+                again = None  # this is the second time
+                worker, stream = await self.submit_again(worker, submission, make, error, failover)
+        except BaseException:
+            failover.settle()
+            raise
+        return kind(self, worker, stream, failover, again)
 
     async def submit_again(
-        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, error: SemelError
+        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, error: SemelError, failover: Failover
     ) -> tuple[RemoteWorker, RemoteStream]:
-        """Submit to another worker than the one that was lost, if there is one."""
+        """Submit to another worker than the one that was lost or failed, if there is one."""
         try:
             other = self.choose((item.digest for item in submission.prompt.items), without=lost)
         except NotReady:
             raise error from None
         logger.warning("request %s goes to another worker: %s", submission.request_id, error)
-        return other, await other.submit(submission, make)
+        self._health.count_failover(error)
+        failover.begin(other.name)
+        return other, await other.submit(submission, make, watcher=failover)
+
+    def load(self, worker: RemoteWorker) -> int:
+        """Requests that a worker is answering or about to, and those that it has just failed."""
+        return worker.load + self._preparing[worker].requests + self._health.load(worker.name)
+
+    def is_ejected(self, worker: RemoteWorker) -> bool:
+        """Whether a worker gets no requests but trials, because it fails."""
+        return self._health.is_ejected(worker.name)
 
     def _candidate(self, worker: RemoteWorker, digests: Iterable[Digest]) -> Candidate:
         preparing = self._preparing[worker]
         known_items = sum(worker.knows(digest) or digest in preparing for digest in digests)
-        return Candidate(worker.name, worker.load + preparing.requests, known_items)
+        return Candidate(worker.name, self.load(worker), known_items)
 
     def _check_serving(self, worker: RemoteWorker) -> None:
         """It may have been refused or retired since it was chosen: preprocessing takes its time."""
@@ -218,8 +251,8 @@ class Fleet:
             reason = self._refused.get(worker) or worker.reason or "the worker leaves the fleet"
             raise NotReady(f"{reason}; try again in a moment")
 
-    def _has_other(self, worker: RemoteWorker) -> bool:
-        return any(other is not worker for other in self.serving)
+    def _has_other(self, worker: str) -> bool:
+        return any(other.name != worker for other in self._admitted)
 
     def _review(self) -> None:
         """Decide who serves, as soon as anybody comes or goes: those that did go before those that did not."""

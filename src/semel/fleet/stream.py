@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextvars import copy_context
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.core import Contract, Digest, Feature, Output, Submission
 from semel.errors import EngineDead, NotReady, SemelError, ServiceError, WorkerLost, error_for
+from semel.fleet.failover import is_worker_fault
 from semel.render import MakeFeature
 from semel.wire.messages import Accepted, Delta, Failed
 from semel.wire.outputs import output_of
 
-__all__ = ["RemoteStream", "Sender", "lost"]
+__all__ = ["UNWATCHED", "RemoteStream", "Sender", "StreamWatcher", "lost"]
 
 
 def lost() -> WorkerLost:
@@ -42,11 +43,52 @@ class Sender(Protocol):
         ...
 
 
+class StreamWatcher(Protocol):
+    """Hears how a stream fares, as soon as its worker tells."""
+
+    def goes_on(self, begun: bool) -> bool:
+        """Whether another worker will get the request if this one has failed it, given whether its answer had begun."""
+        ...
+
+    def on_output(self) -> None:
+        """The first output has come."""
+        ...
+
+    def on_finish(self) -> None:
+        """The answer is complete."""
+        ...
+
+    def on_failure(self, error: SemelError, begun: bool) -> None:
+        """The worker has given up, or is lost."""
+        ...
+
+    def on_abort(self, begun: bool) -> None:
+        """Nobody waits for the rest of the answer."""
+        ...
+
+
+class _Unwatched:
+    def goes_on(self, begun: bool) -> bool:  # noqa: ARG002
+        return False
+
+    def on_output(self) -> None: ...
+
+    def on_finish(self) -> None: ...
+
+    def on_failure(self, error: SemelError, begun: bool) -> None: ...
+
+    def on_abort(self, begun: bool) -> None: ...
+
+
+UNWATCHED: Final[StreamWatcher] = _Unwatched()
+"""For a stream of which nobody hears: no other worker gets its request."""
+
+
 class RemoteStream:
     """The answer to one submission, as it comes from the worker."""
 
     def __init__(
-        self, submission: Submission, make: MakeFeature, worker: Sender, goes_on: Callable[[bool], bool]
+        self, submission: Submission, make: MakeFeature, worker: Sender, watcher: StreamWatcher = UNWATCHED
     ) -> None:
         self.request_id = submission.request_id
         self.context = copy_context()
@@ -59,10 +101,13 @@ class RemoteStream:
         self.sent: set[Digest] = set()
         self._items = Counter(submission.prompt.items)
         self._make: MakeFeature | None = make
-        self._goes_on = goes_on
+        self._watcher = watcher
         self._worker = worker
         self._outputs: deque[Output] = deque()
         self._error: SemelError | None = None
+        self._is_resumable = False
+        """Whether the error is one that another worker may not make."""
+
         sequences = submission.sampling.get("n", 1)
         assert isinstance(sequences, int)
         self._unfinished = set(range(sequences))
@@ -87,6 +132,7 @@ class RemoteStream:
         if self._unfinished and self._error is None:
             self._unfinished.clear()
             self._worker.abort(self)
+            self._watcher.on_abort(self._has_begun)
         self._worker.forget(self)
 
     @property
@@ -97,7 +143,12 @@ class RemoteStream:
     @property
     def goes_on_elsewhere(self) -> bool:
         """Whether its worker failed it, but not for good: another will answer, and count its items."""
-        return isinstance(self._error, (NotReady, WorkerLost)) and self._goes_on(self._make is None)
+        return self._is_resumable and self._watcher.goes_on(self._has_begun)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether there was an output: what its items are made of is let go then."""
+        return self._make is None
 
     async def feature(self, digest: Digest) -> Feature:
         """The feature of an item, at hand or made again."""
@@ -118,17 +169,35 @@ class RemoteStream:
                 self._accepted = True
                 self.features.clear()
             case Delta():
-                self._make = None
-                self._outputs.append(output_of(message))
-                if message.finish_reason is not None:
-                    self._unfinished.discard(message.index)
+                self._on_delta(message)
             case Failed():
                 its_end = message.code == EngineDead.code  # its worker goes with it
-                self._error = lost() if its_end else error_for(message.code, message.message)
+                self.break_off(lost() if its_end else error_for(message.code, message.message))
         self._changed.set()
 
+    def _on_delta(self, delta: Delta) -> None:
+        if not self._has_begun:
+            self._make = None
+            self._watcher.on_output()
+        self._outputs.append(output_of(delta))
+        if delta.finish_reason is not None and delta.index in self._unfinished:
+            self._unfinished.discard(delta.index)
+            if not self._unfinished:
+                self._watcher.on_finish()
+
+    def break_off(self, error: SemelError) -> None:
+        """Its worker has given up, or is lost."""
+        if self._unfinished and self._error is None:
+            self._is_resumable = is_worker_fault(error) or isinstance(error, NotReady)
+            self._watcher.on_failure(error, self._has_begun)
+        self._end(error)
+
     def fail(self, error: SemelError) -> None:
-        """There will be no more."""
+        """There will be no more, and that is not its worker's doing."""
+        self._watcher.on_abort(begun=False)
+        self._end(error)
+
+    def _end(self, error: SemelError) -> None:
         self._error = error
         self._changed.set()
 

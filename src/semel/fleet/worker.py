@@ -15,7 +15,7 @@ from typing import Final
 from semel.cache import Lender, SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
-from semel.fleet.stream import RemoteStream, lost
+from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
 from semel.ledger import Ledger
 from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter
@@ -130,19 +130,19 @@ class RemoteWorker:
                 except ProtocolError as error:  # one worker's fault must not end the others' service
                     logger.warning("the worker at %s broke the protocol: %s", self.name, error)
                     self._link.reset(str(error))
+                except Exception:  # an edge: nor must ours, in what we make of one worker's message
+                    logger.exception("an event of the worker at %s failed: its session is opened anew", self.name)
+                    self._link.reset("the frontend failed on a message; its log says why")
         finally:
             for task in self._tasks:
                 task.cancel()
             self._stop_lending()
 
     async def submit(
-        self, submission: Submission, make: MakeFeature, *, goes_on: Callable[[bool], bool] = lambda _: False
+        self, submission: Submission, make: MakeFeature, *, watcher: StreamWatcher = UNWATCHED
     ) -> RemoteStream:
-        """Send a submission with what the worker lacks of it, and wait until the worker has taken it.
-
-        If it fails the request, `goes_on` tells whether another will get it, given whether its answer had begun.
-        """
-        stream = RemoteStream(submission, make, self, goes_on)
+        """Send a submission with what the worker lacks of it, and wait until the worker has taken it."""
+        stream = RemoteStream(submission, make, self, watcher)
         digests = [item.digest for item in submission.prompt.items]
         while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
             for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
@@ -254,7 +254,7 @@ class RemoteWorker:
         self.running = self._others = 0
         self._unanswered.clear()
         for stream in list(self._streams.values()):
-            stream.fail(lost())
+            stream.break_off(lost())
 
     def _repair(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
         """Send what the worker turned out to lack."""

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Self
 
+from semel.core import RetryQueue
 from semel.core.flag import MIB, flag
 from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
 
@@ -66,6 +67,7 @@ class Budget:
         self._lock = threading.Lock()
         self._charged = 0
         self._accounts = 0
+        self._retries = RetryQueue()
 
     @property
     def in_flight(self) -> int:
@@ -77,16 +79,17 @@ class Budget:
         """The number of open accounts."""
         return self._accounts
 
-    def open(self) -> Account:
-        """Open an account for a request; refuse it if too many are open."""
+    def open(self, tenant: str = "") -> Account:
+        """Open an account for a request of a tenant; refuse it if too many are open."""
         with self._lock:
             if self._accounts >= self.limits.max_requests:
                 raise Busy(
                     f"{self.limits.max_requests:,} requests wait for their answers already: try again in a moment, or "
-                    "raise it with --max-waiting-requests"
+                    "raise it with --max-waiting-requests",
+                    retry_after_s=self._retries.after_s(tenant),
                 )
             self._accounts += 1
-        return Account(self)
+        return Account(self, tenant)
 
     def __repr__(self) -> str:
         return f"Budget({self._charged:,} of {self.limits.max_bytes:,} bytes, {self._accounts:,} requests)"
@@ -95,10 +98,11 @@ class Budget:
 class Account:
     """The bytes that one request holds. Made by `Budget.open`."""
 
-    __slots__ = ("_brought", "_budget", "_charged", "_open")
+    __slots__ = ("_brought", "_budget", "_charged", "_open", "_tenant")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, tenant: str) -> None:
         self._budget = budget
+        self._tenant = tenant
         self._brought = 0
         self._charged = 0
         self._open = True
@@ -119,7 +123,8 @@ class Account:
         if self._budget._charged + nbytes > limits.max_bytes:
             raise TooManyBytes(
                 f"the requests in flight would hold more than {limits.max_bytes:,} bytes: try again in a moment, or "
-                "raise it with --max-media-bytes-in-flight"
+                "raise it with --max-media-bytes-in-flight",
+                retry_after_s=self._budget._retries.after_s(self._tenant),
             )
 
     def take(self, nbytes: int) -> None:
@@ -139,7 +144,9 @@ class Account:
         """Release the rest. A second call has no effect."""
         with self._budget._lock:
             self._hold(0)
-            self._budget._accounts -= self._open
+            if self._open:
+                self._budget._accounts -= 1
+                self._budget._retries.free()
             self._open = False
 
     def _hold(self, nbytes: int) -> None:

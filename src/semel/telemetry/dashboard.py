@@ -12,6 +12,7 @@ from semel.telemetry.metrics import (
     ENCODER_CACHE_EVICTIONS,
     ENCODER_CACHE_HITS,
     ENCODER_CACHE_QUERIES,
+    FAILOVERS,
     FEATURE_BYTES_SAVED,
     FEATURE_BYTES_SENT,
     FEATURES_REPAIRED,
@@ -29,6 +30,7 @@ from semel.telemetry.metrics import (
     RESUBMISSIONS,
     STAGE_SECONDS,
     WORKER_CONNECTED,
+    WORKER_EJECTIONS,
     WORKER_RUNNING,
     Metric,
 )
@@ -104,12 +106,14 @@ PANELS: Final = (
     ),
     Panel(
         "Repairs",
-        "Faults that no client saw: items that were gone, requests that went in again, processes that were replaced.",
+        "Faults that no client saw: items that were gone, requests that went in again or elsewhere, what was ended.",
         "reqps",
         {
             "features repaired": _rate(FEATURES_REPAIRED),
             "needs": _rate(NEEDS),
             "resubmissions": _rate(RESUBMISSIONS),
+            "failovers": _rate(FAILOVERS),
+            "workers ejected": _rate(WORKER_EJECTIONS),
             "processes replaced": _rate(POOL_REPLACED),
         },
     ),

@@ -19,6 +19,7 @@ __all__ = [
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
     "ENCODER_TAKEN_OVER",
+    "FAILOVERS",
     "FEATURES_REPAIRED",
     "FEATURES_SENT",
     "FEATURE_BYTES_SAVED",
@@ -57,6 +58,8 @@ __all__ = [
     "VLLM_MM_CACHE_HITS",
     "VLLM_MM_CACHE_QUERIES",
     "WORKER_CONNECTED",
+    "WORKER_EJECTED",
+    "WORKER_EJECTIONS",
     "WORKER_RUNNING",
     "Metric",
 ]
@@ -242,6 +245,21 @@ POOL_REPLACED: Final = Metric(
 WORKER_CONNECTED: Final = Metric(
     "semel_worker_connected", "gauge", "1 while the worker is connected, else 0.", ("worker",)
 )
+WORKER_EJECTED: Final = Metric(
+    "semel_worker_ejected",
+    "gauge",
+    "1 while the worker gets no requests but trials, because it failed others (--eject-after), else 0.",
+    ("worker",),
+)
+WORKER_EJECTIONS: Final = Metric(
+    "semel_worker_ejections_total", "counter", "Times that a worker was ejected because it failed requests."
+)
+FAILOVERS: Final = Metric(
+    "semel_failovers_total",
+    "counter",
+    "Requests that went to another worker because theirs failed or was lost, by the code of the error.",
+    ("code",),
+)
 WORKER_RUNNING: Final = Metric(
     "semel_worker_running_requests",
     "gauge",
@@ -307,6 +325,9 @@ METRICS: Final = (
     POOL_FAILED,
     POOL_REPLACED,
     WORKER_CONNECTED,
+    WORKER_EJECTED,
+    WORKER_EJECTIONS,
+    FAILOVERS,
     WORKER_RUNNING,
     SPANS_DROPPED,
 )

@@ -2,7 +2,7 @@
 
 Its answer is a function of its input: the prompt's tokens and, for every item, the bytes of the feature that it found
 under the item's digest. A wrong feature, or one that changed meanwhile, gives a wrong answer. A test can make it lose
-an item silently, as an engine core whose cache has drifted does, refuse requests, and answer slowly.
+an item silently, as an engine core whose cache has drifted does, refuse requests, fail, and answer slowly.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from blake3 import blake3
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, LruMap, Output, Prompt, Submission
 from semel.engine import ItemCacheWatcher
-from semel.errors import FeatureMissing, InvalidRequest
+from semel.errors import EngineFailed, FeatureMissing, InvalidRequest
 
-__all__ = ["EchoEngine", "EchoStream", "echo"]
+__all__ = ["EchoEngine", "EchoStream", "EngineFault", "echo"]
+
+EngineFault = Literal["submission", "first_token", "second_token"]
+"""Where an engine fails a request: when it gets it, or instead of a token."""
 
 
 def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
@@ -33,8 +37,11 @@ def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
 class EchoStream:
     """The answer to one submission."""
 
-    def __init__(self, tokens: tuple[int, ...], missing: list[Digest], pause_s: float) -> None:
+    def __init__(
+        self, tokens: tuple[int, ...], missing: list[Digest], pause_s: float, fault: EngineFault | None = None
+    ) -> None:
         self._tokens = tokens
+        self._fault = fault
         self._missing = missing
         self._pause_s = pause_s
         self.closed = False
@@ -45,6 +52,8 @@ class EchoStream:
             raise FeatureMissing(self._missing)
         for number, token in enumerate(self._tokens, 1):
             await asyncio.sleep(self._pause_s)
+            if self._fault is not None and number == (1 if self._fault == "first_token" else 2):
+                raise _failure()
             yield Output(0, "", (token,), finish_reason="stop" if number == len(self._tokens) else None)
 
     async def close(self) -> None:
@@ -64,6 +73,9 @@ class EchoEngine:
 
         self.salts: set[str | None] = set()
         """The salts of all prefixes."""
+
+        self.fault: EngineFault | None = None
+        """Where it fails every request from now on. The sampling parameter `fail` says the same of one request."""
 
         self.lost: set[Digest] = set()
         """Items that the engine core has lost although this process lists them as cached."""
@@ -99,6 +111,9 @@ class EchoEngine:
         await asyncio.sleep(self.pause_s)
         if submission.sampling.get("refuse"):
             raise InvalidRequest("refused, as asked")
+        fault = self.fault or submission.sampling.get("fail")
+        if fault == "submission":
+            raise _failure()
         digests = dict.fromkeys(item.digest for item in submission.prompt.items)
         found = {d: one for d in digests if (one := submission.features.get(d) or self._items.peek(d)) is not None}
         if missing := [digest for digest in digests if digest not in found]:
@@ -113,7 +128,7 @@ class EchoEngine:
         for digest in digests:
             if digest not in lost:
                 self._hold(digest, found[digest])
-        return EchoStream(() if lost else echo(submission.prompt, found), lost, self.pause_s)
+        return EchoStream(() if lost else echo(submission.prompt, found), lost, self.pause_s, _fault(fault))
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Cache an item without a request."""
@@ -146,3 +161,11 @@ class EchoEngine:
     def _tell_gone(self, digest: Digest) -> None:
         for watcher in self._watchers:
             watcher.drop(digest)
+
+
+def _fault(name: object) -> EngineFault | None:
+    return "first_token" if name == "first_token" else "second_token" if name == "second_token" else None
+
+
+def _failure() -> EngineFailed:
+    return EngineFailed("the engine failed the request, as asked")

@@ -7,7 +7,8 @@ logged, and the client gets a generic message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from starlette.exceptions import HTTPException
@@ -72,10 +73,12 @@ def public_error_body(error: SemelError) -> ErrorBody:
     return _body(public_error(error))
 
 
-def error_response(error: SemelError, *, process: str = "frontend") -> Response:
-    """The response to a request that ended with an error."""
+def error_response(
+    error: SemelError, *, process: str = "frontend", scatter: Callable[[], float] = random.random
+) -> Response:
+    """The response to a request that ended with an error. `scatter` draws from 0 to 1, for `Retry-After`."""
     public = public_error(error, process=process)
-    return json_response(_body(public), public.status, _retry_headers(public.status))
+    return json_response(_body(public), public.status, _retry_headers(public, scatter))
 
 
 def http_error_response(error: HTTPException, *, code: str = "invalid_request") -> Response:
@@ -89,6 +92,11 @@ def _body(error: RequestError | ServiceError) -> ErrorBody:
     return error_body(str(error), code=error.code, status=error.status, param=param)
 
 
-def _retry_headers(status: int) -> Mapping[str, str] | None:
-    """The header that announces a retry, if the status allows one."""
-    return {"Retry-After": "1"} if status in RETRIED else None
+def _retry_headers(error: RequestError | ServiceError, scatter: Callable[[], float]) -> Mapping[str, str] | None:
+    """What tells a client when the same request may be answered, if it may.
+
+    Scattered up to twice that time: clients that were refused together must not come back together.
+    """
+    if error.status not in RETRIED or not isinstance(error, ServiceError):
+        return None
+    return {"Retry-After": f"{max(1, round(error.retry_after_s * (1 + scatter())))}"}

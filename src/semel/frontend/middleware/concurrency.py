@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from semel.core import RetryQueue
 from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
 from semel.frontend.http.sse import DONE, EventStream, error_event
 from semel.frontend.limits import ConcurrencyLimits
@@ -33,6 +34,8 @@ class RequestLimiter:
         self._inside: Counter[str] = Counter()
         self._total = 0
         self._closed = ""
+        self._retries = RetryQueue()
+        self._tenant_retries: dict[str, RetryQueue] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -67,12 +70,14 @@ class RequestLimiter:
         if self._total >= limits.max_requests:
             raise Busy(
                 f"{limits.max_requests:,} requests are in flight already: try again in a moment, or raise it with "
-                "--max-requests"
+                "--max-requests",
+                retry_after_s=self._retries.after_s(tenant),
             )
         if limits.max_tenant_requests and self._inside[tenant] >= limits.max_tenant_requests:
             raise Busy(
                 f"{limits.max_tenant_requests:,} requests of this API key's tenant are in flight already: try again "
-                "when one has ended, or raise it with --max-tenant-requests"
+                "when one has ended, or raise it with --max-tenant-requests",
+                retry_after_s=self._retries_of(tenant).after_s(tenant),
             )
         self._inside[tenant] += 1
         self._total += 1
@@ -80,12 +85,19 @@ class RequestLimiter:
 
     def leave(self, tenant: str) -> None:
         """Record that one request of a tenant has ended."""
+        self._retries.free()
+        if self.limits.max_tenant_requests:
+            self._retries_of(tenant).free()
         self._inside[tenant] -= 1
         if not self._inside[tenant]:
             del self._inside[tenant]
         self._total -= 1
         if not self._total:
             self._empty.set()
+
+    def _retries_of(self, tenant: str) -> RetryQueue:
+        """Of a tenant's own places; there are as many tenants as the operator has named."""
+        return self._tenant_retries.setdefault(tenant, RetryQueue())
 
     def samples(self) -> Iterator[Sample]:
         """The metrics."""

@@ -99,7 +99,8 @@ async def serve_call(
     """Serve a request of this `kind` with `work`, until the client disconnects. `ask` reads what is not JSON."""
     context = current_request()
     client_id = None if context is None else context.client_id
-    call = Call(service, service.serving(), tenant_name(request), service.budget.open(), own_id(), client_id)
+    tenant = tenant_name(request)
+    call = Call(service, service.serving(), tenant, service.budget.open(tenant), own_id(), client_id)
     try:
         # This frame keeps no reference to the body or the parsed request, so that `work` can drop them.
         response = await unless_disconnected(

@@ -180,10 +180,11 @@ def _worker_for(
     info = serving.held_anywhere()
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
-    holders = [one for one in serving.fleet.serving if all(one.holding(digest) is not None for digest in named)]
+    fleet = serving.fleet
+    holders = [one for one in fleet.serving if all(one.holding(digest) is not None for digest in named)]
     if not holders:  # each item is on some worker, but no worker has all of them
         raise _unknown(named)
-    return min(holders, key=lambda one: one.load)
+    return min([one for one in fleet.available if one in holders] or holders, key=fleet.load)
 
 
 def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:

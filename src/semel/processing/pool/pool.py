@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any, Final, Self, TypeVar
 
 from semel.cache import Reservation, SharedCache
-from semel.core import Feature, Layout, Media, Target
+from semel.core import Feature, Layout, Media, RetryQueue, Target
 from semel.errors import (
     ConfigError,
     MediaTooLarge,
@@ -92,6 +92,7 @@ class Pool:
         self._load = load
         self._processes = processes
         self._max_waiting = max_waiting
+        self._retries = RetryQueue()
         self._memory = memory
         self._offers = offers or OfferLimits()
         self._items = count()
@@ -239,13 +240,17 @@ class Pool:
         try:
             return await job.made
         finally:
+            self._retries.free()
             self._waiting.discard(job.group, job)
 
     def _admit(self, media: Media) -> None:
         if self._refusal is not None:
             raise NotReady(self._refusal)
         if len(self._waiting) >= self._max_waiting:
-            raise NotReady(f"{len(self._waiting):,} items wait for preprocessing already; try again later")
+            raise NotReady(
+                f"{len(self._waiting):,} items wait for preprocessing already; try again later",
+                retry_after_s=self._retries.after_s(""),
+            )
         if len(media.data) > self._load.max_memory_bytes:
             raise MediaTooLarge(
                 f"the {media.modality} has {len(media.data):,} bytes; "

@@ -1,0 +1,201 @@
+"""Which workers get no requests for a while because they fail: outlier ejection. Pure, the time is passed in.
+
+A worker that fails at once has nothing to do, and looks like the best choice. So its failures count as load for a
+while, and it is ejected: after some failures in a row, or when half of its requests fail. It is out for 10 s, and then
+gets trial requests, one at a time: the first that succeeds brings it back, one that fails puts it out for twice as
+long. A worker that has served for as long as it was out begins anew. Whoever fails, at least half of the fleet is
+available: the workers that are nearest to their return are let in then. Time must never go back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from semel.core.flag import flag
+
+__all__ = ["FIRST_S", "MAX_S", "MIN_VERDICTS", "WINDOW_S", "Attempt", "EjectionLimits", "OutlierEjection"]
+
+WINDOW_S: Final = 10.0
+"""How long a failure counts as load, and how far back the share of failures looks."""
+
+MIN_VERDICTS: Final = 10
+"""Requests within the window that a share of failures needs to mean anything."""
+
+FIRST_S: Final = 10.0
+MAX_S: Final = 300.0
+"""How long a worker is out the first time, and at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class EjectionLimits:
+    """When a worker that fails gets no more requests for a while."""
+
+    eject_after: int = flag(
+        3,
+        help="Failures in a row after which a worker gets no requests for 10 s, and longer if it fails again. It is "
+        "also taken out when it fails half of ten requests. Never more than half of the workers are. 0 takes out none.",
+        group="Fleet",
+        min=0,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """What is known of one worker."""
+
+    streak: int = 0
+    """Failures in a row."""
+
+    verdicts: deque[tuple[float, bool]] = field(default_factory=deque)
+    """When requests of the window ended, and whether they failed."""
+
+    failed: int = 0
+    """How many of them did."""
+
+    charges: deque[float] = field(default_factory=deque)
+    """When the failures were that count as load."""
+
+    ejections: int = 0
+    out_until: float | None = None
+    """When its trials begin; None while it serves."""
+
+    out_s: float = 0.0
+    """How long it was out the last time."""
+
+    returned: float = 0.0
+    trial: Attempt | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One request at one worker, until there is a verdict on it. Made by `OutlierEjection.begin`."""
+
+    worker: str
+    record: _Record = field(repr=False)
+    ejection: int
+    """Which ejection of the worker it began in, counted from 1; 0 if it was not ejected."""
+
+    is_trial: bool
+    is_open: bool = True
+
+
+class OutlierEjection:
+    """The workers of a fleet by their names, and how their requests ended."""
+
+    def __init__(self, limits: EjectionLimits | None = None) -> None:
+        self._limits = limits or EjectionLimits()
+        self._records: dict[str, _Record] = {}
+        self._ejected: set[str] = set()
+
+    def begin(self, worker: str, now: float) -> Attempt:
+        """A request goes to a worker: as its trial, if there is to be one."""
+        record = self._records.setdefault(worker, _Record())
+        if record.out_until is None:
+            return Attempt(worker, record, 0, is_trial=False)
+        is_trial = record.trial is None and now >= record.out_until
+        attempt = Attempt(worker, record, record.ejections, is_trial=is_trial)
+        if is_trial:
+            record.trial = attempt
+        return attempt
+
+    def succeed(self, attempt: Attempt, now: float) -> bool:
+        """It was answered; whether that brings its worker back. Only the first verdict on an attempt counts."""
+        if (record := self._close(attempt)) is None:
+            return False
+        if record.out_until is None:
+            record.streak = 0
+            self._judge(record, now, failed=False)
+            return False
+        if attempt.ejection != record.ejections:
+            return False  # it began before the worker was ejected, and tells nothing of today
+        record.out_until, record.returned = None, now
+        self._ejected.discard(attempt.worker)
+        return True
+
+    def fail(self, attempt: Attempt, now: float) -> float:
+        """Its worker failed it; for how many seconds that ejects the worker, or 0."""
+        if (record := self._close(attempt)) is None:
+            return 0.0
+        if record.out_until is None:
+            record.streak += 1
+            self._judge(record, now, failed=True)
+            if not self._is_outlier(record):
+                return 0.0
+            begins_anew = now - record.returned >= record.out_s
+            return self._eject(attempt.worker, record, now, FIRST_S if begins_anew else 2 * record.out_s)
+        return self._eject(attempt.worker, record, now, 2 * record.out_s) if attempt.is_trial else 0.0
+
+    def cancel(self, attempt: Attempt) -> None:
+        """It ended in a way that tells nothing of its worker."""
+        self._close(attempt)
+
+    def charge(self, worker: str, now: float) -> None:
+        """Let a failure count as load, from now on."""
+        self._records.setdefault(worker, _Record()).charges.append(now)
+
+    def load(self, worker: str, now: float) -> int:
+        """The failures of a worker that count as load."""
+        if (record := self._records.get(worker)) is None:
+            return 0
+        while record.charges and record.charges[0] <= now - WINDOW_S:
+            record.charges.popleft()
+        return len(record.charges)
+
+    def is_ejected(self, worker: str) -> bool:
+        """Whether a worker is out or on trial."""
+        return worker in self._ejected
+
+    def available(self, workers: Sequence[str], now: float, *, preparing: Container[str] = ()) -> list[str]:
+        """Those of the workers that may get a request: all but the ejected, and never less than half.
+
+        One whose time is over is among them, unless a trial is under way or in preparation.
+        """
+        if not self._ejected:
+            return list(workers)
+        out = {}
+        for worker in self._ejected.intersection(workers):
+            record = self._records[worker]
+            until = record.out_until or 0.0
+            if now < until or record.trial is not None or worker in preparing:
+                out[worker] = until
+        farthest = set(sorted(out, key=lambda worker: (-out[worker], worker))[: len(workers) // 2])
+        return [worker for worker in workers if worker not in farthest]
+
+    def forget(self, worker: str) -> None:
+        """A worker is no more; one that comes by its name is new."""
+        self._records.pop(worker, None)
+        self._ejected.discard(worker)
+
+    def _close(self, attempt: Attempt) -> _Record | None:
+        """The record of its worker, for the first verdict on an attempt."""
+        record = attempt.record
+        if not attempt.is_open or self._records.get(attempt.worker) is not record:
+            return None
+        attempt.is_open = False
+        if record.trial is attempt:
+            record.trial = None
+        return record
+
+    def _judge(self, record: _Record, now: float, *, failed: bool) -> None:
+        record.verdicts.append((now, failed))
+        record.failed += failed
+        while record.verdicts[0][0] <= now - WINDOW_S:
+            record.failed -= record.verdicts.popleft()[1]
+
+    def _is_outlier(self, record: _Record) -> bool:
+        if not self._limits.eject_after:
+            return False
+        many = len(record.verdicts) >= MIN_VERDICTS
+        return record.streak >= self._limits.eject_after or (many and 2 * record.failed >= len(record.verdicts))
+
+    def _eject(self, worker: str, record: _Record, now: float, seconds: float) -> float:
+        record.out_s = min(seconds, MAX_S)
+        record.out_until = now + record.out_s
+        record.ejections += 1
+        record.streak = record.failed = 0
+        record.verdicts.clear()
+        self._ejected.add(worker)
+        return record.out_s

@@ -1,0 +1,164 @@
+"""What a request that failed tells of its worker, and whether another worker gets it.
+
+A request goes elsewhere once, as long as nothing of its answer has been given out. If the other worker answers it, the
+first one is at fault. If both fail, the request is: it counts against neither, or whoever has a request that engines
+fail on could have half of a fleet ejected.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Container, Sequence
+
+from semel.errors import FeatureRejected, NotReady, SemelError, ServiceError, WorkerLost
+from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
+from semel.telemetry import Meter
+from semel.telemetry.metrics import FAILOVERS, WORKER_EJECTIONS
+
+__all__ = ["Failover", "FleetHealth", "is_worker_fault"]
+
+logger = logging.getLogger(__name__)
+
+
+def is_worker_fault(error: SemelError) -> bool:
+    """Whether an error that a worker told of, or its loss, is the worker's own fault.
+
+    Not a request that is refused, nor a feature, which a client may have sent; nor an engine whose queue is full:
+    ejecting that worker would fill the queues of the others.
+    """
+    return isinstance(error, ServiceError) and error.status >= 500 and not isinstance(error, FeatureRejected | NotReady)
+
+
+class FleetHealth:
+    """Who is ejected now: the rules with a clock, the log and the metrics."""
+
+    def __init__(
+        self,
+        limits: EjectionLimits | None = None,
+        *,
+        meter: Meter | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ejection = OutlierEjection(limits)
+        self._meter = meter or Meter()
+        self._now = now
+
+    def begin(self, worker: str) -> Attempt:
+        """A request goes to a worker."""
+        return self._ejection.begin(worker, self._now())
+
+    def succeed(self, attempt: Attempt) -> None:
+        """It was answered."""
+        if self._ejection.succeed(attempt, self._now()):
+            logger.info("the worker at %s gets requests again: it has answered one", attempt.worker)
+
+    def fail(self, attempt: Attempt) -> None:
+        """Its worker was at fault."""
+        if seconds := self._ejection.fail(attempt, self._now()):
+            self._meter.count(WORKER_EJECTIONS)
+            logger.warning("the worker at %s fails requests and gets none for %g s", attempt.worker, seconds)
+
+    def cancel(self, attempt: Attempt) -> None:
+        """It tells nothing of its worker."""
+        self._ejection.cancel(attempt)
+
+    def charge(self, worker: str) -> None:
+        """Let a failure count as load."""
+        self._ejection.charge(worker, self._now())
+
+    def load(self, worker: str) -> int:
+        """The failures of a worker that count as load."""
+        return self._ejection.load(worker, self._now())
+
+    def is_ejected(self, worker: str) -> bool:
+        """Whether a worker is out or on trial."""
+        return self._ejection.is_ejected(worker)
+
+    def available(self, workers: Sequence[str], preparing: Container[str]) -> list[str]:
+        """Those of the workers that may get a request."""
+        return self._ejection.available(workers, self._now(), preparing=preparing)
+
+    def forget(self, worker: str) -> None:
+        """A worker is no more."""
+        self._ejection.forget(worker)
+
+    def count_failover(self, error: SemelError) -> None:
+        """A request goes to another worker because of an error."""
+        self._meter.count(FAILOVERS, error.code if isinstance(error, ServiceError) else ServiceError.code)
+
+
+class Failover:
+    """The attempts of one request, which its streams tell of (`StreamWatcher`)."""
+
+    def __init__(self, health: FleetHealth, has_other: Callable[[str], bool], *, is_whole: bool) -> None:
+        self._health = health
+        self._has_other = has_other
+        self._is_whole = is_whole
+        """Whether nothing of the answer is given out before it is complete."""
+
+        self._attempt: Attempt | None = None
+        self._suspect: Attempt | None = None
+        """The first attempt if it failed, until it is clear whose fault that was."""
+
+        self._is_second = False
+
+    def begin(self, worker: str) -> None:
+        """It goes to a worker: the first, or the other."""
+        if self._attempt is not None and self._attempt is not self._suspect:
+            self._health.cancel(self._attempt)
+        self._is_second = self._attempt is not None
+        self._attempt = self._health.begin(worker)
+
+    def goes_on(self, begun: bool) -> bool:
+        """Whether another worker gets it if this one fails it, now or after its answer has begun."""
+        worker = "" if self._attempt is None else self._attempt.worker
+        return not self._is_second and self._has_other(worker) and (self._is_whole or not begun)
+
+    def is_resumable(self, error: SemelError) -> bool:
+        """Whether an error is one that another worker may not make."""
+        return self._suspect is not None or isinstance(error, WorkerLost | NotReady)
+
+    def on_output(self) -> None:
+        """The first output has come: nothing is wrong with the request."""
+        self._blame()
+
+    def on_finish(self) -> None:
+        """The answer is complete."""
+        if self._attempt is not None:
+            self._health.succeed(self._attempt)
+
+    def on_failure(self, error: SemelError, begun: bool) -> None:
+        """The worker has given up, or is lost."""
+        if self._attempt is None:
+            return
+        if not is_worker_fault(error):
+            self._health.cancel(self._attempt)
+            self._blame()
+            return
+        self._health.charge(self._attempt.worker)
+        if self._suspect is not None:
+            self._health.cancel(self._suspect)
+            self._health.cancel(self._attempt)
+            self._suspect = None
+        elif self.goes_on(begun):
+            self._suspect = self._attempt
+        else:
+            self._health.fail(self._attempt)
+
+    def on_abort(self, begun: bool) -> None:
+        """Nobody waits for the rest of the answer."""
+        if self._attempt is not None and begun:
+            self._health.succeed(self._attempt)
+        self.settle()
+
+    def settle(self) -> None:
+        """There will be no more of it."""
+        self._blame()
+        if self._attempt is not None:
+            self._health.cancel(self._attempt)
+
+    def _blame(self) -> None:
+        if self._suspect is not None:
+            self._health.fail(self._suspect)
+            self._suspect = None

@@ -1,0 +1,310 @@
+"""Outlier ejection: held against a slow model that keeps everything it heard and counts it anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
+
+NAMES = "abcde"
+
+
+@dataclass(eq=False)
+class Request:
+    worker: str
+    began_in: int
+    """How often its worker had been ejected, if it was out then; else -1."""
+
+    is_trial: bool
+    attempt: Attempt
+    ended: bool = False
+
+
+@dataclass
+class Model:
+    """One worker: the log of all that happened, and what follows from it."""
+
+    eject_after: int
+    log: list[tuple[float, str]] = field(default_factory=list)
+    """`ok` and `bad` are verdicts while it served, `out S` and `back` changes, `charge` a failure that is load."""
+
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def outs(self) -> list[tuple[float, float]]:
+        return [(at, float(what.split()[1])) for at, what in self.log if what.startswith("out")]
+
+    @property
+    def is_out(self) -> bool:
+        changes = [what for _, what in self.log if what.startswith(("out", "back"))]
+        return bool(changes) and changes[-1] != "back"
+
+    @property
+    def until(self) -> float:
+        at, seconds = self.outs[-1]
+        return at + seconds
+
+    @property
+    def on_trial(self) -> bool:
+        return any(one.is_trial and not one.ended for one in self.requests)
+
+    @property
+    def verdicts(self) -> list[tuple[float, str]]:
+        """Since it serves."""
+        changes = [number for number, (_, what) in enumerate(self.log) if what.startswith(("out", "back"))]
+        rest = self.log[changes[-1] + 1 :] if changes else self.log
+        return [(at, what) for at, what in rest if what in {"ok", "bad"}]
+
+    def is_outlier(self, now: float) -> bool:
+        words = [what for _, what in self.verdicts]
+        last = [what for at, what in self.verdicts if at > now - 10]
+        if not self.eject_after:
+            return False
+        in_a_row = len(words) >= self.eject_after and set(words[-self.eject_after :]) == {"bad"}
+        return in_a_row or (len(last) >= 10 and last.count("bad") >= len(last) / 2)
+
+    def next_s(self, now: float) -> float:
+        """How long it would be out, if it were ejected now."""
+        if not self.outs:
+            return 10.0
+        backs = [at for at, what in self.log if what == "back"]
+        last_s = self.outs[-1][1]
+        return 10.0 if not self.is_out and now - backs[-1] >= last_s else min(300.0, 2 * last_s)
+
+    def load(self, now: float) -> int:
+        return sum(what == "charge" and at > now - 10 for at, what in self.log)
+
+    def succeed(self, request: Request, now: float) -> bool:
+        request.ended = True
+        if not self.is_out:
+            self.log.append((now, "ok"))
+        elif request.began_in == len(self.outs):
+            self.log.append((now, "back"))
+            return True
+        return False
+
+    def fail(self, request: Request, now: float) -> float:
+        request.ended = True
+        if self.is_out and not request.is_trial:
+            return 0.0
+        seconds = self.next_s(now)
+        if not self.is_out:
+            self.log.append((now, "bad"))
+            if not self.is_outlier(now):
+                return 0.0
+        self.log.append((now, f"out {seconds}"))
+        return seconds
+
+
+class Machine(RuleBasedStateMachine):
+    """Workers that come and go, requests that end well, badly or without a verdict, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make: Callable[[EjectionLimits], OutlierEjection] = OutlierEjection
+
+    @initialize(count=st.integers(1, len(NAMES)), eject_after=st.sampled_from((0, 1, 2, 3, 5)))
+    def start(self, count: int, eject_after: int) -> None:
+        self.now = 0.0
+        self.eject_after = eject_after
+        self.tested = self.make(EjectionLimits(eject_after))
+        self.models = {name: Model(eject_after) for name in NAMES[:count]}
+
+    @rule(seconds=st.sampled_from((0.0, 0.5, 3.0, 9.5, 10.0, 10.5, 20.0, 150.0, 400.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(which=st.integers(0, 99), ends=st.lists(st.sampled_from("sfffx"), max_size=12))
+    def ask(self, which: int, ends: list[str]) -> None:
+        """Requests one after another, each of which ends at once."""
+        for end in ends:
+            self.begin(which)
+            self.end(-1, end)
+
+    @rule(which=st.integers(0, 99))
+    def begin(self, which: int) -> None:
+        name = sorted(self.models)[which % len(self.models)]
+        model = self.models[name]
+        is_trial = model.is_out and self.now >= model.until and not model.on_trial
+        attempt = self.tested.begin(name, self.now)
+        assert attempt.is_trial == is_trial
+        model.requests.append(Request(name, len(model.outs) if model.is_out else -1, is_trial, attempt))
+
+    @rule(which=st.integers(-1, 99), how=st.sampled_from("sfx"))
+    def end(self, which: int, how: str) -> None:
+        opened = [one for model in self.models.values() for one in model.requests if not one.ended]
+        if not opened:
+            return
+        request = opened[which % len(opened)] if which >= 0 else opened[-1]
+        model = self.models[request.worker]
+        if how == "x":
+            request.ended = True
+            self.tested.cancel(request.attempt)
+        elif how == "s":
+            assert self.tested.succeed(request.attempt, self.now) == model.succeed(request, self.now)
+        else:
+            model.log.append((self.now, "charge"))
+            self.tested.charge(request.worker, self.now)
+            assert self.tested.fail(request.attempt, self.now) == model.fail(request, self.now)
+
+    @rule(which=st.integers(0, 99))
+    def end_again(self, which: int) -> None:
+        """A second verdict on a request changes nothing."""
+        ended = [one for model in self.models.values() for one in model.requests if one.ended]
+        if ended:
+            attempt = ended[which % len(ended)].attempt
+            assert self.tested.fail(attempt, self.now) == 0
+            assert not self.tested.succeed(attempt, self.now)
+
+    @rule(which=st.integers(0, 99))
+    def replace(self, which: int) -> None:
+        """Another worker comes by the name of one that was removed: what the old one left says nothing of it."""
+        name = sorted(self.models)[which % len(self.models)]
+        left = self.models[name].requests
+        self.tested.forget(name)
+        self.models[name] = Model(self.eject_after)
+        for request in left:
+            if not request.ended:
+                assert self.tested.fail(request.attempt, self.now) == 0
+
+    @invariant()
+    def is_as_the_model_says(self) -> None:
+        if not hasattr(self, "models"):
+            return
+        names = sorted(self.models)
+        for name in names:
+            assert self.tested.is_ejected(name) == self.models[name].is_out
+            assert self.tested.load(name, self.now) == self.models[name].load(self.now)
+        for preparing in ((), names):
+            found = self.tested.available(names, self.now, preparing=preparing)
+            out = [name for name in names if self._is_closed(self.models[name], name in preparing)]
+            assert len(names) - len(found) == min(len(out), len(names) // 2), "never more than half are out"
+            left_out = set(names) - set(found)
+            assert left_out <= set(out)
+            nearest = sorted(out, key=lambda name: self.models[name].until)[: len(out) - len(left_out)]
+            earliest = max((self.models[name].until for name in nearest), default=0.0)
+            assert all(self.models[name].until >= earliest for name in left_out), "the nearest to return are let in"
+
+    def _is_closed(self, model: Model, is_preparing: bool) -> bool:
+        return model.is_out and (self.now < model.until or model.on_trial or is_preparing)
+
+
+def test_it_does_what_the_model_says() -> None:
+    run_state_machine_as_test(Machine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None))
+
+
+def drive(make: Callable[[EjectionLimits], OutlierEjection], seed: int) -> None:
+    """The same by chance, with more failures and trials than hypothesis thinks of."""
+    random, machine = Random(seed), Machine()
+    machine.make = make
+    machine.start(random.randint(1, 5), random.choice((1, 2, 3, 5)))
+    for _ in range(40):
+        which = random.randrange(100)
+        match random.randrange(6):
+            case 0:
+                machine.wait(random.choice((0.0, 0.5, 10.0, 20.0, 60.0)))
+            case 1:
+                machine.ask(
+                    which, random.choices("sfx", random.choice(((2, 6, 1), (5, 5, 1))), k=random.randint(1, 12))
+                )
+            case 2 | 3:
+                machine.begin(which)
+            case 4:
+                machine.end(which, random.choice("sfx"))
+            case _:
+                machine.end_again(which)
+        machine.is_as_the_model_says()
+
+
+def test_it_does_what_the_model_says_by_chance() -> None:
+    for seed in range(60):
+        drive(OutlierEjection, seed)
+
+
+class NeverDoubles(OutlierEjection):
+    def _eject(self, worker: str, record: Any, now: float, seconds: float) -> float:  # noqa: ARG002
+        return super()._eject(worker, record, now, 10.0)
+
+
+class EjectsAll(OutlierEjection):
+    def available(self, workers: Any, now: float, **more: Any) -> list[str]:  # noqa: ARG002
+        return [worker for worker in workers if not self.is_ejected(worker)]
+
+
+class TrialsAtWill(OutlierEjection):
+    def begin(self, worker: str, now: float) -> Attempt:
+        attempt = super().begin(worker, now)
+        attempt.record.trial = None
+        return attempt
+
+
+class HearsThePast(OutlierEjection):
+    def succeed(self, attempt: Attempt, now: float) -> bool:
+        attempt.ejection = attempt.record.ejections
+        return super().succeed(attempt, now)
+
+
+class ForgetsTheShare(OutlierEjection):
+    def _judge(self, record: Any, now: float, *, failed: bool) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", [NeverDoubles, EjectsAll, TrialsAtWill, HearsThePast, ForgetsTheShare])
+def test_mutant_the_model_notices(wrong: type[OutlierEjection]) -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(60):
+            drive(wrong, seed)
+
+
+def failing(ejection: OutlierEjection, worker: str, now: float, count: int = 1) -> float:
+    return [ejection.fail(ejection.begin(worker, now), now) for _ in range(count)][-1]
+
+
+def test_three_failures_in_a_row_are_10_s_and_each_failed_trial_doubles_them_up_to_300() -> None:
+    ejection = OutlierEjection()
+    assert [failing(ejection, "a", 0.0) for _ in range(4)] == [0.0, 0.0, 10.0, 0.0], "while it is out nothing counts"
+    now, waits = 10.0, []
+    for _ in range(7):
+        waits.append(failing(ejection, "a", now))
+        now += waits[-1]
+    assert waits == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+    assert ejection.succeed(ejection.begin("a", now), now)
+    assert failing(ejection, "a", now + 299.9, 3) == 300.0, "it had not served for as long as it was out"
+
+
+@pytest.mark.parametrize(("tenth_at", "seconds"), [(9.9, 10.0), (10.0, 0.0)])
+def test_half_of_ten_requests_within_10_s_are_enough_although_no_two_failed_in_a_row(
+    tenth_at: float, seconds: float
+) -> None:
+    ejection = OutlierEjection()
+    for _ in range(4):
+        ejection.succeed(ejection.begin("a", 0.0), 0.0)
+        assert failing(ejection, "a", 0.0) == 0.0
+    ejection.succeed(ejection.begin("a", 0.0), 0.0)
+    assert failing(ejection, "a", tenth_at) == seconds
+
+
+def test_a_share_is_told_by_random_requests_and_a_good_worker_is_left_alone() -> None:
+    random, ejection, out = Random(4), OutlierEjection(), {"good": 0.0, "bad": 0.0}
+    for number in range(2_000):
+        for name, share in (("good", 0.1), ("bad", 0.6)):
+            attempt, now = ejection.begin(name, number / 20), number / 20
+            if random.random() < share:
+                out[name] += ejection.fail(attempt, now)
+            else:
+                ejection.succeed(attempt, now)
+    assert out["good"] <= 20 < 50 < out["bad"]
+
+
+def test_0_ejects_nobody_and_failures_are_load_all_the_same() -> None:
+    ejection = OutlierEjection(EjectionLimits(eject_after=0))
+    assert failing(ejection, "a", 0.0, 50) == 0.0
+    ejection.charge("a", 0.0)
+    assert (ejection.load("a", 9.9), ejection.load("a", 10.0)) == (1, 0)

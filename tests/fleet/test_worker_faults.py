@@ -1,0 +1,315 @@
+"""Workers that fail: who gets the request then, what counts against whom, and when a worker gets no more of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from semel.core import Digest, Feature, Submission
+from semel.errors import (
+    EngineFailed,
+    FeatureRejected,
+    NotReady,
+    RequestError,
+    SemelError,
+    ServiceError,
+    WorkerLost,
+    told_kinds,
+)
+from semel.fleet.ejection import EjectionLimits
+from semel.fleet.failover import FleetHealth, is_worker_fault
+from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.fleet.membership import Membership
+from semel.fleet.worker import RemoteWorker
+from semel.telemetry import Meter
+from semel.testing.engine import EngineFault
+from semel.wire.messages import Load
+from tests.fleet.test_membership import connect
+from tests.waiting import until
+from tests.wire.examples import digest_of
+from tests.worker.pairing import Rig, expected, feature, prompt, rig
+
+KINDS = (StreamedAnswer, BufferedAnswer)
+
+
+@dataclass
+class Three:
+    """Three workers, one frontend, and a clock that stands still."""
+
+    rigs: list[Rig]
+    now: float = 0.0
+    meter: Meter = field(default_factory=Meter)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self, eject_after: int = 3) -> None:
+        health = FleetHealth(EjectionLimits(eject_after), meter=self.meter, now=lambda: self.now)
+        self.fleet = Fleet([one.frontends[0].worker for one in self.rigs], health=health)
+
+    def rig_of(self, worker: RemoteWorker) -> Rig:
+        (found,) = [one for one in self.rigs if one.frontends[0].worker is worker]
+        return found
+
+    async def submit(
+        self,
+        worker: RemoteWorker | None = None,
+        kind: type[StreamedAnswer] = StreamedAnswer,
+        number: int = 1,
+        sampling: Mapping[str, object] | None = None,
+    ) -> StreamedAnswer:
+        async def make(_: Digest) -> Feature:
+            return feature(number)
+
+        worker = worker or self.fleet.choose([digest_of(number)])
+        submission = Submission(f"r{next(self.numbers)}", prompt([number]), {}, sampling or {})
+        return await self.fleet.submit(worker, submission, make, kind)
+
+    async def ask(
+        self,
+        worker: RemoteWorker | None = None,
+        kind: type[StreamedAnswer] = StreamedAnswer,
+        number: int = 1,
+        sampling: Mapping[str, object] | None = None,
+    ) -> tuple[int, ...]:
+        async with asyncio.timeout(10):
+            stream = await self.submit(worker, kind, number, sampling)
+            try:
+                return tuple([token async for output in stream for token in output.token_ids])
+            finally:
+                await stream.close()
+
+    def metric(self, name: str) -> float:
+        families = self.meter.registry.collect()
+        return sum(one.value for family in families for one in family.samples if one.name == name)
+
+    @property
+    def ejected(self) -> list[RemoteWorker]:
+        return [worker for worker in self.fleet.workers if self.fleet.is_ejected(worker)]
+
+
+@pytest.fixture
+async def three(tmp_path: Path) -> AsyncIterator[Three]:
+    async with AsyncExitStack() as stack:
+        rigs = []
+        for name in "abc":
+            (tmp_path / name).mkdir(mode=0o700)
+            rigs.append(await stack.enter_async_context(rig(tmp_path / name)))
+        yield Three(rigs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["submission", "first_token"])
+async def test_a_request_that_fails_before_its_first_token_is_answered_by_another_worker(
+    three: Three, fault: EngineFault, kind: type[StreamedAnswer]
+) -> None:
+    """Control: to the worker by itself, which is what everybody got before, the same request is an error."""
+    bad = three.fleet.workers[0]
+    three.rig_of(bad).engine.fault = fault
+    with pytest.raises(EngineFailed):
+        await three.rig_of(bad).frontends[0].ask(1)
+    queries = sum(one.frontends[0].metric("semel_mm_cache_queries_total") for one in three.rigs)
+    assert await three.ask(bad, kind) == expected([1])
+    assert sum(one.frontends[0].metric("semel_mm_cache_queries_total") for one in three.rigs) == queries + 1, "D8"
+    assert three.metric("semel_failovers_total") == 1
+
+
+async def test_a_stream_that_has_begun_ends_with_the_error_and_a_whole_answer_begins_anew(three: Three) -> None:
+    bad = three.fleet.workers[0]
+    three.rig_of(bad).engine.fault = "second_token"
+    with pytest.raises(EngineFailed):
+        await three.ask(bad)
+    assert await three.ask(bad, BufferedAnswer) == expected([1])
+
+
+async def test_three_failures_in_a_row_eject_a_worker_and_a_trial_brings_it_back(three: Three) -> None:
+    bad = three.fleet.workers[0]
+    engine = three.rig_of(bad).engine
+    engine.fault = "first_token"
+    for _ in range(3):
+        assert bad in three.fleet.available
+        assert await three.ask(bad) == expected([1])
+    assert three.ejected == [bad]
+    assert three.metric("semel_worker_ejections_total") == 1
+    before = engine.submissions
+    for number in range(40):
+        await three.ask(number=number)
+    assert engine.submissions == before, "nobody is sent there"
+    three.now = 10.0
+    assert bad in three.fleet.available
+    assert await three.ask(bad) == expected([1]), "a trial that fails goes elsewhere too"
+    three.now = 29.9
+    assert bad not in three.fleet.available, "20 s this time"
+    three.now, engine.fault = 30.0, None
+    assert await three.ask(bad) == expected([1])
+    assert three.ejected == []
+
+
+async def test_trials_come_one_at_a_time_and_one_that_is_given_up_makes_room_for_the_next(three: Three) -> None:
+    bad = three.fleet.workers[0]
+    engine = three.rig_of(bad).engine
+    engine.fault = "submission"
+    for _ in range(3):
+        await three.ask(bad)
+    engine.fault, engine.pause_s, three.now = None, 0.2, 10.0
+    with three.fleet.preparing([digest_of(1)]) as chosen:
+        others = [number for number in range(40) if three.fleet.choose([digest_of(number)]) is bad]
+        assert (chosen is bad) == (not others), "a trial in preparation is one"
+    stream = await three.submit(bad)
+    assert bad not in three.fleet.available
+    await stream.close()
+    assert bad in three.fleet.available, "nothing is known yet"
+    assert three.ejected == [bad]
+    assert await three.ask(bad) == expected([1])
+    assert three.ejected == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "error"), [({"refuse": True}, RequestError), ({"fail": "first_token"}, EngineFailed)]
+)
+async def test_a_client_cannot_have_workers_ejected(
+    three: Three, sampling: dict[str, object], error: type[SemelError]
+) -> None:
+    """A request that is refused, and one that every engine fails on. Control: a request that one worker fails on."""
+    for _ in range(30):
+        with pytest.raises(error):
+            await three.ask(sampling=sampling)
+    assert three.ejected == []
+    assert three.metric("semel_worker_ejections_total") == 0
+    bad = three.fleet.workers[0]
+    three.rig_of(bad).engine.fault = "first_token"
+    for _ in range(3):
+        await three.ask(bad)
+    assert three.ejected == [bad]
+
+
+async def test_requests_that_nobody_waits_for_any_more_count_against_nobody(three: Three) -> None:
+    for one in three.rigs:
+        one.engine.pause_s = 0.05
+    for _ in range(6):
+        stream = await three.submit(three.fleet.workers[0])
+        await stream.close()
+    assert three.ejected == []
+    assert three.fleet.load(three.fleet.workers[0]) == 0
+
+
+async def test_a_failure_counts_as_load_for_10_s(three: Three) -> None:
+    """Control: what its requests alone make of it, nothing, which is why everybody was sent there."""
+    three.restart(eject_after=0)
+    bad = three.fleet.workers[0]
+    three.rig_of(bad).engine.fault = "submission"
+    for _ in range(5):
+        await three.ask(bad)
+    assert (three.fleet.load(bad), bad.load) == (5, 0)
+    assert all(three.fleet.choose([digest_of(number)]) is not bad for number in range(40))
+    three.now = 10.0
+    assert three.fleet.load(bad) == 0
+
+
+async def test_a_worker_that_is_lost_before_the_first_token_has_failed(three: Three) -> None:
+    lost = three.fleet.workers[0]
+    one = three.rig_of(lost)
+    one.engine.pause_s = 0.2
+    asking = [asyncio.create_task(three.ask(lost)) for _ in range(3)]
+    await until(lambda: len(lost._streams) == 3)
+    for peer in one.listener.peers:
+        one.listener.close(peer, "lost")
+    assert set(await asyncio.gather(*asking)) == {expected([1])}
+    assert three.ejected == [lost]
+
+
+async def test_at_least_half_are_available_and_the_last_resort_is_an_ejected_worker(three: Three) -> None:
+    a, b, c = three.fleet.workers
+    for bad in (a, b):
+        three.rig_of(bad).engine.fault = "first_token"
+    for bad in (a, b):
+        while not three.fleet.is_ejected(bad):
+            with pytest.MonkeyPatch.context() as patch:  # the other one that fails would make it the request's fault
+                patch.setattr(three.fleet, "choose", lambda *_, **__: c)
+                await three.ask(bad)
+    assert len(three.fleet.available) == 2
+    assert c in three.fleet.available
+    three.fleet.retire(c)
+    for worker in (a, b):
+        three.rig_of(worker).engine.fault = None
+    assert await three.ask() == expected([1])
+
+
+def test_what_is_a_workers_own_fault() -> None:
+    faults = {kind for kind in told_kinds() if is_worker_fault(kind("x"))}
+    assert {EngineFailed, WorkerLost, ServiceError} <= faults
+    assert not faults & {FeatureRejected, NotReady}
+    assert not [kind for kind in faults if issubclass(kind, RequestError) or kind.status < 500]
+
+
+async def test_half_of_the_fleet_failing_is_found_out_although_requests_fail_twice(tmp_path: Path) -> None:
+    """What fails at two workers counts at neither; with two of four broken enough requests meet a good one."""
+    async with AsyncExitStack() as stack:
+        rigs = []
+        for name in "abcd":
+            (tmp_path / name).mkdir(mode=0o700)
+            rigs.append(await stack.enter_async_context(rig(tmp_path / name)))
+        four = Three(rigs)
+        bad = four.fleet.workers[:2]
+        for worker in bad:
+            four.rig_of(worker).engine.fault = "first_token"
+        errors = Counter[str]()
+        for number in range(240):
+            four.now += 0.1
+            try:
+                await four.ask(number=number)
+            except EngineFailed:
+                errors["failed"] += 1
+        assert set(four.ejected) == set(bad)
+        assert errors["failed"] <= 6
+
+
+async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 20. Control: the exception left `run`, and the task group of all links ended with it."""
+    async with AsyncExitStack() as stack:
+        rigs = []
+        for name in "ab":
+            (tmp_path / name).mkdir(mode=0o700)
+            rigs.append(await stack.enter_async_context(rig(tmp_path / name, frontends=0)))
+        fleet = Fleet()
+        members = Membership(fleet, connect)
+        stack.push_async_callback(members.close)
+        odd, good = (one.listener.address for one in rigs)
+        for address in (odd, good):
+            await members.join(address)
+
+        async def no_lists() -> AsyncIterator[list[str]]:
+            await asyncio.Event().wait()
+            yield []
+
+        running = asyncio.create_task(members.run(no_lists()))
+        stack.callback(running.cancel)
+        await until(lambda: len(fleet.serving) == 2)
+        worker = next(one for one in fleet.workers if one.name == odd)
+        peers, other_peers = set(rigs[0].listener.peers), set(rigs[1].listener.peers)
+        handle = RemoteWorker._on_event
+
+        async def stumble(self: RemoteWorker, event: object) -> None:
+            if self is worker and isinstance(event, Load):
+                monkeypatch.setattr(RemoteWorker, "_on_event", handle)
+                raise KeyError("a bug")
+            await handle(self, event)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(RemoteWorker, "_on_event", stumble)
+        rigs[0].listener.broadcast(Load(1, 0))
+        await until(lambda: bool(rigs[0].listener.peers) and not peers & set(rigs[0].listener.peers))
+        await until(lambda: len(fleet.serving) == 2)
+        assert not running.done()
+        assert set(rigs[1].listener.peers) == other_peers, "in the same session as before"
+        assert odd in caplog.text
+        assert "KeyError" in caplog.text
