@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
+from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import ConfigError
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.budget import BudgetLimits
@@ -267,6 +268,7 @@ class WorkerSettings:
     processor: Literal["auto", "hf", "vllm"] = same_flag(PreprocessingSettings, "processor")
     admin: AdminSettings = section(AdminSettings)
     encoder: EncoderSettings = section(EncoderSettings)
+    grammars: GrammarLimits = section(GrammarLimits)
     logs: LogSettings = section(LogSettings)
 
 
@@ -281,6 +283,7 @@ class ServeSettings:
     serving: ServingSettings = section(ServingSettings)
     admin: AdminSettings = section(AdminSettings)
     encoder: EncoderSettings = section(EncoderSettings)
+    grammars: GrammarLimits = section(GrammarLimits)
 
 
 def trace_collector(endpoint: str | None) -> Collector | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import semel
-from semel.core import Digest, Key, Tenant, digest, frame, hash_parts
+from semel.core import Digest, Key, Tenant, digest, frame, hash_parts, tenant_name
 
 KEY = Key(bytes(range(32)))
 parts = st.lists(st.binary(max_size=12), max_size=5)
@@ -124,3 +124,9 @@ def test_no_two_tenants_share_the_prefixes_of_an_engine(tenants: list[Tenant]) -
 
 def test_without_a_name_the_engine_gets_the_salt_as_it_came() -> None:
     assert [Tenant("", salt).prefix_salt for salt in (None, "", "pepper")] == [None, "", "pepper"]
+
+
+@given(st.text("a\0\1é", max_size=3), st.none() | st.text("a\n\0\1", max_size=3))
+def test_a_prefix_salt_tells_whose_it_is_whatever_salt_a_client_sends(name: str, salt: str | None) -> None:
+    """S20: a share per tenant, not per salt."""
+    assert tenant_name(Tenant(name, salt).prefix_salt) == name

@@ -16,6 +16,7 @@ from PIL import Image
 
 from semel.compose import compose_pipeline
 from semel.core import Key, Media, Output, Submission
+from semel.engine.vllm.compat import RECEIVING_WORKER
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Pipeline, Rendered
@@ -112,7 +113,8 @@ async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
     """A real engine on a tiny model, closed at the end whatever happens."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    arguments = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True, **engine_args}
+    common = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True}
+    arguments = {**common, "worker_cls": RECEIVING_WORKER, **engine_args}
     engine = VllmEngine.start(AsyncEngineArgs(model=str(folder), **arguments))
     try:
         yield Rig(engine, compose_pipeline(folder, engine.contract.target, Key(bytes(32))), folder)

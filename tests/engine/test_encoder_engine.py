@@ -40,6 +40,8 @@ class Asked:
     is_aborted: bool = False
     priority: int = 0
     max_tokens: int = 8
+    seed: int | None = None
+    """Of a request whose tokens are drawn; without one it is greedy."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Running:
     async def answer(self, asked: Asked) -> Tokens | None:
         from vllm.sampling_params import SamplingParams
 
-        params = SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True)
+        temperature = 0.0 if asked.seed is None else 1.0
+        params = SamplingParams(temperature=temperature, seed=asked.seed, max_tokens=asked.max_tokens, ignore_eos=True)
         tokens: Tokens = ()
         async for output in self.llm.generate(asked.prompt, params, asked.name, priority=asked.priority):
             tokens = tuple(output.outputs[0].token_ids)
@@ -157,6 +160,11 @@ def random_requests(seed: int, count: int, *, priorities: int = 1) -> list[Asked
     ]
 
 
+def seeded_requests() -> list[Asked]:
+    """Requests whose tokens are drawn; each prompt fits into a step."""
+    return [Asked(f"seed {number}", prompt([], words=4 + number % 4), seed=number // 2) for number in range(24)]
+
+
 async def test_two_hundred_random_requests_are_answered_as_by_stock_vllm(running: Running) -> None:
     answers = await running.answers(random_requests(0, 200))
     assert len(answers) > 150
@@ -190,6 +198,21 @@ async def test_an_engine_that_preempts_and_evicts_brings_back_what_it_left_out(r
     assert {name: first[name] for name in first if first[name] != stock_answers[name]} == {}
     assert [name for name in second if second[name] != stock_answers[name.removeprefix("again ")]] == []
     assert min(totals.evictions, totals.left_out_bytes, totals.late_bytes) > 0
+
+
+async def test_seeded_requests_in_chunks_are_answered_as_by_stock_vllm_alone(running: Running) -> None:
+    """In company their prompts are computed in chunks, of which vLLM's own worker dies on a CPU; each of them alone is
+    computed in one step, and there stock vLLM draws the same."""
+    if running.kind == "stock":
+        for asked in seeded_requests():
+            stock_answers.update(await running.answers([asked]))
+        return
+    if not running.ships:
+        pytest.skip("this engine has vLLM's own worker")
+    answers = await running.answers([*random_requests(2, 40), *seeded_requests()])
+    seeded = {asked.name: answers[asked.name] for asked in seeded_requests()}
+    assert [name for name in seeded if seeded[name] != stock_answers[name]] == []
+    assert len(set(seeded.values())) > 20, "seeds and prompts make a difference"
 
 
 async def test_totals_after_a_known_sequence_are_the_known_counts(running: Running) -> None:

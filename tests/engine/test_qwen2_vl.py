@@ -6,6 +6,7 @@ Its parity with vLLM is in `test_families`, with that of all others.
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -176,6 +177,22 @@ async def test_equal_images_of_a_prompt_share_a_digest_and_are_processed_once(ri
     counted = replace(rig, pipeline=replace(rig.pipeline, process=counting))
     await counted.ours(chat)
     assert len(processed) == 2
+
+
+async def test_the_first_schema_does_not_choose_the_grammar_backend_for_all_S20(rig: Rig, good: Rendered) -> None:
+    """On bare vLLM an integer with `multipleOf`, if it comes first, leaves every structural tag after it a 500."""
+    await rig.engine.warm()
+    with pytest.raises(InvalidRequest, match=r"backend \(xgrammar\) does not enforce all of it"):
+        await rig.engine.submit(submission(good, structured_outputs={"json": {"type": "integer", "multipleOf": 7}}))
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "yes"}}
+    stream = await rig.engine.submit(
+        submission(good, structured_outputs={"structural_tag": json.dumps(tag)}, ignore_eos=False, logprobs=None)
+    )
+    assert "".join([output.text async for output in stream]) == "yes"
+    stream = await rig.engine.submit(
+        submission(good, structured_outputs={"choice": ["red", "green"]}, ignore_eos=False, logprobs=None)
+    )
+    assert "".join([output.text async for output in stream]) in ("red", "green")
 
 
 async def test_4096_images_in_one_prompt_are_rendered_validated_and_answered_S16(rig: Rig) -> None:

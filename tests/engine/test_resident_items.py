@@ -321,9 +321,9 @@ def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
     [
         ([], {}, (SHIPPING_SCHEDULER, RECEIVING_WORKER)),
         ([], {"encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
-        ([], {"ship_resident_items": True}, (None, "auto")),
-        ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, "auto")),
-        (["--scheduler-cls", "their.Own"], {}, ("their.Own", "auto")),
+        ([], {"ship_resident_items": True}, (None, RECEIVING_WORKER)),
+        ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
+        (["--scheduler-cls", "their.Own"], {}, ("their.Own", RECEIVING_WORKER)),
         (["--worker-cls", "their.Own"], {}, (None, "their.Own")),
         (["--worker-cls", "their.Own"], {"encoder_planning": True}, (SCHEDULER, "their.Own")),
     ],

@@ -102,6 +102,11 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s19_request_heads.py::test_a_head_without_end_is_refused_after_64_KiB",
         "test_s19_request_heads.py::test_mutant_the_connection_of_uvicorn_takes_heads_without_end",
     ),
+    20: (
+        "test_s20_grammars.py::test_the_worker_s_loop_has_no_gap_while_large_schemas_are_converted_S20",
+        "test_s20_grammars.py::test_mutant_conversion_in_the_loop_stops_it_S20",
+        "test_s20_grammars.py::test_mutant_one_queue_for_all_lets_the_small_schema_wait_S20",
+    ),
     21: (
         "test_s21_products.py::test_only_a_tenant_that_the_operator_names_may_go_first",
         "test_s21_features.py::test_mutant_a_pipeline_that_counts_at_the_end_makes_them_all",

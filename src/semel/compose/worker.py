@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Borrower
 from semel.core import Key, Modality
+from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.processing.processor import ProcessorKind
 from semel.settings import (
     SERVICE_NAME,
@@ -59,6 +60,8 @@ class WorkerOptions:
     collector: Collector | None = None
     """Where spans are sent, ours and the engine's; without one there are none."""
     ship_resident_items: bool = False
+    grammars: GrammarLimits = field(default_factory=GrammarLimits)
+    """What schemas and grammars may cost."""
 
     @classmethod
     def of(cls, settings: WorkerSettings, engine_flags: Sequence[str]) -> Self:
@@ -76,6 +79,7 @@ class WorkerOptions:
             processor=settings.processor,
             collector=trace_collector(settings.logs.otlp_traces_endpoint),
             ship_resident_items=settings.encoder.ship_resident_items,
+            grammars=settings.grammars,
         )
 
 
@@ -101,8 +105,9 @@ async def run_worker(options: WorkerOptions) -> None:
         if options.collector is not None:
             stack.enter_context(default_variable(TRACES_PROTOCOL, options.collector.protocol))
             stack.enter_context(default_variable(SERVICE_NAME, _SERVICE))  # or vLLM's spans are of an unknown one
-        engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers)
+        engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers, grammars=options.grammars)
         try:
+            await engine.warm()
             await serve_engine(options, engine, partial(_admin, options, engine, page))
         finally:
             await engine.close()
@@ -146,7 +151,13 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
 
     assert options.admin_port is not None
     meter, lookups = Meter(), CacheLookups()
-    for read in (page.samples, worker.samples, partial(_eviction_samples, engine), lookups.samples):
+    for read in (
+        page.samples,
+        worker.samples,
+        partial(_eviction_samples, engine),
+        engine.grammars.samples,
+        lookups.samples,
+    ):
         meter.watch(read)
 
     def count(modality: Modality, hit: bool) -> None:

@@ -2,7 +2,7 @@
 
 from semel.core.answer_parsing import AnswerParsing
 from semel.core.contract import Contract, Field, Normalisation, Target
-from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts
+from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
 from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
@@ -46,4 +46,5 @@ __all__ = [
     "frame",
     "hash_parts",
     "is_key",
+    "tenant_name",
 ]

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-__all__ = ["Digest", "Identity", "Key", "Tenant", "digest", "frame", "hash_parts"]
+__all__ = ["Digest", "Identity", "Key", "Tenant", "digest", "frame", "hash_parts", "tenant_name"]
 
 _DOMAIN: Final = "semel.digest.1"
 _LENGTH_BYTES: Final = 8
@@ -80,6 +80,13 @@ class Tenant:
         if not self.name and (self.salt is None or not self.salt.startswith("\0")):
             return self.salt
         return f"\0{self.name}\n" if self.salt is None else f"\0{self.name}\n\1{self.salt}"
+
+
+def tenant_name(prefix_salt: str | None) -> str:
+    """The name of the tenant whose prefix salt this is, whatever salt its requests have; "" is the unnamed one."""
+    if prefix_salt is None or not prefix_salt.startswith("\0"):
+        return ""
+    return prefix_salt[1:].partition("\n")[0]
 
 
 class Identity:

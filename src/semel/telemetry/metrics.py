@@ -25,6 +25,8 @@ __all__ = [
     "FEATURE_BYTES_SAVED",
     "FEATURE_BYTES_SENT",
     "FLIGHTS_JOINED",
+    "GRAMMARS",
+    "GRAMMARS_WAITING",
     "LEASES",
     "LOOP_LAG_SECONDS",
     "MEDIA_CACHE_BYTES",
@@ -178,6 +180,15 @@ NEEDS: Final = Metric("semel_needs_total", "counter", "Features that a worker as
 RESUBMISSIONS: Final = Metric(
     "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
 )
+GRAMMARS: Final = Metric(
+    "semel_grammars_total",
+    "counter",
+    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, busy.",
+    ("outcome",),
+)
+GRAMMARS_WAITING: Final = Metric(
+    "semel_grammars_waiting", "gauge", "Schemas and grammars that a worker compiles on trial, or that wait for it."
+)
 
 # Media that a frontend fetches for its requests.
 MEDIA_FETCHES: Final = Metric(
@@ -305,6 +316,8 @@ METRICS: Final = (
     DESK_BYTES,
     NEEDS,
     RESUBMISSIONS,
+    GRAMMARS,
+    GRAMMARS_WAITING,
     MEDIA_FETCHES,
     MEDIA_FETCHED_BYTES,
     MEDIA_FETCH_SECONDS,

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from semel.engine.vllm.compat import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULER, encoder_arguments, is_tested
+from semel.engine.vllm.compat import (
+    ENCODER_CACHE,
+    RECEIVING_WORKER,
+    SCHEDULER,
+    SHIPPING_SCHEDULER,
+    encoder_arguments,
+    is_tested,
+)
 from semel.engine.vllm.parsing import ParserFlags
 from semel.errors import ConfigError
 
 __all__ = ["engine_help", "parse_engine_flags", "take_parser_flags"]
+
+_GRAMMAR_BACKEND: Final = "xgrammar"
+_NAMES_BACKEND: Final = re.compile(r"""--structured[-_]outputs[-_]config(\.backend|[ =].*["']backend["'])""")
 
 
 def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
@@ -55,7 +66,8 @@ def parse_engine_flags(
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
 
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
-    shipping where it was tested, unless vLLM's is asked for or the flags name another scheduler or worker.
+    shipping where it was tested, unless vLLM's is asked for or the flags name another scheduler or worker; its worker
+    on every CPU, unless the flags name another one. Grammars are xgrammar's unless the flags say otherwise.
     `metrics` is the path of an `EncoderPage` for the cache's totals.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -66,6 +78,7 @@ def parse_engine_flags(
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *flags]))
     _check_parallel(arguments)
     _check_tracing(arguments)
+    _fix_grammar_backend(arguments, flags)
     if is_tested("encoder cache", "linear release of cached items, encoder cache metrics, encoder planning"):
         plugs = encoder_arguments(
             {} if metrics is None else {"metrics": metrics},
@@ -73,6 +86,8 @@ def parse_engine_flags(
             with_shipping=not ship_resident_items and current_platform.is_cpu(),  # not run on others yet
         )
         _plug_in(arguments, plugs)
+        if arguments.worker_cls == "auto" and current_platform.is_cpu():
+            arguments.worker_cls = RECEIVING_WORKER  # vLLM's dies of seeds there
     return arguments
 
 
@@ -89,6 +104,13 @@ def _check_tracing(arguments: Any) -> None:
     """vLLM makes its spans of its statistics, and without these its first answer would end it."""
     if arguments.otlp_traces_endpoint is not None and arguments.disable_log_stats:
         raise ConfigError("--otlp-traces-endpoint needs the engine's statistics: leave --disable-log-stats out")
+
+
+def _fix_grammar_backend(arguments: Any, flags: Sequence[str]) -> None:
+    """One backend for all grammars: with vLLM's auto, the first request would choose it for all others."""
+    is_named = _NAMES_BACKEND.search(" ".join(flags)) is not None
+    if arguments.structured_outputs_config.backend == "auto" and not is_named:
+        arguments.structured_outputs_config.backend = _GRAMMAR_BACKEND
 
 
 def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:

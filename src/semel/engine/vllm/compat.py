@@ -21,13 +21,17 @@ __all__ = [
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "TESTED",
+    "dropped_rows",
     "encoder_arguments",
     "installed_version",
     "is_tested",
     "item_size",
     "mirror_of",
     "received_features",
+    "row_generators",
     "show_items",
+    "skip_grammar_checks",
+    "takes_seeds",
     "watch_removals",
     "worker_of",
 ]
@@ -110,6 +114,31 @@ def received_features(worker: Any, request_id: str) -> list[Any]:
     return features[request_id] if worker.use_v2_model_runner else features  # type: ignore[no-any-return]
 
 
+def row_generators(worker: Any) -> dict[int, Any]:
+    """The random generators of the seeded requests in a worker process's batch, by row; its first model runner's."""
+    generators: dict[int, Any] = worker.model_runner.input_batch.generators
+    return generators
+
+
+def dropped_rows(worker: Any) -> list[int]:
+    """The rows of a step whose sampled token is dropped; of the first model runner."""
+    runner = worker.model_runner
+    rows: list[int] = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0].tolist()
+    return rows
+
+
+def takes_seeds(config: Any) -> bool:
+    """Whether an engine of this `VllmConfig` outlives a seeded request whose prompt is computed in chunks.
+
+    On a CPU, vLLM's first model runner does not without semel's worker (`receiving`).
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or config.use_v2_model_runner:
+        return True
+    return bool(config.parallel_config.worker_cls == RECEIVING_WORKER)
+
+
 def mirror_of(sender: Any) -> Any | None:
     """The names and sizes by which vLLM's item cache in this process evicts as the one in its engine core does.
 
@@ -142,6 +171,18 @@ def item_size(item: Any) -> int:
     from vllm.multimodal.cache.base import MultiModalCache
 
     return int(MultiModalCache.get_item_size(item))
+
+
+def skip_grammar_checks(params: Any) -> None:
+    """Let vLLM's checks of sampling parameters leave out the grammar, which they would convert each time.
+
+    Where vLLM has no such step, nothing is changed but the time that it takes.
+    """
+    params._validate_structured_outputs = _pass_all
+
+
+def _pass_all(*_: object) -> None:
+    """Find nothing wrong."""
 
 
 async def show_items(llm: Any, request: Any) -> None:

@@ -10,15 +10,18 @@ refers to what it lacks; that is told as `FeatureMissing`, and the same request 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, Item, Output, Placeholder, Prompt, Submission, Timeline
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.compat import show_items
+from semel.engine.vllm.compat import show_items, takes_seeds
+from semel.engine.vllm.grammar_limits import GrammarLimits
+from semel.engine.vllm.grammars import Grammars, client_outputs, constrained_field
 from semel.engine.vllm.inputs import engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
@@ -29,6 +32,7 @@ from semel.errors import (
     EngineFailed,
     FeatureMissing,
     FeatureRejected,
+    InvalidRequest,
     NotReady,
     RequestError,
     SemelError,
@@ -39,30 +43,59 @@ from semel.processing.processor import ProcessorKind, load_processor
 __all__ = ["VllmEngine", "VllmStream"]
 
 _NO_PARSERS: Final = ParserFlags()
+_GRAMMAR_LIMITS: Final = GrammarLimits()
+_WARM_SCHEMA: Final = '{"type": "boolean"}'
+
+logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
     """An engine that is vLLM, in processes of its own."""
 
-    def __init__(self, llm: Any, model: VllmModel, contract: Contract, item_cache: ItemCache, parsers: Parsers) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        model: VllmModel,
+        contract: Contract,
+        item_cache: ItemCache,
+        parsers: Parsers,
+        grammars: GrammarLimits = _GRAMMAR_LIMITS,
+    ) -> None:
         self._llm = llm
         self._model = model
         self._contract = contract
         self._items = item_cache
         self._parsers = parsers
+        self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars)
         self._defaults = Defaults.of(llm.model_config)
+        self._takes_seeds = takes_seeds(llm.vllm_config)
         self._order = asyncio.Lock()
         self._prefix_era: str | None = None
 
     @classmethod
-    def start(cls, arguments: Any, *, processor: ProcessorKind = "auto", parsers: ParserFlags = _NO_PARSERS) -> Self:
+    def start(
+        cls,
+        arguments: Any,
+        *,
+        processor: ProcessorKind = "auto",
+        parsers: ParserFlags = _NO_PARSERS,
+        grammars: GrammarLimits = _GRAMMAR_LIMITS,
+    ) -> Self:
         """Start vLLM with its own `AsyncEngineArgs` (`parse_engine_flags` makes them of flags). Takes half a minute."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return cls.embed(AsyncLLM.from_engine_args(arguments), processor=processor, parsers=parsers)
+        llm = AsyncLLM.from_engine_args(arguments)
+        return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars)
 
     @classmethod
-    def embed(cls, llm: Any, *, processor: ProcessorKind = "auto", parsers: ParserFlags = _NO_PARSERS) -> Self:
+    def embed(
+        cls,
+        llm: Any,
+        *,
+        processor: ProcessorKind = "auto",
+        parsers: ParserFlags = _NO_PARSERS,
+        grammars: GrammarLimits = _GRAMMAR_LIMITS,
+    ) -> Self:
         """Use an `AsyncLLM` that is running; its features come from this kind of processor."""
         config = llm.model_config
         model = VllmModel.of(llm)
@@ -83,6 +116,7 @@ class VllmEngine:
             ),
             item_cache,
             Parsers.of(llm, parsers),
+            grammars,
         )
 
     @property
@@ -94,6 +128,27 @@ class VllmEngine:
     def item_cache(self) -> ItemCache:
         """What vLLM's item cache holds, and its totals."""
         return self._items
+
+    @property
+    def grammars(self) -> Grammars:
+        """What became of the schemas and grammars of requests."""
+        return self._grammars
+
+    async def warm(self) -> None:
+        """Let the engine choose and load its grammar backend now, or the first request would choose it for all."""
+        if self._model.is_encoder_decoder or self._llm.input_processor.tokenizer is None:
+            return  # no prompt without an item, or no grammars
+        self._grammars.start()
+        sampling = {"max_tokens": 1, "structured_outputs": {"json": _WARM_SCHEMA}}
+        try:
+            await self._grammars.vouch(sampling_params(sampling).structured_outputs)
+            stream = await self.submit(Submission("warm", Prompt((0,), Timeline.decoder(()), ()), {}, sampling))
+            async for _ in stream:
+                pass
+        except EngineDead:
+            raise
+        except SemelError as error:
+            logger.warning("the engine takes no grammars, or none yet: %s", error)
 
     def holds(self, digest: Digest) -> bool:
         """Whether vLLM's item cache holds the item."""
@@ -112,7 +167,7 @@ class VllmEngine:
         request_id = submission.request_id
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         prompt = engine_input(salted, self._contract, self._model, self._items)
-        params, reader = self._params(submission)
+        params, reader = await self._prepared(submission)
         with _failures():
             await self._validated(request_id, prompt, params)
             async with self._order:
@@ -161,20 +216,37 @@ class VllmEngine:
     async def close(self) -> None:
         """End the engine and its processes. Closing twice does no harm."""
         llm, self._llm = self._llm, None
+        await self._grammars.close()
         if llm is not None:
             if llm.output_handler is not None and not llm.output_processor.has_unfinished_requests():
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
 
+    async def _prepared(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
+        """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done beside the loop."""
+        if constrained_field(submission) is None:
+            return self._params(submission)
+        params, reader = await asyncio.to_thread(self._params, submission)
+        await self._grammars.admit(submission, params)
+        return params, reader
+
     def _params(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
-        """vLLM's sampling parameters, and for a chat what reads its answer."""
-        prompt_ids = submission.prompt.token_ids
+        prompt_ids, reader = submission.prompt.token_ids, None
+        self._grammars.check_sizes(submission, client_outputs(submission))
         with refusals():
-            sampling = self._defaults.complete(submission.sampling, len(prompt_ids))
-            if submission.parsing is None:
-                return sampling_params(sampling), None
-            reader = self._parsers.begin(submission.parsing, sampling, prompt_ids)
-            return sampling_params(reader.sampling), reader
+            sampling: Mapping[str, Any] = self._defaults.complete(submission.sampling, len(prompt_ids))
+        if submission.parsing is not None:
+            with refusals(constrained_field(submission)):
+                reader = self._parsers.begin(submission.parsing, sampling, prompt_ids)
+            sampling = reader.sampling
+        params = sampling_params(sampling)
+        if params.seed is not None and params.temperature > 0 and not self._takes_seeds:
+            raise InvalidRequest(
+                "seed: this engine would not outlive it; leave it out, set temperature to 0, or start the worker "
+                "without --worker-cls and with a vLLM that semel was tested with"
+            )
+        self._grammars.check_sizes(submission, params.structured_outputs)
+        return params, reader
 
     async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
         """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
@@ -226,7 +298,7 @@ class VllmStream:
         self._collector = collector
         self._items = item_cache
         self._referred = referred
-        self._conversing = reader
+        self._reader = reader
         self._begun = False
         self._has_output = False
         self._finished = False
@@ -242,8 +314,8 @@ class VllmStream:
                 for output in outputs_of(result, is_first=not self._has_output):
                     self._has_output = True
                     self._begun = self._begun or bool(output.token_ids)
-                    if self._conversing is not None:
-                        output = self._conversing.read(output, result.prompt_token_ids)
+                    if self._reader is not None:
+                        output = self._reader.read(output, result.prompt_token_ids)
                     yield output
 
     async def close(self) -> None:

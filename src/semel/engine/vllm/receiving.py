@@ -1,20 +1,26 @@
-"""The worker processes' side of `shipping`: a worker of vLLM that takes late items before it runs a step.
+"""The worker of vLLM that semel uses: it takes late items before a step, and keeps the generators of seeds in place.
 
-vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Without late items it does nothing, so it
-may run under any scheduler.
+vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Late items are the worker processes' side
+of `shipping`; without any it does nothing about them, so it may run under any scheduler.
+
+A request with a seed has a random generator of its own. While its prompt is computed in chunks, vLLM samples a token
+for every chunk, drops all but the last, and winds the generator back; a CPU's generator cannot be wound back, and that
+ends the engine. Here such a row draws from the common generator: its token is dropped, its own generator rests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from semel.engine.vllm.compat import received_features, worker_of
+from semel.engine.vllm.compat import dropped_rows, received_features, row_generators, worker_of
 from semel.engine.vllm.shipping import LateItems
 
-__all__ = ["ReceivingWorker", "receive"]
+__all__ = ["ReceivingWorker", "receive", "resting_generators"]
 
 _Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
 
@@ -27,6 +33,13 @@ class ReceivingWorker(_Worker):  # type: ignore[misc]
         receive(self, scheduler_output)
         return super().execute_model(scheduler_output)
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample the tokens of a step."""
+        if self.use_v2_model_runner or not current_platform.is_cpu():
+            return super().sample_tokens(grammar_output)
+        with resting_generators(self):
+            return super().sample_tokens(grammar_output)
+
 
 def receive(worker: Any, scheduler_output: Any) -> None:
     """Put a step's late items in the places of the partial ones, where the model runner finds them."""
@@ -37,3 +50,14 @@ def receive(worker: Any, scheduler_output: Any) -> None:
         features = received_features(worker, request_id)
         for index, item in items.items():
             features[index] = item
+
+
+@contextmanager
+def resting_generators(worker: Any) -> Iterator[None]:
+    """Leave out the generators of the rows whose token is dropped, of prompts that are not computed to their end."""
+    generators = row_generators(worker)
+    resting = {row: generators.pop(row) for row in dropped_rows(worker) if row in generators}
+    try:
+        yield
+    finally:
+        generators.update(resting)

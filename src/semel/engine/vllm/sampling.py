@@ -79,14 +79,20 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """What vLLM refuses is the request's fault; of its words only those that it wrote for clients are passed on."""
+def refusals(field: str | None = None) -> Iterator[None]:
+    """What vLLM refuses is the request's fault; of its words only those that it wrote for clients are passed on.
+
+    None of them are if it is about the schemas of a field: they quote what was sent.
+    """
     from vllm.exceptions import VLLMClientError
 
     try:
         yield
     except (VLLMClientError, msgspec.ValidationError) as error:
-        raise InvalidRequest(str(error)) from error
+        if field is None:
+            raise InvalidRequest(str(error)) from error
+        logger.info("vLLM refused %s: %r", field, error)
+        raise InvalidRequest(f"{field}: the engine cannot hold an answer to it: check its form") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         logger.info("vLLM refused a request: %r", error)
         raise InvalidRequest("the engine refuses the sampling parameters: check their types and ranges") from error
@@ -129,5 +135,6 @@ def _structured(requested: Mapping[str, Any]) -> Any:
     from vllm.entrypoints.generate.base.protocol import validate_structured_outputs_structural_tag
     from vllm.sampling_params import StructuredOutputsParams
 
-    validate_structured_outputs_structural_tag(dict(requested))
-    return StructuredOutputsParams(**requested)
+    with refusals("structured_outputs"):
+        validate_structured_outputs_structural_tag(dict(requested))
+        return StructuredOutputsParams(**requested)

@@ -1,0 +1,168 @@
+"""The process in which grammars are compiled on trial, each in a fork of its own (threats S20).
+
+What a grammar costs cannot be seen in its text: 40 bytes of schema can take 11 s of a CPU, and a thread that compiles
+cannot be stopped. A fork can: it has so many seconds of a CPU, so many in all and so much memory, and then the system
+ends it, whoever is still there to wait. This process imports xgrammar and reads the tokenizer once, compiles nothing
+itself, and tells how each fork ended. It ends when its pipe is closed. It imports neither vLLM nor anything that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+__all__ = ["HEADER", "REPLY", "Job", "Outcome", "Setup", "main"]
+
+HEADER: Final = struct.Struct("<I")
+"""In front of every message to this process: its bytes."""
+
+REPLY: Final = struct.Struct("<QB")
+"""What this process says: the number of a job, and its `Outcome`. Number 0 is of its own start."""
+
+
+class Outcome(IntEnum):
+    """What became of a grammar."""
+
+    COMPILED = 0
+    REFUSED = 1
+    TOO_LARGE = 2
+    TOO_SLOW = 3
+    DIED = 4
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What all jobs share."""
+
+    tokenizer: str
+    """xgrammar's JSON of its `TokenizerInfo`."""
+
+    any_whitespace: bool
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int
+    """That a fork may take beside what it finds."""
+
+    compiled_bytes: int
+    """That a compiled grammar may have."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A grammar to try."""
+
+    number: int
+    kind: str
+    text: str
+
+
+def main() -> None:
+    """Serve the pipe whose descriptor is the last argument."""
+    pipe = socket.socket(fileno=int(sys.argv[-1]))
+    setup = msgspec.msgpack.decode(_read(pipe), type=Setup)
+
+    import xgrammar
+
+    tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
+    pipe.sendall(REPLY.pack(0, Outcome.COMPILED))
+    forks: dict[int, tuple[int, int]] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            for event, _ in selector.select():
+                if event.fileobj is not pipe:
+                    selector.unregister(event.fileobj)
+                    pid, number = forks.pop(event.fd)
+                    os.close(event.fd)
+                    pipe.sendall(REPLY.pack(number, _outcome(os.waitpid(pid, 0)[1])))
+                    continue
+                job = msgspec.msgpack.decode(_read(pipe), type=Job)
+                if (pid := os.fork()) == 0:
+                    pipe.close()  # or it would outlast this process, and nobody would see that it is gone
+                    _try(xgrammar, tokenizer, setup, job)
+                forks[descriptor := os.pidfd_open(pid)] = pid, job.number
+                selector.register(descriptor, selectors.EVENT_READ)
+
+
+def _try(xgrammar: Any, tokenizer: Any, setup: Setup, job: Job) -> NoReturn:
+    """Compile it, in a fork, within its limits."""
+    outcome = Outcome.REFUSED
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # xgrammar writes warnings about what clients sent
+        signal.setitimer(signal.ITIMER_REAL, setup.wall_s)
+        signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)
+        memory = _mapped_bytes() + setup.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+        compiled = _compile(xgrammar, compiler, setup, job)
+        is_large = compiled.memory_size_bytes > setup.compiled_bytes
+        outcome = Outcome.TOO_LARGE if is_large else Outcome.COMPILED
+    except MemoryError:
+        outcome = Outcome.TOO_LARGE
+    except BaseException as error:  # noqa: BLE001 - foreign code; whatever it is, a fork never returns into the loop
+        outcome = Outcome.TOO_LARGE if "bad_alloc" in str(error) else Outcome.REFUSED
+    finally:
+        os._exit(outcome)
+
+
+def _compile(xgrammar: Any, compiler: Any, setup: Setup, job: Job) -> Any:
+    """As vLLM's xgrammar backend compiles it."""
+    match job.kind:
+        case "json":
+            separators = None if setup.any_whitespace else (",", ":")
+            return compiler.compile_json_schema(job.text, any_whitespace=setup.any_whitespace, separators=separators)
+        case "regex":
+            return compiler.compile_regex(job.text)
+        case "grammar":
+            return compiler.compile_grammar(job.text)
+        case "lark":
+            return compiler.compile_lark(job.text)
+    tag = json.loads(job.text)
+    if "structures" not in tag:
+        return compiler.compile_structural_tag(job.text)
+    tags = [
+        xgrammar.StructuralTagItem(begin=part["begin"], schema=json.dumps(part["schema"]), end=part["end"])
+        for part in tag["structures"]
+    ]
+    return compiler.compile_structural_tag(tags, tag["triggers"])
+
+
+def _outcome(status: int) -> Outcome:
+    """What the end of a fork says."""
+    if os.WIFSIGNALED(status):
+        return Outcome.TOO_SLOW if os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF) else Outcome.DIED
+    code = os.WEXITSTATUS(status)
+    return Outcome(code) if code in tuple(Outcome) else Outcome.DIED
+
+
+def _read(pipe: socket.socket) -> bytes:
+    (size,) = HEADER.unpack(_read_exactly(pipe, HEADER.size))
+    return _read_exactly(pipe, size)
+
+
+def _read_exactly(pipe: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = pipe.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            sys.exit()
+        parts += part
+    return bytes(parts)
+
+
+def _mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

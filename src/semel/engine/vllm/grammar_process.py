@@ -1,0 +1,127 @@
+"""The worker's side of `grammar_child`: starts it, sends it grammars, and reads what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from typing import Final, Self
+
+import msgspec
+
+from semel.engine.vllm.grammar_child import HEADER, REPLY, Job, Outcome, Setup
+from semel.errors import NotReady
+
+__all__ = ["GrammarProcess"]
+
+_MODULE: Final = "semel.engine.vllm.grammar_child"
+_ENVIRONMENT: Final = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_START_S: Final = 120.0
+_GRACE_S: Final = 10.0
+"""What a job may take beyond its limits before its process counts as lost."""
+
+_LOST: Final = "grammars cannot be compiled at the moment; the worker's log says why: send the request again"
+
+
+class GrammarProcess:
+    """A process that compiles grammars on trial. Made by `start`, ended by `close`."""
+
+    def __init__(
+        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setup: Setup
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._patience_s = setup.wall_s + _GRACE_S
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, setup: Setup) -> Self:
+        """Start one, and wait until it has read the tokenizer."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    env=os.environ | _ENVIRONMENT,
+                    pass_fds=(theirs.fileno(),),
+                    preexec_fn=os.setpgrp,  # Ctrl-C is for the worker, which closes its pipe
+                )
+            except OSError as error:
+                ours.close()
+                raise NotReady(_LOST) from error
+        reader, writer = await asyncio.open_connection(sock=ours)
+        started = cls(process, reader, writer, setup)
+        try:
+            await started._send(0, setup, _START_S)
+        except BaseException:
+            await started.close()
+            raise
+        return started
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it answers no more."""
+        return self._reading.done()
+
+    async def compile(self, kind: str, text: str) -> Outcome:
+        """Compile a grammar on trial; what became of it."""
+        number = next(self._numbers)
+        return await self._send(number, Job(number, kind, text), self._patience_s)
+
+    async def close(self) -> None:
+        """End it, and all that it compiles."""
+        self._end()
+        await self._process.wait()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _send(self, number: int, message: Setup | Job, within_s: float) -> Outcome:
+        outcome = self._waiting[number] = asyncio.get_running_loop().create_future()
+        body = msgspec.msgpack.encode(message)
+        try:
+            if self.is_lost:
+                raise NotReady(_LOST)
+            self._writer.write(HEADER.pack(len(body)) + body)
+            async with asyncio.timeout(within_s):
+                await self._writer.drain()
+                return Outcome(await outcome)
+        except (OSError, TimeoutError) as error:
+            self._writer.close()
+            raise NotReady(_LOST) from error
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                number, outcome = REPLY.unpack(await self._reader.readexactly(REPLY.size))
+                if (waiting := self._waiting.get(number)) is not None and not waiting.done():
+                    waiting.set_result(Outcome(outcome))
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._end()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(NotReady(_LOST))
+
+    def _end(self) -> None:
+        self._writer.close()
+        if self._process.returncode is not None:
+            return  # what it forked ends by itself, and the id may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
