@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,54 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         read_key(path)
+
+
+AS_OTHER = """
+import codecs, os, sys
+from pathlib import Path
+from semel.errors import ConfigError
+from semel.settings import read_key
+codecs.lookup("ascii")  # who we become cannot read our libraries
+os.setgroups([int(sys.argv[2])]); os.setgid(10001); os.setuid(10001)
+try:
+    read_key(Path(sys.argv[1]))
+except ConfigError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root's and of other groups are made by root")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "fault"),
+    [
+        (0, 10_002, 0o440, None),  # how Kubernetes mounts a secret for a pod with an fsGroup
+        (0, 10_001, 0o440, None),
+        (10_001, 10_001, 0o400, None),
+        (0, 10_002, 0o444, "can be read by others"),
+        (0, 10_002, 0o460, "can be read by others"),
+        (10_001, 10_002, 0o440, "can be read by others"),
+        (0, 10_003, 0o440, "cannot read"),
+    ],
+)
+def test_a_key_file_of_roots_that_our_group_reads_is_taken(
+    owner: int, group: int, mode: int, fault: str | None
+) -> None:
+    """Control: with only 0400 and 0600 taken, a pod that is not root's could read no secret at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "k"
+        create_key(path)
+        os.chown(path, owner, group)
+        path.chmod(mode)
+        Path(folder).chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_OTHER, str(path), "10002"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode == 0) == (fault is None), done.stderr
+    assert (fault or "") in done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"00" * 31, b"zz" * 32, b"\xff" * 64])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
 from semel.shutdown import ShutdownSignal
+
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def test_the_first_signal_asks_and_the_second_ends_what_is_still_done() -> None:
@@ -47,14 +50,30 @@ async def test_a_fault_while_ending_is_told() -> None:
         await ShutdownSignal().unless_forced(drain())
 
 
-async def test_it_hears_the_signals_of_its_process() -> None:
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+@pytest.fixture
+async def signals() -> AsyncIterator[None]:
+    """What this process does with signals is as before in the end."""
+    loop, before = asyncio.get_running_loop(), {number: signal.getsignal(number) for number in HEARD}
+    yield
+    for number, handler in before.items():
+        loop.remove_signal_handler(number)
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("number", HEARD)
+async def test_it_hears_the_signals_of_its_process(number: signal.Signals) -> None:
+    """SIGHUP once ended a process at once: no draining, and the key of a run stayed on the disk."""
     stopping = ShutdownSignal.listening()
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(10):
-            assert await stopping.wait()
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        signal.signal(signal.SIGINT, before)
+    os.kill(os.getpid(), number)
+    async with asyncio.timeout(10):
+        assert await stopping.wait()
+
+
+@pytest.mark.usefixtures("signals")
+async def test_who_was_started_with_nohup_stays_when_its_terminal_goes() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stopping = ShutdownSignal.listening()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0.05)
+    assert not stopping.is_requested

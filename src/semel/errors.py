@@ -32,13 +32,13 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     └── ConfigError             the operator has to change a setting or a file
 
 A message says what is wrong, which value it was, and what to do. Text from decoders and other foreign code never goes
-into a message: it stays in the log (threats S7).
+into a message: it stays in the log (threats S7). What a client has written is shown again as an `excerpt`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 __all__ = [
     "Busy",
@@ -70,8 +70,11 @@ __all__ = [
     "UnknownFeatures",
     "WorkerLost",
     "error_for",
+    "excerpt",
     "told_kinds",
 ]
+
+_MAX_EXCERPT_CHARS: Final = 256
 
 
 class SemelError(Exception):
@@ -258,6 +261,11 @@ class ProtocolError(SemelError):
 
 class ConfigError(SemelError):
     """The operator has to change a setting or a file; the message says which."""
+
+
+def excerpt(text: str) -> str:
+    """What a message shows of something that a client has written, whatever its length (threats S7)."""
+    return text if len(text) <= _MAX_EXCERPT_CHARS else f"{text[: _MAX_EXCERPT_CHARS - 1]}…"
 
 
 def error_for(code: str, message: str) -> RequestError | ServiceError:

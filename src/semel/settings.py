@@ -202,10 +202,16 @@ class ServingSettings:
     )
     metrics_port: int | None = flag(
         None,
-        help="Also serve /metrics on this port of 127.0.0.1. With API keys, it is served only there.",
+        help="Also serve /metrics, /health and /ready on this port. With API keys, /metrics is served only there.",
         group="Logs, metrics and traces",
         min=0,
         max=MAX_PORT,
+    )
+    metrics_host: str = flag(
+        "127.0.0.1",
+        help="Address of the metrics port, and of a worker's admin port for /metrics, /health and /ready alone. "
+        "Metrics cover all tenants, and need no key.",
+        group="Logs, metrics and traces",
     )
 
 
@@ -228,7 +234,8 @@ class AdminSettings:
 
     admin_port: int | None = flag(
         None,
-        help="Serve metrics, feature injection and cache reset on this port of 127.0.0.1.",
+        help="Serve metrics, probes, feature injection and cache reset on this port. The last two answer on 127.0.0.1 "
+        "only.",
         group="Worker",
         min=0,
         max=MAX_PORT,
@@ -267,6 +274,7 @@ class WorkerSettings:
     drain_s: float = same_flag(ServerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(PreprocessingSettings, "processor")
     admin: AdminSettings = section(AdminSettings)
+    metrics_host: str = same_flag(ServingSettings, "metrics_host")
     encoder: EncoderSettings = section(EncoderSettings)
     grammars: GrammarLimits = section(GrammarLimits)
     logs: LogSettings = section(LogSettings)
@@ -337,7 +345,7 @@ def create_key(path: Path) -> Key:
 
 
 def read_key(path: Path) -> Key:
-    """A fleet key from a key file: 64 hexadecimal digits, readable by its owner alone."""
+    """A fleet key from a key file: 64 hexadecimal digits, which nobody else can read."""
     text = _read_secret(path, remedy=f"`semel key {path}` makes one")
     try:
         return Key(bytes.fromhex(text))
@@ -346,12 +354,12 @@ def read_key(path: Path) -> Key:
 
 
 def read_admin_key(path: Path) -> str:
-    """The key of a worker's admin address: any printable text, readable by its owner alone."""
+    """The key of a worker's admin address: any printable text, which nobody else can read."""
     return _read_secret(path, remedy="write at least 16 random characters into it")
 
 
 def read_api_keys(path: Path | None, flag_keys: Sequence[str] = ()) -> Keyring:
-    """The keys of clients: those given, of one tenant, and those of a file that only its owner can read."""
+    """The keys of clients: those given, of one tenant, and those of a file that nobody else can read."""
     keys = [(_DEFAULT_TENANT, key) for key in flag_keys]
     if path is not None:
         keys += _tenant_keys(path)
@@ -379,10 +387,19 @@ def _tenant_keys(path: Path) -> list[tuple[str, str]]:
 
 def _read_secret(path: Path, *, remedy: str) -> str:
     try:
-        mode = path.stat().st_mode
-        text = path.read_text("ascii").strip()
+        with path.open(encoding="ascii") as file:
+            status = os.fstat(file.fileno())
+            text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the key file {path}; {remedy}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{path} can be read by others; `chmod 600 {path}`")
+    if not _is_private(status):
+        raise ConfigError(f"{path} can be read by others; `chmod 600 {path}`, or 0440 with root as its owner")
     return text
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether a file is its owner's alone, or root's and readable by a group of ours: so Kubernetes mounts secrets."""
+    if not (others := status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):
+        return True
+    is_ours = status.st_gid in {os.getegid(), *os.getgroups()}
+    return others == stat.S_IRGRP and status.st_uid == 0 and is_ours

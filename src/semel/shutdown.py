@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Self
 
 __all__ = ["ShutdownSignal"]
 
 
 class ShutdownSignal:
-    """SIGTERM and SIGINT, counted."""
+    """SIGTERM, SIGINT and SIGHUP, counted. A terminal that goes sends the last; `nohup` keeps it from us."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -20,14 +23,20 @@ class ShutdownSignal:
     @classmethod
     def listening(cls) -> Self:
         """Of this process, from now on."""
-        stopping = cls()
+        stopping, loop = cls(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.ask)
+            loop.add_signal_handler(number, stopping.ask)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, stopping._hang_up)
         return stopping
 
     def ask(self) -> None:
         """Ask it to end; the second time, to do so at once."""
         (self._forced if self._requested.is_set() else self._requested).set()
+
+    def _hang_up(self) -> None:
+        _leave_terminal()
+        self.ask()
 
     @property
     def is_requested(self) -> bool:
@@ -49,6 +58,16 @@ class ShutdownSignal:
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
+
+
+def _leave_terminal() -> None:
+    """Print to nobody if the terminal is gone: what cannot be printed must not keep a process from ending well."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.write(stream.fileno(), b"")
+        except OSError:
+            with Path(os.devnull).open("wb") as nobody:
+                os.dup2(nobody.fileno(), stream.fileno())
 
 
 async def _first(signalled: Coroutine[Any, Any, Any], *tasks: asyncio.Future[Any]) -> None:

@@ -128,7 +128,7 @@ async def test_masked_items_are_answered_as_by_transformers(rig: ShippedRig, tin
 
 
 @only("idefics3")
-async def test_equal_images_of_a_prompt_share_their_embeddings_B1(rig: ShippedRig) -> None:
+async def test_equal_images_of_a_prompt_are_answered_alike(rig: ShippedRig) -> None:
     rng = np.random.default_rng(2)
     part, other = image_part(picture(rng)), image_part(picture(rng))
     await compare(rig, [random_chat(rng, [part, other, part]), random_chat(rng, [part, part, part, other])])

@@ -220,6 +220,33 @@ def test_what_vllm_refuses_is_the_requests_fault_S15(parse: Parse, parsing: Answ
         parse().begin(parsing, {}, [1])
 
 
+def test_of_what_vllm_refuses_the_value_is_not_passed_on_S7() -> None:
+    """The wrong implementation passed on `str(error)`: all of a client's words once more."""
+    from vllm.exceptions import VLLMValidationError
+
+    error = VLLMValidationError("bad words have no tokens", parameter="bad_words", value=["x" * 1_000_000])
+    with pytest.raises(InvalidRequest) as caught, refusals():
+        raise error
+    assert str(caught.value) == "bad words have no tokens"
+    assert len(str(error)) > 1_000_000
+    with pytest.raises(InvalidRequest) as caught, refusals():
+        raise VLLMValidationError("x" * 1_000_000)
+    assert len(str(caught.value)) == 256
+
+
+def test_what_the_compiler_of_a_grammar_says_is_not_passed_on_S7() -> None:
+    """The wrong implementation let a client read llguidance: "Grammar error: at 1(8): invalid regex …"."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="((("))
+    with pytest.raises(InvalidRequest) as caught, refusals():
+        validate_guidance_grammar(params)
+    assert str(caught.value) == "the engine refuses the schema or grammar: simplify it, or correct it"
+    assert isinstance(caught.value.__cause__, VLLMValidationError)
+
+
 def test_a_response_format_becomes_a_constraint(parse: Parse) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     conversing = parse().begin(AnswerParsing(response_format=form), {}, [1])

@@ -104,12 +104,18 @@ async def test_an_answer_that_has_begun_ends_with_the_truth(two: Two) -> None:
             await lose(busy)
 
 
-async def test_without_any_worker_the_reason_is_told(two: Two) -> None:
+async def test_without_any_worker_one_sentence_is_told_and_the_log_says_why_S7(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wrong implementation told whoever asked where the workers are, and in what words their links had broken."""
     for one in two.rigs:
         await lose(one)
     await until(lambda: not two.fleet.serving)
-    with pytest.raises(NotReady, match="lost"):
+    with pytest.raises(NotReady) as caught:
         two.fleet.choose([])
+    assert str(caught.value) == "no worker is connected; try again in a moment"
+    for worker in two.fleet.workers:
+        assert f"the worker at {worker.name} is not connected: lost" in caplog.text
 
 
 async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two: Two) -> None:
@@ -262,6 +268,9 @@ class Linking:
         await until(lambda: not worker.is_connected)
 
 
+REFUSED = "the workers do not fit this frontend; its log says why"
+
+
 @pytest.fixture
 async def linking(tmp_path: Path) -> AsyncIterator[Linking]:
     async with AsyncExitStack() as stack:
@@ -317,16 +326,19 @@ async def test_nobody_serves_for_a_moment_who_is_not_admitted(linking: Linking) 
     assert seen == [(True, False)], "decided in the very step in which it connected"
 
 
-async def test_a_processor_that_is_not_ours_keeps_a_worker_out_also_after_it_reconnects(linking: Linking) -> None:
+async def test_a_processor_that_is_not_ours_keeps_a_worker_out_also_after_it_reconnects(
+    linking: Linking, caplog: pytest.LogCaptureFixture
+) -> None:
     fleet = await linking.fleet(CONTRACT)
     (worker,) = fleet.workers
     fleet.admit(lambda _: "it is not ours")
-    assert (fleet.serving, fleet.contract, fleet.reason) == ([], None, "it is not ours")
+    assert (fleet.serving, fleet.contract, fleet.reason) == ([], None, REFUSED)
     await linking.lose(worker)
     await until(lambda: worker.is_connected)
     assert fleet.serving == []
-    with pytest.raises(NotReady, match="it is not ours"):
+    with pytest.raises(NotReady, match=REFUSED):
         fleet.choose([])
+    assert f"{worker.name} is not used: it is not ours" in caplog.text
 
 
 async def test_when_nobody_serves_any_more_another_contract_may_come_but_no_other_model(linking: Linking) -> None:
@@ -343,4 +355,4 @@ async def test_when_nobody_serves_any_more_another_contract_may_come_but_no_othe
     assert fleet.serving == [first]
     fleet.remove(first)
     assert (fleet.serving, fleet.workers) == ([], (stranger,))
-    assert "--served-model-name" in fleet.reason
+    assert fleet.reason == REFUSED

@@ -105,7 +105,7 @@ async def hearing_rig(
         tensor = Tensor("uint8", (len(media.data),), memoryview(media.data))
         return Feature("audio", {"input_features": tensor}, Layout((0,) * 4))
 
-    async def cut(media: Media, spend: Callable[[int], None]) -> Pieces:
+    async def cut(media: Media, spend: Callable[[int], None], **_: object) -> Pieces:
         pieces = await asyncio.to_thread(
             cut_audio, media.data, limits or DecodeLimits(), sampling_rate=16_000, max_s=30
         )

@@ -60,16 +60,28 @@ class DrawnPool:
     def pids(self) -> tuple[int, ...]:
         return tuple(range(self.processes))
 
+    @property
+    def refusal(self) -> str:
+        return ""
+
     async def process(
-        self, media: Media, options: Mapping[str, object], *, group: object = None, apart: bool = False
+        self,
+        media: Media,
+        options: Mapping[str, object],
+        *,
+        group: object = None,
+        tenant: str = "",
+        apart: bool = False,
     ) -> Feature:
-        del options, group
+        del options, group, tenant
         await self._turn("apart" if apart else "process", number_of(media))
         self.processed += 1
         return drawn(replace(media, data=str(number_of(media)).encode()))
 
-    async def lay_out(self, media: Media, options: Mapping[str, object], *, group: object = None) -> Layout:
-        del options, group
+    async def lay_out(
+        self, media: Media, options: Mapping[str, object], *, group: object = None, tenant: str = ""
+    ) -> Layout:
+        del options, group, tenant
         await self._turn("lay out", number_of(media))
         return drawn(replace(media, data=str(number_of(media)).encode())).layout
 

@@ -382,7 +382,7 @@ async def test_what_is_rendered_fits_what_generating_takes(app: Rig) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "sampling_params.n"),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "request_id": ""}, "request_id"),
-        ("/v1/chat/completions", {"x" * 1_000: 1}, "x" * 256),
+        ("/v1/chat/completions", {"x" * 1_000: 1}, "x" * 255 + "…"),
         ("/v1/completions", {"prompt": ""}, None),
     ],
 )

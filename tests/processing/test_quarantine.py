@@ -38,6 +38,18 @@ def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: Quarantin
         assert deadly.refusal(media, options) is None
 
 
+def test_what_one_tenants_media_did_is_held_against_no_other_tenant_S6(deadly: Quarantine) -> None:
+    """The wrong implementation hashed bytes and options, and not whose they were."""
+    deadly.condemn(A, {}, REFUSAL, "acme")
+    assert deadly.refusal(A, {}, "acme") is not None
+    assert [deadly.refusal(A, {}, tenant) for tenant in ("umbra", "")] == [None, None]
+    deadly.clear(A, {}, "umbra")
+    assert deadly.refusal(A, {}, "acme") is not None, "nobody clears what is another's"
+    for tenant in ("acme", "umbra"):
+        deadly.suspect(B, {}, REFUSAL, tenant)
+    assert deadly.refusal(B, {}, "acme") is None, "each had one try"
+
+
 def test_a_suspect_has_a_second_try_S6(deadly: Quarantine) -> None:
     deadly.suspect(A, {}, REFUSAL)
     assert deadly.refusal(A, {}) is None

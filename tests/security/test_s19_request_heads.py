@@ -31,7 +31,7 @@ async def size(request: Request) -> Response:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Served]:
-    app = Starlette(routes=[*operator_routes(Meter()), Route("/size", size, methods=["POST"])])
+    app = Starlette(routes=[*operator_routes(Meter(), str), Route("/size", size, methods=["POST"])])
     made = Served(app, ConnectionLimits())
     async with made.server.running():
         yield made

@@ -85,8 +85,8 @@ async def test_media_that_crash_their_process_cost_one_request_and_are_not_given
 class Forgetful(Quarantine):
     """Whatever ended a process is tried again."""
 
-    def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:
-        del media, options
+    def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
+        del media, options, tenant
         return None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.core import Feature, Media
+from semel.core import Feature, Layout, Media
 from semel.errors import InvalidRequest, MediaTooLarge, MediaUndecodable, ProtocolError, ServiceError
 from semel.media import DecodeLimits, decode_audio
 from semel.processing import HfProcessor
@@ -42,14 +42,16 @@ async def pool(tiny: Folder) -> AsyncIterator[Pool]:
     await pool.close()
 
 
-async def kill(pool: Pool, media: Media) -> BaseException | Feature:
-    """Send an item, and kill its process while it works on it, as the kernel does for want of memory."""
+async def crash(pool: Pool, media: Media, number: int, tenant: str = "") -> BaseException | Feature:
+    """Send an item, and let its process die of a signal while it works on it."""
     await until(lambda: len(pool.pids) == 1 and all(one.free for one in pool._children), within_s=90)
     with stopped(pool) as (pid,):
-        sent = asyncio.create_task(pool.process(media))
+        sent = asyncio.create_task(pool.process(media, tenant=tenant))
         await asyncio.sleep(0)
         await until(lambda: not pool._children[0].free)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
+        if number != signal.SIGKILL:
+            os.kill(pid, signal.SIGCONT)
         await until(lambda: pid not in pool.pids)
     (result,) = await asyncio.gather(sent, return_exceptions=True)
     return result
@@ -148,17 +150,44 @@ async def test_words_about_an_item_that_are_too_many_are_refused_and_the_process
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(300)
-async def test_media_whose_process_is_killed_get_a_second_try_and_no_third_S6(pool: Pool) -> None:
-    """The kernel kills for want of memory, and so do people: the item may be innocent."""
+async def test_media_whose_process_is_killed_are_never_refused_for_it_S6(pool: Pool) -> None:
+    """The kernel kills for want of memory, and so do people: the item may be innocent.
+
+    The wrong implementation took a kill for a suspicion, and refused the item after the second.
+    """
     media = picture(112, 84)
     for _ in range(2):
         await until(lambda: len(pool.pids) == 1, within_s=90)
-        assert isinstance(await kill(pool, media), ServiceError)
+        assert isinstance(await crash(pool, media, signal.SIGKILL), ServiceError)
+    await until(lambda: len(pool.pids) == 1, within_s=90)
+    assert (await pool.process(media)).layout.num_embeds == 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_media_that_end_their_process_by_themselves_get_a_second_try_and_no_third_S6(pool: Pool) -> None:
+    media = picture(112, 112)
+    for _ in range(2):
+        await until(lambda: len(pool.pids) == 1, within_s=90)
+        assert isinstance(await crash(pool, media, signal.SIGTERM), ServiceError)
     await until(lambda: len(pool.pids) == 1, within_s=90)
     pids = pool.pids
     with pytest.raises(MediaUndecodable, match="crashes the process"):
         await pool.process(media)
     assert pool.pids == pids
+
+
+@pytest.mark.slow
+async def test_media_that_crashed_for_one_tenant_are_tried_for_another_S6(pool: Pool) -> None:
+    """The wrong implementation knew media by bytes and options alone, and refused them to everybody."""
+    media = picture(140, 84)
+    assert isinstance(await crash(pool, media, signal.SIGSEGV, tenant="acme"), MediaUndecodable)
+    await until(lambda: len(pool.pids) == 1, within_s=90)
+    assert (await pool.process(media, tenant="umbra")).layout.num_embeds == 15
+    assert isinstance(await pool.lay_out(media, tenant="umbra"), Layout)
+    for look in (pool.process, pool.lay_out):
+        with pytest.raises(MediaUndecodable, match="crashes the process"):
+            await look(media, tenant="acme")
 
 
 def surround(channels: int) -> bytes:

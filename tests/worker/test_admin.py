@@ -73,6 +73,8 @@ def serving(
     reset: Callable[[], Awaitable[None]] | None = None,
     idle_s: float = 20.0,
     turn_s: float = 20.0,
+    reason: Callable[[], str] = str,
+    host: str = "127.0.0.1",
 ) -> Iterator[Served]:
     """The admin app under uvicorn, in a thread with a loop of its own."""
     store = store or Store()
@@ -92,8 +94,9 @@ def serving(
         max_body_bytes=max_body_bytes,
         idle_s=idle_s,
         turn_s=turn_s,
+        reason=reason,
     )
-    bound = socket.create_server(("127.0.0.1", 0))
+    bound = socket.create_server((host, 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
     thread.start()
@@ -368,3 +371,42 @@ def test_the_command_in_the_docs_runs_as_it_is_written_D6(served: Served, tmp_pa
     here = command.replace("http://127.0.0.1:9100", served.url).replace("curl ", "curl -s ", 1)
     done = subprocess.run(["sh", "-c", here], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
     assert decode(done.stdout.encode()) == [Outcome(digest_of(1).hex(), "stored")]
+
+
+def test_a_worker_is_ready_while_it_takes_requests_and_says_why_it_does_not() -> None:
+    reasons = [""]
+    with serving(reason=lambda: reasons[0]) as served:
+        ready = httpx.get(f"{served.url}/ready", timeout=20)
+        assert (ready.status_code, ready.json()) == (200, {"ready": True, "reason": None})
+        reasons[0] = "the worker is shutting down"
+        ready = httpx.get(f"{served.url}/ready", timeout=20)
+        assert (ready.status_code, ready.json()) == (503, {"ready": False, "reason": reasons[0]})
+        assert httpx.get(f"{served.url}/health", timeout=20).status_code == 200
+
+
+def outside() -> str:
+    """An address of this machine that is not loopback; no packet is sent for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            one.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no other address than loopback")
+        return str(one.getsockname()[0])
+
+
+def test_who_comes_over_a_network_finds_metrics_and_probes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even with the key, nor with a header that says that it comes from here."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # what makes uvicorn believe such a header
+    host = outside()
+    with serving(host="0.0.0.0") as served:
+        port = served.url.rpartition(":")[2]
+        headers = BEARER | {"X-Forwarded-For": "127.0.0.1"}
+        with httpx.Client(base_url=f"http://{host}:{port}", headers=headers, timeout=20, trust_env=False) as stranger:
+            for path in ("/metrics", "/health", "/ready"):
+                assert stranger.get(path).status_code == 200
+            for path in ("/openapi.json", "/v1/mm_cache/contract"):
+                assert stranger.get(path).status_code == 403
+            for path in ("/v1/mm_cache/inject", "/v1/mm_cache/reset"):
+                assert stranger.post(path, headers=OCTETS).status_code == 403
+        assert not served.store.held
+        assert served.post("/v1/mm_cache/reset").status_code == 200, "over loopback it goes on as before"

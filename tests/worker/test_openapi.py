@@ -22,7 +22,7 @@ KEY = "an-operator-s-key-0123456789"
 BEARER = {"Authorization": f"Bearer {KEY}"}
 INJECT = "POST /v1/mm_cache/inject"
 OPERATIONS = sorted(f"{method.upper()} {path}" for path, told in admin_document()["paths"].items() for method in told)
-OPEN = {"GET /health", "GET /metrics"}
+OPEN = {"GET /health", "GET /metrics", "GET /ready"}
 JSON = "application/json"
 
 

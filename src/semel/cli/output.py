@@ -50,5 +50,6 @@ class Output:
             printed = os.read(self._reader, _PIPE_BYTES)
             self._kept = (self._kept + printed)[-_KEPT_BYTES:]
             if self._is_visible:
-                sys.stderr.buffer.write(printed)
-                sys.stderr.buffer.flush()
+                with contextlib.suppress(OSError):  # the terminal may be gone: then we are about to be told
+                    sys.stderr.buffer.write(printed)
+                    sys.stderr.buffer.flush()

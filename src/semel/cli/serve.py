@@ -82,11 +82,12 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
     children = _children(options, folder, None if output is None else output.descriptor)
     keepers = [asyncio.create_task(child.keep()) for child in children]
     try:
-        await _until_ready(options, children, stopping, output)
+        await _until_ready(options, children, keepers, stopping, output)
         if not stopping.is_requested:
             _greet(options)
             with contextlib.nullcontext() if output is None else output.visible():
-                await stopping.wait()
+                if not await stopping.wait(*keepers):
+                    _raise_ended(keepers)
         return 0
     finally:
         for keeper in keepers:
@@ -116,7 +117,11 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
 
 
 async def _until_ready(
-    options: ServeOptions, children: Sequence[Child], stopping: ShutdownSignal, output: Output | None
+    options: ServeOptions,
+    children: Sequence[Child],
+    keepers: Sequence[asyncio.Task[None]],
+    stopping: ShutdownSignal,
+    output: Output | None,
 ) -> None:
     """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
     ended: list[str] = []
@@ -126,6 +131,7 @@ async def _until_ready(
         )
     with console.status(f"starting {options.model}") as status:
         while not stopping.is_requested:
+            _raise_ended(keepers)
             if ended:
                 raise ConfigError(f"{ended[0]}{_tail(output)}")
             ready, reason = await asyncio.to_thread(_ask_ready, options.url)
@@ -136,6 +142,13 @@ async def _until_ready(
                 await asyncio.wait_for(stopping.wait(), _POLL_S)
     for child in children:
         child.on_exit = None
+
+
+def _raise_ended(keepers: Sequence[asyncio.Task[None]]) -> None:
+    """Raise why nobody keeps a child running any more: the command must not stay without it."""
+    for keeper in keepers:
+        if keeper.done():
+            keeper.result()
 
 
 def _ask_ready(url: str) -> tuple[bool, str]:

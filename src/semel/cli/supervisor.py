@@ -2,7 +2,9 @@
 
 Each child leads a process group of its own, so that Ctrl-C reaches only the supervisor, which then ends the groups in
 order; a child dies with the supervisor even if that is killed (the kernel sends it SIGTERM). A child that ends by
-itself is started again, after a pause that doubles while it keeps failing.
+itself is started again, after a pause that doubles while it keeps failing. So is one that cannot be started again for
+want of memory, processes or files; after so many tries in a row that keeps it from ever running, its keeper gives up,
+which is for its owner to see.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ import ctypes
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Final
+
+from semel.errors import ServiceError
 
 __all__ = ["Child", "end_at_once", "end_in_order"]
 
@@ -24,6 +30,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _MIN_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
+_MAX_TRIES: Final = 10  # over three minutes
 _GROUP_S: Final = 1.5
 _TRACKER_S: Final = 1.0
 _POLL_S: Final = 0.05
@@ -50,12 +57,12 @@ class Child:
     starts: int = 0
 
     async def keep(self) -> None:
-        """Run it for ever; cancel to stop, then `end` it."""
+        """Run it for ever; cancel to stop, then `end` it. Raises if it cannot be started, or not any more."""
         pause_s = _MIN_PAUSE_S
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            await self._start()
+            await self._start_again()
             assert self.process is not None
             code = await self.process.wait()
             await self._end_group(_GROUP_S)
@@ -75,6 +82,23 @@ class Child:
                 await asyncio.wait_for(self.process.wait(), within_s)
         await self._end_group(_GROUP_S)
         await self.process.wait()
+
+    async def _start_again(self) -> None:
+        """Start it. What ended it may keep it from starting for a while: the machine has no memory, or no process."""
+        pause_s = _MIN_PAUSE_S
+        for tries in count(1):
+            try:
+                await self._start()
+            except (OSError, subprocess.SubprocessError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                if not self.starts or tries == _MAX_TRIES:
+                    again = f" again, after {tries} tries" if self.starts else ""
+                    raise ServiceError(f"the {self.name} cannot be started{again}: {reason}") from error
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                logger.warning("the %s cannot be started (%s); next try in %.1f s", self.name, reason, pause_s)
+                await asyncio.sleep(pause_s)
+            else:
+                return
 
     async def _start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(

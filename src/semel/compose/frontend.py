@@ -156,8 +156,9 @@ async def run_frontend(options: FrontendOptions) -> None:
         stack.callback(parts.cache.close)
         stack.callback(LoopLag(parts.meter).close)
         if serving.metrics_port is not None:
-            operator = Starlette(routes=operator_routes(parts.meter))
-            metrics = HttpServer(operator, "127.0.0.1", serving.metrics_port, port_flag="--metrics-port")
+            operator = Starlette(routes=operator_routes(parts.meter, lambda: service.reason))
+            address = serving.metrics_host, serving.metrics_port
+            metrics = HttpServer(operator, *address, port_flag="--metrics-port", host_flag="--metrics-host")
             await stack.enter_async_context(metrics.running())
         fleet, keep_linked = await parts.link(stack)
         running = asyncio.create_task(server.serve())
@@ -247,6 +248,7 @@ class _Parts:
             contract = await _first_contract(fleet, service)
             service.suspend("the model's processor is being loaded")
             pool = await self._start_pool(stack, folder, contract, prepared)
+            service.watch_pool(lambda: pool.refusal)
             pipeline = self._pipeline(folder, pool, fleet, self._fetcher(stack), contract.max_tokens)
             service.suspend("the model's processor is being warmed up")
             await warm_up(pipeline, contract.max_items, processes=len(pool.pids))

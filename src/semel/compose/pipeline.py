@@ -32,7 +32,7 @@ def compose_pipeline(
     async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         return await asyncio.get_running_loop().run_in_executor(executor, loaded.process, media, options)
 
-    async def cut(media: Media, spend: Callable[[int], None]) -> Pieces:
+    async def cut(media: Media, spend: Callable[[int], None], **_: object) -> Pieces:
         pieces = await asyncio.get_running_loop().run_in_executor(executor, loaded.cut, media)
         spend(sum(map(len, pieces.files)))
         return pieces

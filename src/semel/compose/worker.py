@@ -63,6 +63,9 @@ class WorkerOptions:
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     """What schemas and grammars may cost."""
 
+    metrics_host: str = "127.0.0.1"
+    """Where the admin port is; what changes the worker answers on loopback only."""
+
     @classmethod
     def of(cls, settings: WorkerSettings, engine_flags: Sequence[str]) -> Self:
         """Read the files that the settings name."""
@@ -80,6 +83,7 @@ class WorkerOptions:
             collector=trace_collector(settings.logs.otlp_traces_endpoint),
             ship_resident_items=settings.encoder.ship_resident_items,
             grammars=settings.grammars,
+            metrics_host=settings.metrics_host,
         )
 
 
@@ -145,7 +149,7 @@ async def serve_engine(
 
 @contextlib.asynccontextmanager
 async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, worker: Worker) -> AsyncIterator[None]:
-    """Serve the admin address, on loopback: metrics, and with a key injection and reset."""
+    """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
     from semel.web.server import HttpServer
     from semel.worker.admin import create_admin_app
 
@@ -163,8 +167,11 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
     def count(modality: Modality, hit: bool) -> None:
         lookups.count(engine.contract.model, modality, "worker", 1, hit)
 
-    app = create_admin_app(engine, meter, key=options.admin_key, count=count, reset=worker.reset)
-    async with HttpServer(app, "127.0.0.1", options.admin_port, port_flag="--admin-port").running():
+    app = create_admin_app(
+        engine, meter, key=options.admin_key, count=count, reset=worker.reset, reason=lambda: worker.reason
+    )
+    address = options.metrics_host, options.admin_port
+    async with HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host").running():
         yield
 
 

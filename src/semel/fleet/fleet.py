@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 from semel.core import Contract, Digest, Output, Submission
 from semel.errors import NotReady, SemelError
@@ -27,6 +28,8 @@ __all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer"]
 
 ContractCheck = Callable[[Contract], str | None]
 """Says why a contract cannot be kept; None if it can."""
+
+_REFUSED: Final = "the workers do not fit this frontend; its log says why"
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +134,8 @@ class Fleet:
 
     @property
     def reason(self) -> str:
-        """Why nobody serves."""
-        reasons = (self._refused.get(worker) or worker.reason for worker in self._workers)
+        """Why nobody serves, for clients and probes: one sentence, without addresses (threats S7)."""
+        reasons = (_REFUSED if worker in self._refused else worker.reason for worker in self._workers)
         return next(filter(None, reasons), "there is no worker")
 
     def add(self, worker: RemoteWorker) -> None:
@@ -248,7 +251,7 @@ class Fleet:
     def _check_serving(self, worker: RemoteWorker) -> None:
         """It may have been refused or retired since it was chosen: preprocessing takes its time."""
         if worker not in self._admitted:
-            reason = self._refused.get(worker) or worker.reason or "the worker leaves the fleet"
+            reason = _REFUSED if worker in self._refused else worker.reason or "the worker leaves the fleet"
             raise NotReady(f"{reason}; try again in a moment")
 
     def _has_other(self, worker: str) -> bool:

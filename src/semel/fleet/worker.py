@@ -28,6 +28,7 @@ from semel.wire.zmq import FrontendLink, Transfer, memory_path
 __all__ = ["RemoteWorker"]
 
 _STARTING: Final = "the worker is starting"
+_GONE: Final = "no worker is connected"
 _TURN: Final = 64
 """Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
 and each wakes a stream, which takes about 35 µs. Without turns the loop is late by all of a step's work."""
@@ -59,6 +60,9 @@ class RemoteWorker:
         self._on_forget = on_forget
         self._contract: Contract | None = None
         self._reason = _STARTING
+        self._last_loss = ""
+        """Why it was lost, as the log says: it tries again and again, and is lost for the same reason each time."""
+
         self._watcher: Callable[[], None] | None = None
         self._streams: dict[str, RemoteStream] = {}
         self._unanswered: set[str] = set()
@@ -214,6 +218,7 @@ class RemoteWorker:
             case Opened(contract):
                 self._ledger.open()
                 await self._begin_lending()
+                self._last_loss = ""
                 self._become(contract, "")
             case Draining():
                 self._become(None, "the worker is shutting down")
@@ -247,7 +252,10 @@ class RemoteWorker:
                 self._unanswered.discard(event.request_id)
 
     def _lose(self, message: str) -> None:
-        self._become(None, f"no worker ({message})")
+        if message != self._last_loss:
+            logger.warning("the worker at %s is not connected: %s", self.name, message)
+        self._last_loss = message
+        self._become(None, _GONE)  # where it is, and what its link says, is nothing for clients (threats S7)
         self._ledger.close()
         self._transfers.clear()
         self._stop_lending()

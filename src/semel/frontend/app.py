@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
-from semel.frontend.api.server import ModelList, Readiness, Version, model_list
+from semel.frontend.api.server import ModelList, Version, model_list
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter
@@ -38,7 +38,7 @@ from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFU
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.web.errors import error_response, http_error_response
 from semel.web.openapi import JSON, TEXT, shape
-from semel.web.responses import json_response
+from semel.web.responses import Readiness, json_response, readiness_response
 
 __all__ = ["create_app"]
 
@@ -100,8 +100,7 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
 
     async def ready(_: Request) -> Response:
         """Whether requests are served; if not, why."""
-        body: Readiness = {"ready": not service.reason, "reason": service.reason or None}
-        return json_response(body, status=503 if service.reason else 200)
+        return readiness_response(service.reason)
 
     async def metrics(_: Request) -> Response:
         """Counters for Prometheus."""

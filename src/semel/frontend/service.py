@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from semel.core import Contract, Digest, FeatureInfo, Modality
-from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong
+from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
 from semel.fleet.fleet import Fleet
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
@@ -41,7 +41,7 @@ class ServedModel:
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""
         if name is not None and name != self.model:
-            raise ModelNotFound.of("model", f"{name!r} is not served here; {self.model!r} is")
+            raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {self.model!r} is")
 
     def check_length(self, tokens: int) -> None:
         """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""
@@ -97,6 +97,7 @@ class FrontendState:
     started: int = field(default_factory=lambda: int(time.time()))
     _serving: ServedModel | None = None
     _reason: str = "the frontend is starting"
+    _pool_reason: Callable[[], str] = str  # an empty one
     _throttles: dict[str, RefusalThrottle] = field(default_factory=dict)
 
     def begin(self, serving: ServedModel) -> None:
@@ -107,10 +108,14 @@ class FrontendState:
         """Refuse new requests, with the reason."""
         self._serving, self._reason = None, reason
 
+    def watch_pool(self, reason: Callable[[], str]) -> None:
+        """Let a pool say why it takes no item: a frontend that can make no feature is not ready, though it may chat."""
+        self._pool_reason = reason
+
     @property
     def reason(self) -> str:
-        """Why nothing can be served; empty when it can."""
-        return self.limiter.closed or self._reason
+        """Why nothing can be served, or nothing with media; empty when it can."""
+        return self.limiter.closed or self._reason or self._pool_reason()
 
     def drain(self, reason: str) -> None:
         """Take no more requests, for good; those that were taken are answered, also if no worker is left meanwhile."""

@@ -32,9 +32,12 @@ class ProcessItem(Protocol):
     """Makes an item's feature from its media and the request's `mm_processor_kwargs`, in any process."""
 
     def __call__(
-        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
+        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None, tenant: str = ""
     ) -> Awaitable[Feature]:
-        """The feature. `group` identifies the request, so that requests share the processes fairly."""
+        """The feature. `group` identifies the request, so that requests share the processes fairly.
+
+        What an item of one `tenant` does to its process counts against no other tenant.
+        """
         ...
 
 
@@ -42,17 +45,20 @@ class ComputeLayout(Protocol):
     """Computes the layout that an item's feature would have, in any process, without making the feature."""
 
     def __call__(
-        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None
+        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None, tenant: str = ""
     ) -> Awaitable[Layout]:
-        """The layout; `group` is as for `ProcessItem`."""
+        """The layout; `group` and `tenant` are as for `ProcessItem`."""
         ...
 
 
 class Cut(Protocol):
     """Cuts a clip into pieces that fit the encoder, in any process."""
 
-    def __call__(self, media: Media, spend: Callable[[int], None], /) -> Awaitable[Pieces]:
-        """The pieces. `spend` is called with their size before they are stored, and raises if they are not allowed."""
+    def __call__(self, media: Media, spend: Callable[[int], None], /, *, tenant: str = "") -> Awaitable[Pieces]:
+        """The pieces. `spend` is called with their size before they are stored, and raises if they are not allowed.
+
+        `tenant` is as for `ProcessItem`.
+        """
         ...
 
 
@@ -75,6 +81,9 @@ class ParsedRequest:
     options: Mapping[str, object]
     assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
     """Makes the prompt from the layouts of all items."""
+
+    tenant: str = ""
+    """The name of the tenant whose request it is."""
 
     def assembled(self) -> ParsedRequest:
         """The parts that are still needed after the prompt is made: each media once, to make its feature again."""

@@ -86,7 +86,7 @@ class Inspector:
             return (await self.make(draft, digest)).layout
 
         async def work() -> Layout:
-            layout = await lay_out(draft.media[digest], draft.options, group=draft)
+            layout = await lay_out(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
             self.layouts.put(digest, layout)
             return layout
 
@@ -96,7 +96,7 @@ class Inspector:
         """Process an item's feature. Equal inspections in flight share one computation."""
 
         async def work() -> Feature:
-            feature = await self.process(draft.media[digest], draft.options, group=draft)
+            feature = await self.process(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
             self.layouts.put(digest, feature.layout)
             return feature
 

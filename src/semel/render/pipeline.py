@@ -152,7 +152,7 @@ class Pipeline:
         watch.lap("digest")
         bare_request = replace(request, messages=())  # the parsed request must not keep their base64
         assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light)
-        return ParsedRequest(items, media, request.mm_processor_kwargs, assembling)
+        return ParsedRequest(items, media, request.mm_processor_kwargs, assembling, _name(tenant))
 
     def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> ParsedRequest:
         """Parse a prompt of text or tokens, without items."""
@@ -176,7 +176,7 @@ class Pipeline:
             (layout,) = layouts
             return expand_encoder(self.tokenizer.encode(decoder_text), item=item, layout=layout)
 
-        return ParsedRequest((item,), distinct, {}, assembling)
+        return ParsedRequest((item,), distinct, {}, assembling, _name(tenant))
 
     async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a parsed request, and the features of its items for which `holding` returns nothing."""
@@ -236,7 +236,8 @@ class Pipeline:
             return feature
 
         async def work() -> Feature:
-            return self.cache.put(digest, await self.process(draft.media[digest], draft.options, group=draft))
+            made = await self.process(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
+            return self.cache.put(digest, made)
 
         return await self.flight.do(digest, work)
 
@@ -262,6 +263,10 @@ class Pipeline:
             )
         except ValueError:  # from json and str.encode, which refuse no other value
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None
+
+
+def _name(tenant: Tenant | None) -> str:
+    return "" if tenant is None else tenant.name
 
 
 def check_chars(count: int, limit: int) -> None:

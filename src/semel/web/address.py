@@ -13,21 +13,21 @@ __all__ = ["bind"]
 _OF_THE_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 
 
-def bind(host: str, port: int, port_flag: str = "--port") -> socket.socket:
-    """Bind a socket to this address. A `ConfigError` names `--host` or the port's flag, whichever has to change."""
+def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--host") -> socket.socket:
+    """Bind a socket to this address. A `ConfigError` names the flag that has to change."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
         bound.close()
-        raise ConfigError(f"cannot serve at {host}:{port}: {_reason(error, port_flag)}") from None
+        raise ConfigError(f"cannot serve at {host}:{port}: {_reason(error, port_flag, host_flag)}") from None
     return bound
 
 
-def _reason(error: OSError | OverflowError, port_flag: str) -> str:
+def _reason(error: OSError | OverflowError, port_flag: str, host_flag: str) -> str:
     if isinstance(error, OverflowError):
         return f"{port_flag} must be from 0 to 65535"
     if error.errno in _OF_THE_PORT:
         return f"{error.strerror}; choose another with {port_flag}"
-    return f"{error.strerror}; choose an address of this machine with --host"
+    return f"{error.strerror}; choose an address of this machine with {host_flag}"

@@ -6,10 +6,24 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
-__all__ = ["json_response"]
+__all__ = ["Readiness", "json_response", "readiness_response"]
+
+
+class Readiness(TypedDict):
+    """Whether requests are served; if not, why."""
+
+    ready: bool
+    reason: str | None
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response in JSON."""
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def readiness_response(reason: str) -> Response:
+    """The answer to a probe; without a reason against it, requests are served."""
+    body: Readiness = {"ready": not reason, "reason": reason or None}
+    return json_response(body, 503 if reason else 200)

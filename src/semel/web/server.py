@@ -23,6 +23,7 @@ from semel.telemetry import Meter
 from semel.web.address import bind
 from semel.web.errors import error_body
 from semel.web.limits import ConnectionLimits
+from semel.web.responses import readiness_response
 
 __all__ = ["STALLED", "ConnectionLimits", "HttpServer", "operator_routes"]
 
@@ -47,13 +48,14 @@ class HttpServer:
         count: Callable[[str], None] = lambda _: None,
         *,
         port_flag: str = "--port",
+        host_flag: str = "--host",
     ) -> None:
         """`count` receives the code of each request that is refused, or dropped, before it reaches an application.
 
-        `port_flag` is the flag that an error names if the port cannot be bound.
+        `port_flag` and `host_flag` are the flags that an error names if the address cannot be bound.
         """
         limits = limits or ConnectionLimits()
-        self._socket = bind(host, port, port_flag)
+        self._socket = bind(host, port, port_flag, host_flag)
         self._socket.listen(_BACKLOG)
         self._server = _Server(
             uvicorn.Config(
@@ -94,16 +96,19 @@ class HttpServer:
         self._server.force_exit = at_once
 
 
-def operator_routes(meter: Meter) -> list[Route]:
-    """The routes for liveness and metrics."""
+def operator_routes(meter: Meter, reason: Callable[[], str]) -> list[Route]:
+    """The routes for liveness, readiness (with the reason against it) and metrics."""
 
     async def health(_: Request) -> Response:
         return Response(status_code=200)
 
+    async def ready(_: Request) -> Response:
+        return readiness_response(reason())
+
     async def metrics(_: Request) -> Response:
         return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
 
-    return [Route("/health", health), Route("/metrics", metrics)]
+    return [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
 
 
 class _Server(uvicorn.Server):

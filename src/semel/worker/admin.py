@@ -12,6 +12,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from ipaddress import ip_address
 from typing import Final
 
 import msgspec
@@ -48,12 +49,15 @@ def create_admin_app(
     key: str | None,
     count: Count,
     reset: Callable[[], Awaitable[None]],
+    reason: Callable[[], str] = str,
     max_body_bytes: int = MAX_BODY_BYTES,
     idle_s: float = 30.0,
     turn_s: float = 60.0,
 ) -> Starlette:
     """The HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
 
+    `reason` says why the worker takes no requests, and nothing if it does. Whoever does not come over loopback finds
+    metrics and probes, and nothing else: features and the key do not go over a network in the clear.
     A body may pause for `idle_s`, and whoever comes while another body is taken in waits for `turn_s`.
     """
     if key is not None:
@@ -61,26 +65,30 @@ def create_admin_app(
     intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)
 
     async def inject_features(request: Request) -> Response:
+        _check_loopback(request)
         _authorise(request, key)
         return await intake.inject(request)
 
     async def tell_contract(request: Request) -> Response:
+        _check_loopback(request)
         _authorise(request, key)
         return Response(msgspec.json.encode(engine.contract), media_type="application/json")
 
     async def reset_caches(request: Request) -> Response:
+        _check_loopback(request)
         _authorise(request, key)
         await reset()
         logger.info("%s reset the caches", _peer(request))
         done: Reset = {"reset": True}
         return json_response(done)
 
-    async def tell_routes(_: Request) -> Response:
+    async def tell_routes(request: Request) -> Response:
+        _check_loopback(request)
         return json_response(admin_document())
 
     return Starlette(
         routes=[
-            *operator_routes(meter),
+            *operator_routes(meter, reason),
             Route("/openapi.json", tell_routes),
             Route("/v1/mm_cache/contract", tell_contract, methods=["GET"]),
             Route("/v1/mm_cache/inject", inject_features, methods=["POST"]),
@@ -149,6 +157,21 @@ async def _read(request: Request, max_bytes: int, idle_s: float) -> bytearray:
 def _check_key(key: str) -> None:
     if not is_key(key):
         raise ConfigError(f"an admin key has at least {MIN_KEY_CHARS} printable ASCII characters and no blank")
+
+
+def _check_loopback(request: Request) -> None:
+    """Refuse who comes from elsewhere. A client's address can be forged by a header, that of our socket cannot."""
+    ends = (request.scope.get("client"), request.scope.get("server"))
+    if not all(end is not None and _is_loopback(end[0]) for end in ends):
+        raise HTTPException(403, "this is served on 127.0.0.1 of the worker's host only")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _authorise(request: Request, key: str | None) -> None:

@@ -126,6 +126,13 @@ class Worker:
                 while (running := set(self._tasks())) or asyncio.get_running_loop().time() < settled:
                     await (asyncio.wait(running) if running else asyncio.sleep(_SETTLE_S))
 
+    @property
+    def reason(self) -> str:
+        """Why it takes no requests; empty if it does."""
+        if self._died.is_set():
+            return "the engine has died"
+        return "the worker is shutting down" if self._draining else ""
+
     async def reset(self) -> None:
         """Forget everything that is cached, here and at the frontends; requests in flight are answered."""
         try:

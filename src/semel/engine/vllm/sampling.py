@@ -15,12 +15,13 @@ from typing import Any, Final, Self
 import msgspec
 
 from semel.core import Output, PromptLogprob
-from semel.errors import InvalidRequest
+from semel.errors import InvalidRequest, excerpt
 
 __all__ = ["Defaults", "outputs_of", "refusals", "sampling_params"]
 
 _MAX_PROMPT_LOGPROBS: Final = 131_072
 """What fits into one message to a frontend, at 128 bytes each (S18)."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +81,9 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def refusals(field: str | None = None) -> Iterator[None]:
-    """What vLLM refuses is the request's fault; of its words only those that it wrote for clients are passed on.
+    """Map what vLLM refuses to the request's fault, in words that it wrote for clients, without the refused value.
 
-    None of them are if it is about the schemas of a field: they quote what was sent.
+    Of the schemas of a field it passes none on: they quote what was sent, or what a compiler said (threats S7).
     """
     from vllm.exceptions import VLLMClientError
 
@@ -90,7 +91,7 @@ def refusals(field: str | None = None) -> Iterator[None]:
         yield
     except (VLLMClientError, msgspec.ValidationError) as error:
         if field is None:
-            raise InvalidRequest(str(error)) from error
+            raise InvalidRequest(excerpt(str(error.args[0]) if error.args else str(error))) from error
         logger.info("vLLM refused %s: %r", field, error)
         raise InvalidRequest(f"{field}: the engine cannot hold an answer to it: check its form") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, ValidationError
 
-from semel.errors import InvalidRequest
+from semel.errors import InvalidRequest, excerpt
 
 __all__ = ["FORMS", "REFUSED", "Ignored", "fault_of", "tell_nulls", "tell_refused", "without_refused"]
 
@@ -68,9 +68,6 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 """Unsupported fields: the values that mean the same as leaving the field out, and what to do instead."""
 
 
-_MAX_SHOWN_CHARS: Final = 256
-"""Maximum characters of a client's field name in an error message."""
-
 FORMS: Final = ("a text", "a chat")
 """The names of the two forms of a request. pydantic puts them before the location of an error; no client sends them."""
 
@@ -78,12 +75,12 @@ FORMS: Final = ("a text", "a chat")
 def fault_of(error: ValidationError) -> InvalidRequest:
     """The first error of a request. The message has its location, `param` the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = [str(part)[:_MAX_SHOWN_CHARS] for part in first["loc"]]
+    place, message = [excerpt(str(part)) for part in first["loc"]], excerpt(first["msg"])
     if place and place[0] in FORMS:
         place = place[1:]
     if not place:
-        return InvalidRequest(f"the body: {first['msg']}")
-    return InvalidRequest(f"{'.'.join(place)}: {first['msg']}", param=place[0])
+        return InvalidRequest(f"the body: {message}")
+    return InvalidRequest(f"{'.'.join(place)}: {message}", param=place[0])
 
 
 def without_refused(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:

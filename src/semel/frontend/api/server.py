@@ -1,4 +1,4 @@
-"""Responses about the frontend itself: its models, its version and whether it is ready. Pure."""
+"""Responses about the frontend itself: its models and its version. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 __all__ = [
     "Model",
     "ModelList",
-    "Readiness",
     "Version",
     "model_list",
 ]
@@ -30,13 +29,6 @@ class ModelList(TypedDict):
 
     object: Literal["list"]
     data: list[Model]
-
-
-class Readiness(TypedDict):
-    """Whether requests are served; if not, why."""
-
-    ready: bool
-    reason: str | None
 
 
 class Version(TypedDict):

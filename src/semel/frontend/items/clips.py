@@ -54,14 +54,14 @@ class Clip:
         return Media("audio", bytes(self.files[index]))
 
 
-async def read_clip(serving: ServedModel, data: bytes, account: Account) -> Clip:
+async def read_clip(serving: ServedModel, data: bytes, account: Account, *, tenant: str = "") -> Clip:
     """Read a clip from a file. The memory of its pieces is charged to the request's account."""
     seconds = clip_seconds(data, sampling_rate=SAMPLING_RATE)
     if seconds is not None and seconds <= _encoder_s(serving):
         return Clip(seconds, (data,), (0.0,))
     if (cut := serving.pipeline.cut) is None:
         raise InvalidRequest.of("file", "clips are not cut here: send at most 30 s, as WAV or FLAC of 16,000 Hz")
-    pieces = await cut(Media("audio", data), account.take)
+    pieces = await cut(Media("audio", data), account.take, tenant=tenant)
     begins = list(accumulate(pieces.lengths_s, initial=0.0))
     clip = Clip(pieces.seconds, pieces.files, begins[:-1])
     account.take(clip.copied_bytes)

@@ -8,7 +8,7 @@ last byte is sent, because it charges the bytes that are not sent yet (`semel.fr
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
@@ -20,12 +20,13 @@ from semel.frontend.budget import Account
 from semel.frontend.http.body import CLIENT_CLOSED, parse, read, unless_disconnected
 from semel.frontend.http.download import Download
 from semel.frontend.http.sse import EventStream
+from semel.frontend.limits import BodyLimits
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.service import FrontendState, ServedModel
 from semel.render import ChatRequest, Intent, ParsedRequest
 from semel.telemetry.request_context import current_request, own_id
 
-__all__ = ["Call", "Chatting", "serve_call"]
+__all__ = ["Call", "Chatting", "prompt_limits", "read_prompt_json", "serve_call"]
 
 
 class _Addressed(Protocol):
@@ -118,5 +119,14 @@ async def serve_call(
 
 
 async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
-    parsed = parse(await read(request, service.body, call.account), kind)
-    return call.admit(parsed)
+    return call.admit(parse(await read(request, service.body, call.account), kind))
+
+
+async def read_prompt_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
+    """Read a JSON body whose prompt may be a list of tokens."""
+    return call.admit(parse(await read(request, prompt_limits(service, call), call.account), kind))
+
+
+def prompt_limits(service: FrontendState, call: Call) -> BodyLimits:
+    """The limits of a body, plus the longest prompt that semel's own routes render: each token and its `is_embed`."""
+    return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)

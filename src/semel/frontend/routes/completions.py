@@ -20,7 +20,7 @@ from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.respond import respond, with_error_event
 from semel.frontend.http.sse import EventStream, event, merged
-from semel.frontend.routes.call import Call, serve_call
+from semel.frontend.routes.call import Call, read_prompt_json, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.service import FrontendState, ServedModel
 from semel.web.openapi import EVENTS, JSON, events_of, shape
@@ -45,7 +45,7 @@ def completion_routes(service: FrontendState) -> list[DocumentedRoute]:
 
     async def completions(request: Request) -> Response:
         """Go on with one prompt or several, whole or as a stream of events."""
-        return await serve_call(request, service, _COMPLETION, _complete)
+        return await serve_call(request, service, _COMPLETION, _complete, read_prompt_json)
 
     return [
         DocumentedRoute("/v1/chat/completions", chat_completions, methods=["POST"], operation=_CHAT_OPERATION),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -30,11 +29,11 @@ from semel.frontend.api.generate_request import GenerateRequest, RequestItem
 from semel.frontend.api.generate_response import Generated, GeneratedChunk, GenerateResponse
 from semel.frontend.api.render_response import PROMPT, features_body
 from semel.frontend.execution import submit
-from semel.frontend.http.body import BodyLimits, parse, read, read_bytes, take_values
+from semel.frontend.http.body import parse, read_bytes, take_values
 from semel.frontend.http.respond import respond
 from semel.frontend.items.client_features import IdentifiedItem, Owner, features_of, identify_items
 from semel.frontend.items.ownership import features_with_tags
-from semel.frontend.routes.call import Call, serve_call
+from semel.frontend.routes.call import Call, prompt_limits, read_prompt_json, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import FrontendState, ServedModel
@@ -60,7 +59,7 @@ def generation_routes(service: FrontendState) -> list[DocumentedRoute]:
         """Go on with a prompt that was rendered elsewhere, in tokens."""
         if (kind := request.headers.get("content-type", "").partition(";")[0].strip().lower()) in _REFUSED_TYPES:
             raise InvalidRequest(f"{kind} is not taken: send JSON, or {SAFETENSORS} with the prompt in its metadata")
-        ask = _ask_file if kind == SAFETENSORS else _ask
+        ask = _ask_file if kind == SAFETENSORS else read_prompt_json
         return await serve_call(request, service, _REQUEST, _generate, ask)
 
     return [
@@ -76,13 +75,6 @@ def _operation() -> dict[str, Any]:
     }
 
 
-async def _ask(
-    request: Request, service: FrontendState, kind: TypeAdapter[GenerateRequest], call: Call
-) -> GenerateRequest:
-    parsed = parse(await read(request, _limits(service, call), call.account), kind)
-    return call.admit(parsed)
-
-
 async def _ask_file(
     request: Request, service: FrontendState, kind: TypeAdapter[GenerateRequest], call: Call
 ) -> GenerateRequest:
@@ -92,7 +84,7 @@ async def _ask_file(
     escaped.
     """
     body = await read_bytes(request, service.body, call.account)
-    limits = _limits(service, call)
+    limits = prompt_limits(service, call)
 
     def admit(text: str) -> None:
         take_values(text.encode(errors="surrogatepass"), limits, call.account)
@@ -106,11 +98,6 @@ async def _ask_file(
     admit(prompt)
     parsed = parse(prompt.encode(errors="surrogatepass"), kind)
     return call.admit(parsed).with_tensors(features_of(file.entries))
-
-
-def _limits(service: FrontendState, call: Call) -> BodyLimits:
-    """The limits of a body, plus the longest prompt that semel's own routes render: each token and its `is_embed`."""
-    return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)
 
 
 async def _generate(call: Call, parsed: GenerateRequest) -> Response:

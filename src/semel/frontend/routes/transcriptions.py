@@ -127,7 +127,7 @@ async def _write_down(task: Task, call: Call, speech: SpeechRequest) -> Response
     serving, tenant = call.serving, Tenant(call.tenant)
     tokenizer = serving.pipeline.tokenizer
     marks = _marks(tokenizer) if speech.is_verbose else None
-    clip = await read_clip(serving, speech.file, call.account)
+    clip = await read_clip(serving, speech.file, call.account, tenant=call.tenant)
     speech = speech.model_copy(update={"file": b""})
     call.account.keep(clip.nbytes)
     language = speech.language or await _detect(serving, clip.media(0), tenant, f"{call.request_id}-language")

@@ -69,6 +69,9 @@ class Job(ABC, Generic[_T]):
     spend: Spend | None = None
     """Is asked before what is made is taken."""
 
+    tenant: str = ""
+    """Whose item it is: what it does to a process is held against nobody else's."""
+
     context: Context = field(default_factory=copy_context)
     """Of whoever asked first: a process is handed the next item by whoever is there."""
 

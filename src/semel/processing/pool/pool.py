@@ -171,19 +171,25 @@ class Pool:
         """The processes that are ready to take the place of one of those."""
         return tuple(spare.pid for spare in self._spares if spare.running)
 
+    @property
+    def refusal(self) -> str:
+        """Why no item is taken; empty if items are."""
+        return self._refusal or ""
+
     async def process(
         self,
         media: Media,
         options: Mapping[str, object] | None = None,
         *,
         group: Hashable | None = None,
+        tenant: str = "",
         apart: bool = False,
     ) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`.
 
         Items of one `group`, a request, are begun in the order in which they came; groups take turns, an item each.
-        Without a group the item is one of its own. What is made `apart` takes no room in the pool's memory, so that
-        nothing is evicted for it.
+        Without a group the item is one of its own. An item that ends its process is refused to its `tenant` only. What
+        is made `apart` takes no room in the pool's memory, so that nothing is evicted for it.
         """
         self._admit(media)
         item = next(self._items)
@@ -191,11 +197,16 @@ class Pool:
         order = encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
         return await self._wait_for(
-            FeatureJob(item, made if group is None else group, media, options, order, made, apart)
+            FeatureJob(item, made if group is None else group, media, options, order, made, apart, tenant=tenant)
         )
 
     async def lay_out(
-        self, media: Media, options: Mapping[str, object] | None = None, *, group: Hashable | None = None
+        self,
+        media: Media,
+        options: Mapping[str, object] | None = None,
+        *,
+        group: Hashable | None = None,
+        tenant: str = "",
     ) -> Layout:
         """The layout that the item's feature would have; nothing is made and nothing is counted."""
         self._admit(media)
@@ -203,9 +214,11 @@ class Pool:
         options = options or {}
         order = encode_work(item, media, options, only_layout=True)
         made: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(LayoutJob(item, made if group is None else group, media, options, order, made))
+        return await self._wait_for(
+            LayoutJob(item, made if group is None else group, media, options, order, made, tenant=tenant)
+        )
 
-    async def cut(self, media: Media, spend: Spend) -> Pieces:
+    async def cut(self, media: Media, spend: Spend, *, tenant: str = "") -> Pieces:
         """A clip in pieces that the model's encoder takes.
 
         Pieces are samples, far more bytes than what they were decoded from. So `spend` is told how many before they
@@ -215,7 +228,7 @@ class Pool:
         item = next(self._items)
         made: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
         order = encode(Cut(item), len(media.data))
-        return await self._wait_for(CutJob(item, made, media, {}, order, made, apart=True, spend=spend))
+        return await self._wait_for(CutJob(item, made, media, {}, order, made, apart=True, spend=spend, tenant=tenant))
 
     def forget_counts(self) -> None:
         """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
@@ -287,7 +300,7 @@ class Pool:
             job.fail(error)
         else:
             self.processed += isinstance(made, Feature)
-            self._deadly.clear(job.media, job.options)
+            self._deadly.clear(job.media, job.options, job.tenant)
             job.succeed(made)
         finally:
             job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
@@ -302,7 +315,7 @@ class Pool:
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
         """What a process makes of an item; a process that does not do its part is ended."""
-        if (refusal := self._deadly.refusal(job.media, job.options)) is not None:
+        if (refusal := self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
             raise refusal
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
@@ -333,7 +346,7 @@ class Pool:
             f"preprocessing the {job.media.modality} takes longer than the limit of {self._load.timeout_s:g} s "
             f"(--max-processing-s); send a smaller one"
         )
-        self._deadly.suspect(job.media, job.options, error)
+        self._deadly.suspect(job.media, job.options, error, job.tenant)
         return error
 
     def _died(self, job: Job[Any], status: int) -> MediaUndecodable | ServiceError:
@@ -341,9 +354,10 @@ class Pool:
         logger.warning("a pool process died with status %d over %r", status, job.media)
         refusal = MediaUndecodable(f"the {modality} crashes the process that decodes it; send it in another format")
         if status in _CRASHES:
-            self._deadly.condemn(job.media, job.options, refusal)
+            self._deadly.condemn(job.media, job.options, refusal, job.tenant)
             return refusal
-        self._deadly.suspect(job.media, job.options, refusal)
+        if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it
+            self._deadly.suspect(job.media, job.options, refusal, job.tenant)
         return ServiceError(f"the preprocessing process that worked on the {modality} died; send the request again")
 
     async def _keep(self, process: PoolProcess) -> None:

@@ -1,9 +1,10 @@
 """Media that end the processes which work on them, so that sending them again costs no further process.
 
 Clients send again what failed with 5xx, and whoever wants to do harm sends again anyway. A crash is a proof; a process
-that was killed or hung may have been unlucky, so its item gets a second try. Bounded in number and in time; what is
-processed after all is cleared. Known by a hash of bytes and options: the tenant is no part of it, since what ends a
-process does so for everybody. No I/O.
+that hung or ended by itself may have been unlucky, so its item gets a second try; one that was killed, as the kernel
+does for want of memory, says nothing about its item and is not noted at all. Bounded in number and in time; what is
+processed after all is cleared. Known by a hash of tenant, bytes and options: what happened to one tenant's item refuses
+nothing to another. No I/O.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._records)
 
-    def refusal(self, media: Media, options: Mapping[str, object]) -> RequestError | None:
+    def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
         """Why it is not tried again, if it is not."""
         if not self._may_have(media):
             return None
-        record = self._records.peek(name := _name(media, options))
+        record = self._records.peek(name := _name(media, options, tenant))
         if record is None:
             return None
         if record.until <= self._clock():
@@ -59,21 +60,21 @@ class Quarantine:
             return None
         return None if record.tries_left else type(record.refusal)(str(record.refusal))
 
-    def condemn(self, media: Media, options: Mapping[str, object], refusal: RequestError) -> None:
+    def condemn(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
         """Note that it crashed a process: it is not tried again for a while."""
-        self._note(_name(media, options), 0, refusal)
+        self._note(_name(media, options, tenant), 0, refusal)
 
-    def suspect(self, media: Media, options: Mapping[str, object], refusal: RequestError) -> None:
+    def suspect(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
         """Note that a process ended over it; not tried again for a while if that happens once more."""
-        name = _name(media, options)
+        name = _name(media, options, tenant)
         record = self._records.peek(name)
         tries_left = _TRIES if record is None or record.until <= self._clock() else record.tries_left
         self._note(name, max(tries_left - 1, 0), refusal)
 
-    def clear(self, media: Media, options: Mapping[str, object]) -> None:
+    def clear(self, media: Media, options: Mapping[str, object], tenant: str = "") -> None:
         """Note that it has been processed."""
         if self._may_have(media):
-            self._drop(_name(media, options))
+            self._drop(_name(media, options, tenant))
 
     def _may_have(self, media: Media) -> bool:
         """Whether a hash is worth its time: nearly always nothing of this size has ended a process."""
@@ -95,6 +96,6 @@ class Quarantine:
             del self._sizes[name[0]]
 
 
-def _name(media: Media, options: Mapping[str, object]) -> _Name:
-    parts = media.modality.encode(), msgspec.msgpack.encode(options, order="sorted"), media.data
+def _name(media: Media, options: Mapping[str, object], tenant: str) -> _Name:
+    parts = tenant.encode(), media.modality.encode(), msgspec.msgpack.encode(options, order="sorted"), media.data
     return len(media.data), hash_parts(parts).digest()

@@ -1,0 +1,132 @@
+"""Children that are kept running: also when they cannot be started for a while, and never without anybody knowing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cli import serve, supervisor
+from semel.cli.serve import ServeOptions
+from semel.cli.supervisor import Child
+from semel.errors import ServiceError
+from semel.settings import ServerSettings
+from tests.waiting import until
+
+SHORT = "import sys; sys.exit(3)"
+LAST = "import os, sys; os.unlink(sys.argv[0]); sys.exit(3)"
+LONG = "import time; time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_MIN_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "_MAX_PAUSE_S", 0.05)
+
+
+def program(path: Path, text: str) -> list[str]:
+    """A command that can be taken away."""
+    path.write_text(f"#!{sys.executable}\n{text}\n")
+    path.chmod(0o700)
+    return [str(path)]
+
+
+@asynccontextmanager
+async def kept(child: Child) -> AsyncIterator[asyncio.Task[None]]:
+    keeper = asyncio.create_task(child.keep())
+    try:
+        yield keeper
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await child.end(5)
+
+
+class Spawn:
+    """`create_subprocess_exec` on a machine that has nothing left, from the second call on, so many times."""
+
+    def __init__(self, number: int, times: int) -> None:
+        self.calls = 0
+        self._number, self._times = number, times
+        self._real = asyncio.create_subprocess_exec
+
+    async def __call__(self, *command: str, **options: Any) -> asyncio.subprocess.Process:
+        self.calls += 1
+        if 1 < self.calls <= 1 + self._times:
+            raise OSError(self._number, os.strerror(self._number))
+        return await self._real(*command, **options)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN, errno.EMFILE])
+async def test_a_restart_that_fails_is_tried_again_and_told(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wrong implementation caught nothing: the keeper ended, and nobody looked at it."""
+    spawn = Spawn(number, times=3)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+    child = Child("worker", [sys.executable, "-c", SHORT])
+    async with kept(child) as keeper:
+        await until(lambda: child.starts >= 2, within_s=30)
+        assert not keeper.done()
+    messages = [record.getMessage() for record in caplog.records]
+    told = [message for message in messages if "cannot be started" in message]
+    assert len(told) == 3
+    assert all(os.strerror(number) in message and "next try in" in message for message in told)
+
+
+async def test_a_command_that_is_gone_for_a_while_is_started_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "child"
+    child = Child("frontend", program(path, LAST))
+    async with kept(child) as keeper:
+        await until(lambda: "the frontend cannot be started (No such file" in caplog.text, within_s=30)
+        program(path, LONG)
+        await until(lambda: child.process is not None and child.process.returncode is None, within_s=30)
+        assert not keeper.done()
+
+
+async def test_a_keeper_that_cannot_go_on_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", Spawn(errno.ENOMEM, times=1_000))
+    with pytest.raises(ServiceError, match="the worker cannot be started again, after 10 tries: Cannot allocate"):
+        await asyncio.wait_for(Child("worker", [sys.executable, "-c", SHORT]).keep(), 30)
+
+
+async def test_a_first_start_that_fails_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="the worker cannot be started: No such file"):
+        await asyncio.wait_for(Child("worker", [str(tmp_path / "nothing")]).keep(), 30)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_serve_ends_with_the_reason_when_nobody_keeps_a_child_running(
+    ready: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong implementation waited for a signal only, for ever and without a worker."""
+    path = tmp_path / "child"
+    children = (
+        Child("worker", program(path, LAST)),
+        Child("frontend", [sys.executable, "-c", LONG]),
+    )
+    monkeypatch.setattr(serve, "_children", lambda *_: children)
+    monkeypatch.setattr(serve, "_ask_ready", lambda _: (ready, "waiting"))
+    if not ready:
+        children[0].starts = 1  # as after a start that went well
+        path.unlink()
+    options = ServeOptions("m", ServerSettings(drain_s=0), None, (), ())
+
+    async def supervised() -> int:
+        async with asyncio.timeout(30):
+            return await serve._supervise(options, tmp_path)
+
+    with pytest.raises(ServiceError, match="the worker cannot be started again, after 10 tries: No such file"):
+        asyncio.run(supervised())
+    frontend = children[1].process
+    assert frontend is not None
+    assert frontend.returncode is not None, "what it started has ended with it"

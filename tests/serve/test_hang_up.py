@@ -1,0 +1,164 @@
+"""SIGHUP, and a machine that has nothing left: neither ends a service unasked. In real processes, without a model.
+
+SIGHUP once ended every process at once: streams broke, and the fleet key of the run stayed in the temporary folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import resource
+import signal
+import subprocess
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from semel.bench.ports import free_port
+from semel.settings import create_key
+from tests.conftest import Folder
+from tests.serve.served import SEMEL, Served, until
+from tests.serve.test_draining import DRAIN_S, RATE, TOKENS, client_of, rehearsing, started, streamed, until_ready
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+@contextmanager
+def in_terminal(home: Path, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command of semel in a terminal of its own, and our end of that."""
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [str(SEMEL), *command],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),  # type: ignore[call-overload]
+        env=os.environ | {"TMPDIR": str(home)},
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        if process.poll() is None:
+            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+                one.kill()
+        process.wait(10)
+
+
+def shown(terminal: int) -> None:
+    """Take what is printed, so that nobody has to wait for it."""
+    try:
+        while os.read(terminal, 1 << 16):
+            pass
+    except OSError:
+        return
+
+
+async def during_stream(served: Served, act: Callable[[], None]) -> list[int]:
+    """The numbers of a stream during which something happens."""
+    begun = asyncio.Semaphore(0)
+    async with client_of(served) as client:
+        stream = asyncio.create_task(streamed(client, begun))
+        await begun.acquire()
+        act()
+        return await stream
+
+
+def test_serve_drains_when_its_terminal_goes_and_leaves_no_key(tiny: Folder, tmp_path: Path) -> None:
+    port = free_port()
+    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--processes", "1")
+    with in_terminal(tmp_path, "testing", "serve", str(tiny("qwen2-vl")), *flags) as (process, terminal):
+        copy = os.dup(terminal)
+        reading = threading.Thread(target=shown, args=(copy,), daemon=True)
+        reading.start()
+        served = Served(process, f"http://127.0.0.1:{port}", tmp_path, tmp_path / "none.log", 0.0)
+        until(lambda: served.ready()[0] or process.poll() is not None, 240)
+        family, folder = served.processes(), served.folder
+        assert (folder / "key").exists()
+
+        def hang_up() -> None:
+            os.close(terminal)
+            os.close(copy)
+
+        assert asyncio.run(asyncio.wait_for(during_stream(served, hang_up), 240)) == list(range(TOKENS))
+        assert process.wait(60) == 0
+        assert not [one for one in family if one.is_running() and one.status() != "zombie"]
+        assert not folder.exists()
+
+
+def test_a_frontend_and_a_worker_drain_on_a_hang_up(tiny: Folder, tmp_path: Path) -> None:
+    model, port, address = str(tiny("qwen2-vl")), free_port(), f"ipc://{tmp_path}/w.sock"
+    metrics_port = free_port()
+    create_key(tmp_path / "key")
+    key = ("--key-file", str(tmp_path / "key"), "--drain-s", DRAIN_S)
+    with (
+        started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", str(RATE), *key) as worker,
+        started(
+            tmp_path,
+            *("frontend", model, "--port", str(port), "--processes", "1", "--worker", address, *key),
+            *("--metrics-port", str(metrics_port)),
+        ) as frontend,
+        httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=30) as operator,
+    ):
+        served = Served(frontend, f"http://127.0.0.1:{port}", tmp_path, tmp_path / "frontend.log", 0.0)
+        until_ready(served)
+        assert [operator.get(path).status_code for path in ("/health", "/ready", "/metrics")] == [200] * 3
+        assert operator.get("/v1/models").status_code == 404
+
+        def hang_up() -> None:
+            for process in (worker, frontend):
+                process.send_signal(signal.SIGHUP)
+            until(lambda: operator.get("/ready").status_code == 503, 3)  # the stream has four seconds
+
+        assert asyncio.run(asyncio.wait_for(during_stream(served, hang_up), 240)) == list(range(TOKENS))
+        assert (worker.wait(60), frontend.wait(60)) == (0, 0)
+
+
+@contextmanager
+def without_files(pid: int) -> Iterator[None]:
+    """A process that can open nothing more meanwhile: no pipe, no socket, so no child either."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_serve_starts_a_worker_again_when_the_machine_lets_it(tiny: Folder, tmp_path: Path) -> None:
+    """The wrong implementation sat there without a worker for ever: the error had ended the worker's keeper."""
+    with rehearsing(tiny("qwen2-vl"), tmp_path) as served:
+        with without_files(served.process.pid):
+            served.child("worker").kill()
+            until(lambda: "the worker cannot be started (Too many open files)" in served.log.read_text(), 60)
+            assert served.ready() == (False, "no worker is connected")
+        until(lambda: served.ready()[0], 240)
+        assert served.process.poll() is None
+
+
+def test_a_frontend_whose_pool_cannot_start_a_process_is_not_ready_until_it_can(tiny: Folder, tmp_path: Path) -> None:
+    """The wrong implementation answered 200 all the while, and 503 to every request with an image."""
+    with rehearsing(tiny("qwen2-vl"), tmp_path) as served, httpx.Client(base_url=served.url, timeout=30) as client:
+        assert client.get("/ready").status_code == 200  # and the connection stays: no other can be taken
+        frontend = served.child("frontend")
+        with without_files(frontend.pid):
+            for child in frontend.children():
+                child.kill()
+            until(lambda: client.get("/ready").status_code == 503, 60)
+            assert client.get("/ready").json() == {
+                "ready": False,
+                "reason": "no preprocessing process can be started; the log of this frontend says why",
+            }
+            assert client.get("/health").status_code == 200
+        until(lambda: client.get("/ready").status_code == 200, 240)
