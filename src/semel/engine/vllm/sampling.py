@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any, Final, Self
 
 import msgspec
@@ -22,6 +23,8 @@ __all__ = ["Defaults", "outputs_of", "refusals", "sampling_params"]
 _MAX_PROMPT_LOGPROBS: Final = 131_072
 """What fits into one message to a frontend, at 128 bytes each (S18)."""
 
+_GRAMMARS: Final = "vllm.v1.structured_output."
+"""The package in which vLLM calls the compilers of grammars."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +93,20 @@ def refusals(field: str | None = None) -> Iterator[None]:
     try:
         yield
     except (VLLMClientError, msgspec.ValidationError) as error:
-        if field is None:
+        if field is None and not _is_of_grammar(error):
             raise InvalidRequest(excerpt(str(error.args[0]) if error.args else str(error))) from error
-        logger.info("vLLM refused %s: %r", field, error)
-        raise InvalidRequest(f"{field}: the engine cannot hold an answer to it: check its form") from error
+        logger.info("vLLM refused %s: %r", field or "a schema or grammar", error)
+        named = "" if field is None else f"{field}: "
+        raise InvalidRequest(f"{named}the engine refuses the schema or grammar: simplify it, or correct it") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         logger.info("vLLM refused a request: %r", error)
         raise InvalidRequest("the engine refuses the sampling parameters: check their types and ranges") from error
+
+
+def _is_of_grammar(error: BaseException) -> bool:
+    """Whether it was raised where vLLM calls the compilers of grammars: its text is theirs."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith(_GRAMMARS)
 
 
 def outputs_of(result: Any, *, is_first: bool) -> list[Output]:
