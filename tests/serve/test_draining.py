@@ -167,7 +167,8 @@ async def _refuses(url: str) -> None:
         assert (await client.get("/health")).status_code == 200
         refused = await client.post(CHAT, json=body_of())
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
-    assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+    assert refused.headers["retry-after"] in {"1", "2"}
+    assert refused.headers["connection"] == "close"
 
 
 def test_a_second_signal_ends_serve_at_once(tiny: Folder, tmp_path: Path) -> None:

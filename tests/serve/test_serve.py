@@ -292,10 +292,13 @@ def test_a_frontend_that_cannot_keep_the_contract_refuses_to_serve_and_says_why(
     port = free_port()
     command = [SEMEL, "frontend", folder, "--worker", f"ipc://{served.folder}/worker.sock", "--key-file", key]
     stranger = replace(served, url=f"http://127.0.0.1:{port}")
-    with subprocess.Popen([*map(str, command), "--port", str(port)], process_group=0) as frontend:
+    reason = "the workers do not fit this frontend" if fault == "processor" else "no worker is connected"
+    why = "the worker's processor" if fault == "processor" else "fleet key"
+    log = tmp_path / "frontend.log"
+    started = [*map(str, command), "--port", str(port)]
+    with log.open("w") as output, subprocess.Popen(started, process_group=0, stderr=output) as frontend:
         try:
-            wanted = "the worker's processor" if fault == "processor" else "fleet key"
-            until(lambda: wanted in str(stranger.ready()[1]), 240)
+            until(lambda: reason in str(stranger.ready()[1]) and why in log.read_text(), 240)
             assert stranger.chat("hello").status_code == 503
         finally:
             frontend.terminate()
