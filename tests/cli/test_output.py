@@ -8,11 +8,13 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
+from rich.console import Console
 
 from semel.bench.ports import free_port
-from semel.cli.output import Output
+from semel.cli.output import Output, StandardError
 from tests.waiting import until
 
 
@@ -47,6 +49,21 @@ async def test_what_is_kept_is_bounded(capfd: pytest.CaptureFixture[str]) -> Non
         assert capfd.readouterr().err == ""
     finally:
         output.close()
+
+
+def test_a_terminal_that_is_gone_fails_no_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SIGHUP may come after the first print that fails. The control is a console that knows nothing of it."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as gone, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") as nobody:
+        os.close(ours)
+        monkeypatch.setattr(sys, "stderr", gone)
+        console = Console(file=cast("IO[str]", StandardError()), force_terminal=True)
+        console.print("semel is ready")
+        with console.status("ending"):
+            console.print("still there")
+        with pytest.raises(OSError, match="Input/output error"):
+            Console(stderr=True).print("mutant")
+        os.dup2(nobody.fileno(), gone.fileno())  # what is still buffered goes nowhere
 
 
 @pytest.mark.slow

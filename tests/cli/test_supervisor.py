@@ -93,6 +93,24 @@ async def test_a_command_that_is_gone_for_a_while_is_started_when_it_is_back(
         assert not keeper.done()
 
 
+async def test_a_group_that_cannot_be_looked_at_does_not_end_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong implementation raised when no file could be opened, and nobody kept the child any more."""
+
+    def nothing_left(_: Path) -> list[Path]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    child = Child("worker", [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(supervisor, "_GROUP_S", 0.0)
+    async with kept(child) as keeper:
+        await until(lambda: child.starts == 1)
+        monkeypatch.setattr(Path, "iterdir", nothing_left)
+        assert list(supervisor._members(os.getpgrp())) == []
+        assert child.process is not None
+        child.process.kill()
+        await until(lambda: child.starts == 2)
+        assert not keeper.done()
+
+
 async def test_a_keeper_that_cannot_go_on_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "create_subprocess_exec", Spawn(errno.ENOMEM, times=1_000))
     with pytest.raises(ServiceError, match="the worker cannot be started again, after 10 tries: Cannot allocate"):

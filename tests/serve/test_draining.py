@@ -66,6 +66,7 @@ def rehearsing(model: Path, home: Path) -> Iterator[Served]:
     with started(home, "testing", "serve", str(model), *flags) as process:
         served = Served(process, f"http://127.0.0.1:{port}", home, home / "testing.log", 0.0)
         until_ready(served)
+        until(lambda: "semel is ready" in served.log.read_text(), 10)  # the command knows it a moment later than we do
         yield served
 
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, cast
 
 from rich.console import Console
 
-from semel.cli.output import Output
+from semel.cli.output import Output, StandardError
 from semel.cli.supervisor import Child, end_at_once, end_in_order
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
@@ -36,7 +36,7 @@ _MAX_SOCKET_CHARS: Final = 107  # what the kernel takes for a socket's path
 _LAST_LINES: Final = 25
 
 logger = logging.getLogger(__name__)
-console = Console(stderr=True)
+console = Console(file=cast("IO[str]", StandardError()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,12 @@ class Child:
 
 
 def _members(group: int) -> Iterator[int]:
-    """The processes of a group."""
-    for entry in Path("/proc").iterdir():
+    """The processes of a group; none if the machine has no file left to look with."""
+    try:
+        entries = list(Path("/proc").iterdir())
+    except OSError:
+        return
+    for entry in entries:
         with contextlib.suppress(OSError, ValueError, IndexError):
             if int((entry / "stat").read_text().rpartition(")")[2].split()[2]) == group:
                 yield int(entry.name)
