@@ -9,6 +9,7 @@ from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 from semel.core.retry import RetryQueue
+from semel.core.shares import Shares
 from semel.core.submission import Output, PromptLogprob, Submission
 from semel.core.trace import Trace
 
@@ -36,6 +37,7 @@ __all__ = [
     "Prompt",
     "PromptLogprob",
     "RetryQueue",
+    "Shares",
     "Submission",
     "Target",
     "Tenant",
