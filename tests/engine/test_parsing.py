@@ -284,3 +284,29 @@ def test_log_probabilities_of_a_prompt_are_bounded_S18() -> None:
     assert defaults.complete({"prompt_logprobs": 20}, 6_000)
     with pytest.raises(InvalidRequest, match="273,000 entries"):
         defaults.complete({"prompt_logprobs": 20}, 13_000)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"skip_special_tokens": False}, {"spaces_between_special_tokens": False}])
+def test_a_chat_that_concerns_no_parser_is_sampled_as_if_one_had_looked(parse: Parse, sampling: dict[str, Any]) -> None:
+    parsers = parse(ParserFlags())
+    for plain in (AnswerParsing(), AnswerParsing(stream=True, include_reasoning=False, template_kwargs={"a": 1})):
+        assert not parsers.concerns(plain, sampling)
+        reader = parsers.begin(plain, sampling, [1])
+        assert sampling_params(reader.sampling) == sampling_params(sampling)
+        assert reader.engine.keys() == {"reasoning_ended"}  # which is for structured outputs alone
+        assert [output.message for output in read(reader, "a", "b")] == [None, None]
+
+
+def test_all_else_concerns_the_parsers(parse: Parse) -> None:
+    parsers = parse(ParserFlags())
+    for parsing in (
+        AUTO,
+        AnswerParsing(tools=[TOOL]),
+        AnswerParsing(tool_choice="required"),
+        AnswerParsing(response_format={"type": "json_object"}),
+        AnswerParsing(reasoning_effort="low"),
+    ):
+        assert parsers.concerns(parsing, {})
+    assert parsers.concerns(AnswerParsing(), {"structured_outputs": {"regex": "a"}})
+    assert parse(HERMES).concerns(AnswerParsing(), {})
+    assert parse(ParserFlags(), "qwen3").concerns(AnswerParsing(), {})

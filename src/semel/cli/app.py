@@ -64,7 +64,7 @@ def frontend(call: Call[FrontendSettings]) -> None:
 @command(app, WorkerSettings, engine_flags=True)
 def worker(call: Call[WorkerSettings]) -> None:
     """Start a worker: the process that runs vLLM's engine."""
-    import asyncio
+    import uvloop
 
     from semel.cli.engine_logs import engine_logs
     from semel.compose import WorkerOptions, run_worker
@@ -74,7 +74,7 @@ def worker(call: Call[WorkerSettings]) -> None:
     log_to_stderr(log_format)
     options = WorkerOptions.of(call.settings, call.rest)
     with engine_logs(log_format):
-        asyncio.run(run_worker(options))
+        uvloop.run(run_worker(options))
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,23 +168,24 @@ class VllmEngine:
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         prompt = engine_input(salted, self._contract, self._model, self._items)
         params, reader = await self._prepared(submission)
+        options: dict[str, Any] = {
+            "trace_headers": None if submission.trace is None else submission.trace.headers,
+            "priority": submission.priority,
+            **({} if reader is None else reader.engine),
+        }
         with _failures():
+            if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
+                with refusals():
+                    collector = await self._added(request_id, prompt, params, options)
+                return VllmStream(self._llm, collector, self._items, (), reader)
             await self._validated(request_id, prompt, params)
             async with self._order:
                 self._llm.check_admission(params.n, request_id)
                 admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features)
                 try:
-                    collector = await self._llm.add_request(
-                        request_id,
-                        prompt,
-                        params,
-                        trace_headers=None if submission.trace is None else submission.trace.headers,
-                        priority=submission.priority,
-                        **({} if reader is None else reader.engine),
-                    )
+                    collector = await self._added(request_id, prompt, params, options)
                 except BaseException:
                     self._items.take_back(admission)
-                    await asyncio.shield(self._llm.abort(request_id))
                     raise
         return VllmStream(self._llm, collector, self._items, admission.referred, reader)
 
@@ -235,7 +236,7 @@ class VllmEngine:
         self._grammars.check_sizes(submission, client_outputs(submission))
         with refusals():
             sampling: Mapping[str, Any] = self._defaults.complete(submission.sampling, len(prompt_ids))
-        if submission.parsing is not None:
+        if submission.parsing is not None and self._parsers.concerns(submission.parsing, sampling):
             with refusals(constrained_field(submission)):
                 reader = self._parsers.begin(submission.parsing, sampling, prompt_ids)
             sampling = reader.sampling
@@ -247,6 +248,14 @@ class VllmEngine:
             )
         self._grammars.check_sizes(submission, params.structured_outputs)
         return params, reader
+
+    async def _added(self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
+        """What vLLM's answer to a request comes from, now that it has the request."""
+        try:
+            return await self._llm.add_request(request_id, prompt, params, **options)
+        except BaseException:
+            await asyncio.shield(self._llm.abort(request_id))
+            raise
 
     async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
         """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""

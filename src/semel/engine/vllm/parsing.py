@@ -75,6 +75,17 @@ class Parsers:
             raise ConfigError(f"--tool-call-parser or --reasoning-parser cannot be used: {error}") from error
         return cls(kind, tokenizer, config, flags.enable_auto_tool_choice, bool(reasoning.reasoning_parser))
 
+    def concerns(self, parsing: AnswerParsing, sampling: Mapping[str, Any]) -> bool:
+        """Whether a chat has anything for vLLM's parsers to read, change or refuse. Most chats have not."""
+        return (
+            self.kind is not None
+            or bool(parsing.tools)
+            or parsing.tool_choice != "none"
+            or parsing.response_format is not None
+            or parsing.reasoning_effort is not None
+            or sampling.get("structured_outputs") is not None
+        )
+
     def begin(self, parsing: AnswerParsing, sampling: Mapping[str, Any], prompt_ids: Sequence[int]) -> AnswerReader:
         """Get ready to read the answer to a chat; what vLLM refuses is raised as vLLM raises it."""
         request = _request(parsing, sampling)
