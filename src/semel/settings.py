@@ -46,6 +46,7 @@ __all__ = [
     "ServeSettings",
     "ServerSettings",
     "ServingSettings",
+    "TurnSettings",
     "WorkerSettings",
     "create_key",
     "default_folder",
@@ -263,6 +264,18 @@ class EncoderSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnSettings:
+    """How tenants share a worker's engine."""
+
+    disable_tenant_turns: bool = flag(
+        False,
+        help="Hand requests to the engine in order of arrival, whatever tenant they are of, instead of letting tenants "
+        "take turns.",
+        group="Worker",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What `semel worker` takes besides vLLM's flags."""
 
@@ -276,6 +289,7 @@ class WorkerSettings:
     admin: AdminSettings = section(AdminSettings)
     metrics_host: str = same_flag(ServingSettings, "metrics_host")
     encoder: EncoderSettings = section(EncoderSettings)
+    turns: TurnSettings = section(TurnSettings)
     grammars: GrammarLimits = section(GrammarLimits)
     logs: LogSettings = section(LogSettings)
 
@@ -291,6 +305,7 @@ class ServeSettings:
     serving: ServingSettings = section(ServingSettings)
     admin: AdminSettings = section(AdminSettings)
     encoder: EncoderSettings = section(EncoderSettings)
+    turns: TurnSettings = section(TurnSettings)
     grammars: GrammarLimits = section(GrammarLimits)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Borrower
-from semel.core import Key, Modality
+from semel.core import EngineWindow, Key, Modality
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.processing.processor import ProcessorKind
 from semel.settings import (
@@ -63,6 +63,9 @@ class WorkerOptions:
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     """What schemas and grammars may cost."""
 
+    tenant_turns: bool = True
+    """Whether tenants take turns at the engine."""
+
     metrics_host: str = "127.0.0.1"
     """Where the admin port is; what changes the worker answers on loopback only."""
 
@@ -83,6 +86,7 @@ class WorkerOptions:
             collector=trace_collector(settings.logs.otlp_traces_endpoint),
             ship_resident_items=settings.encoder.ship_resident_items,
             grammars=settings.grammars,
+            tenant_turns=not settings.turns.disable_tenant_turns,
             metrics_host=settings.metrics_host,
         )
 
@@ -112,7 +116,8 @@ async def run_worker(options: WorkerOptions) -> None:
         engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers, grammars=options.grammars)
         try:
             await engine.warm()
-            await serve_engine(options, engine, partial(_admin, options, engine, page))
+            window = engine.window if options.tenant_turns else None
+            await serve_engine(options, engine, partial(_admin, options, engine, page), window)
         finally:
             await engine.close()
 
@@ -121,8 +126,13 @@ async def serve_engine(
     options: WorkerOptions,
     engine: Engine,
     admin: Callable[[Worker], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    window: EngineWindow | None = None,
 ) -> None:
-    """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once."""
+    """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once.
+
+    With the window of the engine tenants take turns at it; without, it gets every request when it comes.
+    """
+    from semel.worker.turns import EngineTurns
     from semel.worker.worker import Worker
 
     async with contextlib.AsyncExitStack() as stack:
@@ -133,7 +143,7 @@ async def serve_engine(
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
         tracing = start_tracing(options.collector, _SERVICE)
         stack.push_async_callback(tracing.close)
-        worker = Worker(engine, listener, borrowers, tracing=tracing)
+        worker = Worker(engine, listener, borrowers, tracing=tracing, turns=EngineTurns(window))
         if options.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker))
         stopping = ShutdownSignal.listening()

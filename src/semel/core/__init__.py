@@ -12,6 +12,7 @@ from semel.core.retry import RetryQueue
 from semel.core.shares import Shares
 from semel.core.submission import Output, PromptLogprob, Submission
 from semel.core.trace import Trace
+from semel.core.turns import EngineWindow, Turn, Turns
 
 __all__ = [
     "DTYPE_BYTES",
@@ -19,6 +20,7 @@ __all__ = [
     "AnswerParsing",
     "Contract",
     "Digest",
+    "EngineWindow",
     "Feature",
     "FeatureInfo",
     "Field",
@@ -44,6 +46,8 @@ __all__ = [
     "Tensor",
     "Timeline",
     "Trace",
+    "Turn",
+    "Turns",
     "digest",
     "frame",
     "hash_parts",

@@ -19,6 +19,8 @@ __all__ = [
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
     "ENCODER_TAKEN_OVER",
+    "ENGINE_SEQUENCES",
+    "ENGINE_WAITING",
     "FAILOVERS",
     "FEATURES_REPAIRED",
     "FEATURES_SENT",
@@ -189,6 +191,10 @@ GRAMMARS: Final = Metric(
 GRAMMARS_WAITING: Final = Metric(
     "semel_grammars_waiting", "gauge", "Schemas and grammars that a worker compiles on trial, or that wait for it."
 )
+ENGINE_SEQUENCES: Final = Metric("semel_engine_sequences", "gauge", "Sequences that the engine runs or is to run next.")
+ENGINE_WAITING: Final = Metric(
+    "semel_engine_waiting_requests", "gauge", "Requests that wait at a worker for their tenant's turn at the engine."
+)
 
 # Media that a frontend fetches for its requests.
 MEDIA_FETCHES: Final = Metric(
@@ -318,6 +324,8 @@ METRICS: Final = (
     RESUBMISSIONS,
     GRAMMARS,
     GRAMMARS_WAITING,
+    ENGINE_SEQUENCES,
+    ENGINE_WAITING,
     MEDIA_FETCHES,
     MEDIA_FETCHED_BYTES,
     MEDIA_FETCH_SECONDS,

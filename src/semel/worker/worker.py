@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.cache import Borrower, borrowed_feature
-from semel.core import Digest, Feature, FeatureInfo, Layout, Output
+from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Turn
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
@@ -41,6 +41,7 @@ from semel.wire.outputs import deltas_of
 from semel.wire.session import ToFrontend
 from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of, submission_of
 from semel.wire.zmq import Peer, WorkerListener
+from semel.worker.turns import EngineTurns
 
 __all__ = ["Worker"]
 
@@ -69,6 +70,9 @@ class _Request:
     observed: Observed | None = None
     """What its span tells of the answer, where requests are traced."""
 
+    turn: Turn | None = None
+    """Its turn at the engine, once it has one."""
+
 
 class Worker:
     """Serves an engine to the frontends of a listener."""
@@ -80,6 +84,7 @@ class Worker:
         borrowers: Borrower | None = None,
         *,
         tracing: Tracing = NO_TRACING,
+        turns: EngineTurns | None = None,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
@@ -89,6 +94,7 @@ class Worker:
         self._listener = listener
         self._borrowers = borrowers
         self._tracing = tracing
+        self._turns = EngineTurns() if turns is None else turns
         self._frontends: dict[Peer, dict[str, _Request]] = {}
         self._desk: Intake[Peer] = Intake()
         self._holdings: Holdings[Peer] = Holdings()
@@ -161,6 +167,7 @@ class Worker:
         yield MM_CACHE_ITEMS, len(self._holdings), ("worker",)
         yield MM_CACHE_BYTES, self._holdings.nbytes, ("worker",)
         yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
+        yield from self._turns.samples()
         yield from self._tracing.samples()
 
     async def _serve(self) -> None:
@@ -222,6 +229,8 @@ class Worker:
         def end(_: asyncio.Task[None]) -> None:
             self._desk.close(peer, request_id)
             requests.pop(request_id, None)
+            if request.turn is not None:
+                self._turns.release(request.turn)
             self._tell_load()
 
         request.task.add_done_callback(end)
@@ -261,6 +270,8 @@ class Worker:
                 self._send(peer, Accepted(submit.request_id))
                 current_span().event("accepted")
                 async for output in stream:
+                    if request.turn is not None:
+                        self._turns.count(request.turn, output)
                     yield output
             except FeatureMissing as error:  # before the first output
                 logger.warning("the engine had lost %d items of a request", len(error.digests))
@@ -287,6 +298,8 @@ class Worker:
                 submission = submission_of(submit, prompt, features, trace=current_span().trace)
                 if request.observed is None:
                     request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
+                if request.turn is None:
+                    request.turn = await self._turns.take(submission)
                 return await self._engine.submit(submission)
             except FeatureMissing as error:
                 missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))

@@ -17,7 +17,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from semel.core import Contract, Digest, Feature, FeatureInfo, Item, Output, Placeholder, Prompt, Submission, Timeline
+from semel.core import (
+    Contract,
+    Digest,
+    EngineWindow,
+    Feature,
+    FeatureInfo,
+    Item,
+    Output,
+    Placeholder,
+    Prompt,
+    Submission,
+    Timeline,
+)
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat import show_items, takes_seeds
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -40,7 +52,7 @@ from semel.errors import (
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
 
-__all__ = ["VllmEngine", "VllmStream"]
+__all__ = ["VllmEngine", "VllmStream", "window_of"]
 
 _NO_PARSERS: Final = ParserFlags()
 _GRAMMAR_LIMITS: Final = GrammarLimits()
@@ -133,6 +145,11 @@ class VllmEngine:
     def grammars(self) -> Grammars:
         """What became of the schemas and grammars of requests."""
         return self._grammars
+
+    @property
+    def window(self) -> EngineWindow:
+        """What vLLM takes at a time."""
+        return window_of(self._llm.vllm_config)
 
     async def warm(self) -> None:
         """Let the engine choose and load its grammar backend now, or the first request would choose it for all."""
@@ -338,6 +355,17 @@ class VllmStream:
         if self._begun or not self._referred:
             return EngineFailed("the engine gave up on the request; sending it again may succeed")
         return FeatureMissing(self._items.lost(self._referred))
+
+
+def window_of(config: Any) -> EngineWindow:
+    """What an engine with this configuration of vLLM's takes at a time."""
+    scheduler = config.scheduler_config
+    return EngineWindow(
+        sequences=scheduler.max_num_seqs,
+        step_tokens=scheduler.max_num_batched_tokens,
+        max_sequences=scheduler.max_num_queued_reqs,
+        max_prompt_tokens=scheduler.max_num_queued_tokens,
+    )
 
 
 @contextmanager

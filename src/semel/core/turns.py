@@ -1,0 +1,244 @@
+"""Turns at an engine: which request of which tenant begins next (threats S21). Pure: the clock is passed in.
+
+An engine serves its queue in order of arrival and knows no tenants. So it gets only what keeps it busy: a window of
+sequences, and of prompts that it has not computed yet. The others wait here. Each tenant has a counter of tokens, of
+the prompts that began and of all that was generated. The tenant with the smallest counter is next, with its own
+requests in order of priority and arrival. A tenant that comes back gets the smallest counter of those that wait: to
+have been idle earns nothing, and to have been busy alone costs nothing.
+
+While several tenants are about, the last eighth of the window is only for a tenant within its share of it: its request
+does not wait until a long answer of another ends. A request of several sequences may be passed over by as many
+sequences as it has, then the places that become free are left free until it fits. A tenant without a name, alone, has
+no window: there are no API keys then, and the engine's own queue is as good.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["EngineWindow", "Turn", "Turns"]
+
+_ABOUT_S: Final = 600.0
+"""How long after its last request a tenant may come back and find a place free."""
+
+_AT_HAND: Final = 2
+"""Requests of a tenant that may be ahead of the engine whatever their length: one is computed, one is next."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWindow:
+    """What an engine takes at a time, as it is configured."""
+
+    sequences: int
+    """That it runs at a time."""
+
+    step_tokens: int
+    """That it computes in one step."""
+
+    max_sequences: int | None = None
+    """Waiting and running, over which requests are refused."""
+
+    max_prompt_tokens: int | None = None
+    """Of requests that have not begun, over which requests are refused."""
+
+    @property
+    def places(self) -> int:
+        """Sequences that it gets: some more than it runs, so that the next one is there when one ends."""
+        return self.sequences + max(1, self.sequences // 16)
+
+    @property
+    def common_places(self) -> int:
+        """Those of them that a tenant may use beyond its share while others are about."""
+        reserve = max(1, self.sequences // 8) if self.sequences > 3 else 0
+        return self.sequences - reserve
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of prompts that it gets ahead of its need: two steps of them."""
+        return 2 * self.step_tokens
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    name: str
+    counter: int = 0
+    places: int = 0
+    ahead: int = 0
+    """Its requests that the engine has, and that have no output yet."""
+    seen: float = 0.0
+    queue: list[Turn] = field(default_factory=list)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.places or self.queue)
+
+
+class Turn:
+    """A request that waits, or that the engine has."""
+
+    __slots__ = ("_is_ahead", "_key", "_passes", "_tenant", "is_waiting", "places", "prompt_tokens", "sequences")
+
+    def __init__(self, tenant: _Tenant, sequences: int, places: int, prompt_tokens: int, key: tuple[int, int]) -> None:
+        self.sequences = sequences
+        """That have not ended."""
+        self.places = places
+        """Of the window that it takes: as many, but never more than one tenant can have."""
+        self.prompt_tokens = prompt_tokens
+        self.is_waiting = True
+        self._is_ahead = False
+        self._passes = places
+        """Places that others may still take although it is its turn."""
+        self._tenant = tenant
+        self._key = key
+
+    def __repr__(self) -> str:
+        state = "waits" if self.is_waiting else "is in the engine" if self.sequences else "is over"
+        return f"Turn({self._tenant.name!r}, {self.sequences} sequences, {state})"
+
+    def __lt__(self, other: Turn) -> bool:
+        return self._key < other._key
+
+
+class Turns:
+    """The requests of all tenants at one engine. Without a window none waits."""
+
+    def __init__(self, window: EngineWindow | None, now: Callable[[], float] = time.monotonic) -> None:
+        self.window = window
+        self.waiting = 0
+        """Requests that wait."""
+        self.sequences = 0
+        """Sequences that wait or that the engine has."""
+        self.places = 0
+        """Places of the window that are in use."""
+        self.prompt_tokens = 0
+        """Of requests that wait, or that the engine has and that have no output yet."""
+        self._ahead_tokens = 0
+        self._now = now
+        self._numbers = 0
+        self._tenants: dict[str, _Tenant] = {}
+        """Those that are about, in the order in which they were seen last."""
+        self._last: _Tenant | None = None
+        """Whose turn it was."""
+
+    def __repr__(self) -> str:
+        return f"Turns({self.places} places in use, {self.waiting} requests wait, {len(self._tenants)} tenants)"
+
+    def join(self, name: str, prompt_tokens: int, *, sequences: int = 1, priority: int = 0) -> Turn:
+        """A request has come: it waits. The lower its priority the earlier it begins, among those of its tenant."""
+        tenant = self._see(name)
+        if not tenant.queue:
+            waiting = (other.counter for other in self._tenants.values() if other.queue)
+            tenant.counter = max(tenant.counter, min(waiting, default=0 if self._last is None else self._last.counter))
+        places = sequences if self.window is None else min(sequences, self.window.common_places)
+        self._numbers += 1
+        turn = Turn(tenant, sequences, places, prompt_tokens, (priority, self._numbers))
+        insort(tenant.queue, turn)
+        self.waiting += 1
+        self.sequences += sequences
+        self.prompt_tokens += prompt_tokens
+        return turn
+
+    def begin(self) -> Turn | None:
+        """The request that the engine gets now, if there is one. Call it until there is none."""
+        if not self.waiting:
+            return None
+        order = sorted((tenant for tenant in self._tenants.values() if tenant.queue), key=_rank)
+        first = order[0].queue[0]
+        for tenant in order:
+            turn = tenant.queue[0]
+            if self._fits(turn, turn.places):
+                if turn is not first:
+                    first._passes -= turn.places
+                return self._enter(turn)
+            if first._passes <= 0 or not self._fits(turn, 1):
+                return None  # it is its turn; only a request that is too wide for what is free may be passed over
+        return None
+
+    def generate(self, turn: Turn, tokens: int) -> bool:
+        """The engine has generated tokens. Returns whether they are the request's first: another one may begin then."""
+        turn._tenant.counter += tokens
+        is_first = turn._is_ahead
+        if is_first:
+            self._arrive(turn)
+        return is_first
+
+    def end(self, turn: Turn) -> None:
+        """One of a request's sequences has ended."""
+        if turn.sequences:
+            self._shrink(turn, turn.sequences - 1)
+
+    def leave(self, turn: Turn) -> None:
+        """A request has ended, or is given up, whether it waits or not. Leaving twice does no harm."""
+        if turn.is_waiting:
+            queue = turn._tenant.queue
+            del queue[bisect_left(queue, turn)]
+            turn.is_waiting = False
+            turn.places = 0
+            self.waiting -= 1
+            self.prompt_tokens -= turn.prompt_tokens
+        elif turn._is_ahead:
+            self._arrive(turn)
+        self._shrink(turn, 0)
+
+    def _enter(self, turn: Turn) -> Turn:
+        tenant = self._last = turn._tenant
+        tenant.queue.pop(0)
+        tenant.counter += max(1, turn.prompt_tokens)
+        tenant.places += turn.places
+        tenant.ahead += 1
+        turn.is_waiting, turn._is_ahead = False, True
+        self.waiting -= 1
+        self.places += turn.places
+        self._ahead_tokens += turn.prompt_tokens
+        return turn
+
+    def _arrive(self, turn: Turn) -> None:
+        """The engine has computed a prompt, or does not have to."""
+        turn._is_ahead = False
+        turn._tenant.ahead -= 1
+        self._ahead_tokens -= turn.prompt_tokens
+        self.prompt_tokens -= turn.prompt_tokens
+
+    def _shrink(self, turn: Turn, sequences: int) -> None:
+        self.sequences -= turn.sequences - sequences
+        turn.sequences = sequences
+        freed = max(0, turn.places - sequences)
+        turn.places -= freed
+        turn._tenant.places -= freed
+        self.places -= freed
+
+    def _fits(self, turn: Turn, places: int) -> bool:
+        """Whether a request may begin, if it took so many places."""
+        window, tenant = self.window, turn._tenant
+        if window is None or self._tenants.keys() == {""}:
+            return True
+        if tenant.ahead >= _AT_HAND and self._ahead_tokens >= window.prompt_tokens:
+            return False
+        return self.places + places <= self._limit(window, tenant, places)
+
+    def _limit(self, window: EngineWindow, tenant: _Tenant, places: int) -> int:
+        if len(self._tenants) == 1:
+            return window.places
+        active = max(2, sum(not other.is_idle for other in self._tenants.values()))  # another may come at any time
+        is_within_share = (tenant.places + places - 1) * active < window.sequences  # of one place at least
+        return window.places if is_within_share else window.common_places
+
+    def _see(self, name: str) -> _Tenant:
+        now = self._now()
+        tenant = self._tenants.pop(name, None) or _Tenant(name)
+        tenant.seen = now
+        self._tenants[name] = tenant
+        while (oldest := next(iter(self._tenants.values()))).seen < now - _ABOUT_S:
+            del self._tenants[oldest.name]
+            if not oldest.is_idle:
+                oldest.seen = now
+                self._tenants[oldest.name] = oldest
+        return tenant
+
+
+def _rank(tenant: _Tenant) -> tuple[int, int, Turn]:
+    return tenant.counter, tenant.places, tenant.queue[0]

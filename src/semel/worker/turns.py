@@ -1,0 +1,82 @@
+"""Requests wait here until it is their turn at the engine. Whose turn it is, `semel.core.turns` decides.
+
+A request takes its turn when all that it needs is there, and keeps it until it has ended, however often it has to be
+submitted. One that is cancelled while it waits leaves the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from semel.core import EngineWindow, Output, Submission, Turn, Turns, tenant_name
+from semel.errors import NotReady
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import ENGINE_SEQUENCES, ENGINE_WAITING
+
+__all__ = ["EngineTurns"]
+
+
+class EngineTurns:
+    """The requests of all frontends at one engine. Without a window each goes to the engine at once."""
+
+    def __init__(self, window: EngineWindow | None = None) -> None:
+        self._turns = Turns(window)
+        self._futures: dict[Turn, asyncio.Future[None]] = {}
+
+    async def take(self, submission: Submission) -> Turn:
+        """Wait for a request's turn; whoever has one gives it back."""
+        prompt = submission.prompt
+        tokens = len(prompt.token_ids) + len(prompt.encoder_token_ids or ())
+        sequences = submission.sampling.get("n")
+        sequences = sequences if isinstance(sequences, int) and sequences > 0 else 1
+        self._check_room(sequences, tokens)
+        tenant = tenant_name(submission.cache_salt)
+        turn = self._turns.join(tenant, tokens, sequences=sequences, priority=submission.priority)
+        self._advance()
+        if turn.is_waiting:
+            future = self._futures[turn] = asyncio.get_running_loop().create_future()
+            try:
+                await future
+            except BaseException:
+                self.release(turn)
+                raise
+        return turn
+
+    def count(self, turn: Turn, output: Output) -> None:
+        """The engine has generated something."""
+        has_changed = self._turns.generate(turn, len(output.token_ids))
+        if output.finish_reason is not None:
+            self._turns.end(turn)
+            has_changed = True
+        if has_changed:
+            self._advance()
+
+    def release(self, turn: Turn) -> None:
+        """A request has ended, or is given up. Releasing twice does no harm."""
+        self._futures.pop(turn, None)
+        self._turns.leave(turn)
+        self._advance()
+
+    def samples(self) -> Iterator[Sample]:
+        """What there is to see of it."""
+        yield ENGINE_SEQUENCES, self._turns.places, ()
+        yield ENGINE_WAITING, self._turns.waiting, ()
+
+    def _advance(self) -> None:
+        while (turn := self._turns.begin()) is not None:
+            future = self._futures.pop(turn, None)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _check_room(self, sequences: int, tokens: int) -> None:
+        """Refuse what the engine would refuse if all that waits here waited there."""
+        window = self._turns.window
+        if window is None:
+            return
+        for present, more, limit in (
+            (self._turns.sequences, sequences, window.max_sequences),
+            (self._turns.prompt_tokens, tokens, window.max_prompt_tokens),
+        ):
+            if limit is not None and present + more > limit:
+                raise NotReady("the engine's queue is full (--max-num-queued-reqs, --max-num-queued-tokens)")
