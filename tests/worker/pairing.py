@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semel.cache import Borrower, SharedCache
-from semel.core import Digest, Feature, Item, Placeholder, Prompt, Submission, Timeline
+from semel.core import Digest, EngineWindow, Feature, Item, Placeholder, Prompt, Submission, Timeline
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.telemetry import CacheLookups, Meter
 from semel.testing.engine import EchoEngine, echo
 from semel.wire.limits import Limits
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
+from semel.worker.turns import EngineTurns
 from semel.worker.worker import Worker
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, LAYOUT, digest_of, feature_of_rows
@@ -105,17 +106,20 @@ async def rig(
     shared_items: int | None = None,
     pause_s: float = 0.0,
     limits: Limits | None = None,
+    engine: EchoEngine | None = None,
+    window: EngineWindow | None = None,
 ) -> AsyncIterator[Rig]:
     """A worker whose engine holds a few items. With `shared_items`, frontends lend memory for so many."""
     address = f"ipc://{folder}/w.sock"
-    engine = EchoEngine(replace(CONTRACT, cache_bytes=items * ITEM_BYTES), pause_s=pause_s)
+    if engine is None:
+        engine = EchoEngine(replace(CONTRACT, cache_bytes=items * ITEM_BYTES), pause_s=pause_s)
     async with AsyncExitStack() as stack:
         listening = WorkerListener(address, key=KEY, contract=engine.contract, limits=limits)
         listener = await stack.enter_async_context(listening)
         path = memory_path(address)
         assert path is not None
         borrowers = await stack.enter_async_context(Borrower(path))
-        worker = Worker(engine, listener, borrowers)
+        worker = Worker(engine, listener, borrowers, turns=EngineTurns(window))
         tasks = [asyncio.create_task(worker.run())]
         made = [await _frontend(stack, address, tasks, number, shared_items, limits) for number in range(frontends)]
         try:
