@@ -110,6 +110,7 @@ TESTS: dict[int, tuple[str, ...]] = {
     21: (
         "test_s21_products.py::test_only_a_tenant_that_the_operator_names_may_go_first",
         "test_s21_features.py::test_mutant_a_pipeline_that_counts_at_the_end_makes_them_all",
+        "test_s21_turns.py::test_mutant_in_order_of_arrival_it_waits_for_all_of_them",
     ),
     22: ("test_s22_failing_workers.py::test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred",),
     24: (
