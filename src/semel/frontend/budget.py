@@ -1,21 +1,32 @@
-"""The memory budget: the bytes that one request and all requests of a process may hold (threats S18).
+"""The memory budget: the bytes that one request and all requests of a process may hold (threats S18, S21).
 
 A request opens an account and charges bytes before it stores them: its body, its parsed JSON, decoded base64 and
 fetched media. It releases them as it drops them; closing the account releases the rest. In whatever order that happens,
-the budget's total is the sum of its open accounts and never exceeds the limit. No I/O; thread-safe.
+the budget's total is the sum of its open accounts and never exceeds the limit. Thread-safe.
+
+Tenants share the bytes, and the places of requests that wait. Alone, a tenant has all of them. While others ask, each
+is entitled to an equal share: if there is no room for a tenant within its share, the newest accounts of a tenant that
+has more than that are called back (`Account.revocable`).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from semel.core import RetryQueue
+from semel.core.claims import Claims
 from semel.core.flag import MIB, flag
-from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
+from semel.errors import Busy, ConfigError, MediaTooLarge, ServiceError, TooManyBytes
+from semel.web.revocation import Revocation
 
 __all__ = ["Account", "Budget", "BudgetLimits"]
+
+_EQUAL_SHARES: Final = "the request was called back: while other tenants ask, each has an equal share of the"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +71,69 @@ class BudgetLimits:
 
 
 class Budget:
-    """The bytes that all requests of one process hold."""
+    """The bytes that all requests of one process hold, and the places of those that wait."""
 
     def __init__(self, limits: BudgetLimits | None = None) -> None:
         self.limits = limits or BudgetLimits()
         self._lock = threading.Lock()
-        self._charged = 0
-        self._accounts = 0
+        self._bytes: Claims[Account] = Claims(self.limits.max_bytes)
+        self._places: Claims[Account] = Claims(self.limits.max_requests)
         self._retries = RetryQueue()
+        self._called_back: Counter[tuple[str, str]] = Counter()
 
     @property
     def in_flight(self) -> int:
         """The bytes of all open accounts."""
-        return self._charged
+        return self._bytes.shares.total
 
     @property
     def requests(self) -> int:
         """The number of open accounts."""
-        return self._accounts
+        return self._places.shares.total
+
+    @property
+    def called_back(self) -> dict[tuple[str, str], int]:
+        """How many accounts were called back, by the code of the error and by tenant."""
+        with self._lock:
+            return dict(self._called_back)
+
+    def by_tenant(self) -> dict[str, tuple[int, int]]:
+        """The bytes and the open accounts of each tenant that has any."""
+        with self._lock:
+            nbytes, places = self._bytes.shares, self._places.shares
+            return {tenant: (nbytes[tenant], places[tenant]) for tenant in {*nbytes, *places}}
 
     def open(self, tenant: str = "") -> Account:
         """Open an account for a request of a tenant; refuse it if too many are open."""
+        limit = self.limits.max_requests
         with self._lock:
-            if self._accounts >= self.limits.max_requests:
+            revoked = self._places.to_revoke(tenant, 1)
+            if revoked is None:
                 raise Busy(
-                    f"{self.limits.max_requests:,} requests wait for their answers already: try again in a moment, or "
-                    "raise it with --max-waiting-requests",
+                    f"{limit:,} requests wait for their answers already: try again in a moment, or raise it with "
+                    "--max-waiting-requests",
                     retry_after_s=self._retries.after_s(tenant),
                 )
-            self._accounts += 1
+            for account in revoked:
+                retry_after_s = self._retries.after_s(account._tenant)
+                account._revoke(
+                    Busy(
+                        f"{_EQUAL_SHARES} {limit:,} requests that may wait for their answers; try again in a moment, "
+                        "or raise it with --max-waiting-requests",
+                        retry_after_s=retry_after_s,
+                    )
+                )
+            self._places.shares.add(tenant, 1)
         return Account(self, tenant)
 
     def __repr__(self) -> str:
-        return f"Budget({self._charged:,} of {self.limits.max_bytes:,} bytes, {self._accounts:,} requests)"
+        return f"Budget({self.in_flight:,} of {self.limits.max_bytes:,} bytes, {self.requests:,} requests)"
 
 
 class Account:
     """The bytes that one request holds. Made by `Budget.open`."""
 
-    __slots__ = ("_brought", "_budget", "_charged", "_open", "_tenant")
+    __slots__ = ("_brought", "_budget", "_charged", "_error", "_open", "_revocation", "_tenant")
 
     def __init__(self, budget: Budget, tenant: str) -> None:
         self._budget = budget
@@ -106,34 +141,66 @@ class Account:
         self._brought = 0
         self._charged = 0
         self._open = True
+        self._revocation: Revocation | None = None
+        """The scope in which it can be called back, if there is one."""
+
+        self._error: ServiceError | None = None
+        """Why it was called back, if it was."""
 
     @property
     def charged(self) -> int:
         """The bytes that it holds."""
         return self._charged
 
+    @property
+    def is_called_back(self) -> bool:
+        """Whether it was closed for the sake of another tenant."""
+        return self._error is not None
+
+    @contextmanager
+    def revocable(self) -> Iterator[None]:
+        """Let the account be called back while the current task is in this scope, which then raises `Busy`.
+
+        Its bytes and its place are released at once, and the task is cancelled. A scope inside of another has no
+        effect, and `commit` ends it.
+        """
+        if self._revocation is not None:
+            yield
+            return
+        with Revocation() as revocation:
+            self._offer(revocation)
+            try:
+                yield
+            finally:
+                self._offer(None)
+
+    def commit(self) -> None:
+        """The answer begins: the account cannot be called back any more. Raises if it has been."""
+        self._offer(None)
+        self.check(0)
+
     def check(self, nbytes: int) -> None:
-        """Refuse `nbytes` if they could not be charged now. Charges nothing."""
-        limits = self._budget.limits
-        if self._brought + nbytes > limits.max_request_bytes:
-            raise MediaTooLarge(
-                f"the request brings more than {limits.max_request_bytes:,} bytes, with its media decoded and fetched: "
-                "send less, or raise it with --max-request-media-bytes"
-            )
-        if self._budget._charged + nbytes > limits.max_bytes:
-            raise TooManyBytes(
-                f"the requests in flight would hold more than {limits.max_bytes:,} bytes: try again in a moment, or "
-                "raise it with --max-media-bytes-in-flight",
-                retry_after_s=self._budget._retries.after_s(self._tenant),
-            )
+        """Refuse `nbytes` if they could not be charged now. Charges nothing, and calls nobody back."""
+        with self._budget._lock:
+            self._admit(nbytes)
 
     def take(self, nbytes: int) -> None:
         """Charge `nbytes` more, or refuse them. A closed account charges nothing: its request has ended."""
-        with self._budget._lock:
-            if self._open:
-                self.check(nbytes)
-                self._brought += nbytes
-                self._hold(self._charged + nbytes)
+        budget = self._budget
+        with budget._lock:
+            if not self._open and self._error is None:
+                return
+            for account in self._admit(nbytes):
+                retry_after_s = budget._retries.after_s(account._tenant)
+                account._revoke(
+                    TooManyBytes(
+                        f"{_EQUAL_SHARES} {budget.limits.max_bytes:,} bytes of requests in flight; try again in a "
+                        "moment, or raise it with --max-media-bytes-in-flight",
+                        retry_after_s=retry_after_s,
+                    )
+                )
+            self._brought += nbytes
+            self._hold(self._charged + nbytes)
 
     def keep(self, nbytes: int) -> None:
         """Release all but `nbytes`: the request has dropped the rest."""
@@ -143,15 +210,65 @@ class Account:
     def close(self) -> None:
         """Release the rest. A second call has no effect."""
         with self._budget._lock:
-            self._hold(0)
-            if self._open:
-                self._budget._accounts -= 1
-                self._budget._retries.free()
+            self._close()
+
+    def _admit(self, nbytes: int) -> Sequence[Account]:
+        """The accounts that have to be called back to charge `nbytes` more; raises if that is not possible."""
+        budget = self._budget
+        limits = budget.limits
+        if self._error is not None:
+            raise self._error
+        if self._brought + nbytes > limits.max_request_bytes:
+            raise MediaTooLarge(
+                f"the request brings more than {limits.max_request_bytes:,} bytes, with its media decoded and fetched: "
+                "send less, or raise it with --max-request-media-bytes"
+            )
+        revoked = budget._bytes.to_revoke(self._tenant, nbytes)
+        if revoked is None:
+            raise TooManyBytes(
+                f"the requests in flight would hold more than {limits.max_bytes:,} bytes: try again in a moment, or "
+                "raise it with --max-media-bytes-in-flight",
+                retry_after_s=budget._retries.after_s(self._tenant),
+            )
+        return revoked
+
+    def _offer(self, revocation: Revocation | None) -> None:
+        """Begin or end the scope in which the account can be called back."""
+        with self._budget._lock:
+            if self._error is not None and revocation is not None:
+                raise self._error
+            self._revocation = revocation if self._open else None
+            is_revocable = self._revocation is not None
+            self._budget._places.offer(self._tenant, self, int(is_revocable))
+            self._budget._bytes.offer(self._tenant, self, self._charged if is_revocable else 0)
+
+    def _revoke(self, error: ServiceError) -> None:
+        """Call the account back: only inside of its scope. The budget is locked."""
+        revocation = self._revocation
+        assert revocation is not None
+        self._error = error
+        self._budget._called_back[error.code, self._tenant] += 1
+        self._close()
+        revocation.revoke(error)
+
+    def _close(self) -> None:
+        self._hold(0)
+        if self._open:
             self._open = False
+            self._revocation = None
+            self._budget._places.offer(self._tenant, self, 0)
+            self._budget._places.shares.release(self._tenant, 1)
+            self._budget._retries.free()
 
     def _hold(self, nbytes: int) -> None:
-        self._budget._charged += nbytes - self._charged
+        claims, more = self._budget._bytes, nbytes - self._charged
         self._charged = nbytes
+        if more > 0:
+            claims.shares.add(self._tenant, more)
+        elif more < 0:
+            claims.shares.release(self._tenant, -more)
+        if self._revocation is not None:
+            claims.offer(self._tenant, self, nbytes)
 
     def __enter__(self) -> Self:
         return self

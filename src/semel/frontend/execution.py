@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from semel.core import AnswerParsing, Output, Prompt, Submission, Tenant
@@ -30,16 +31,21 @@ class _AccountedStream:
         self._account = account
         self._watch = watch
         self._observed = observed
-        self._has_begun = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they arrive."""
-        async for output in self._stream:
-            if not self._has_begun:
-                self._has_begun = True
-                if self._watch is not None:
-                    self._watch.lap("first_token")
-                self._close_account()
+        """The outputs as they arrive. Until the first one, the request can be called back."""
+        outputs = aiter(self._stream)
+        with nullcontext() if self._account is None else self._account.revocable():
+            output = await anext(outputs, None)
+        if output is None:
+            return
+        if self._watch is not None:
+            self._watch.lap("first_token")
+        self._close_account()
+        if self._observed is not None:
+            self._observed.take(output)
+        yield output
+        async for output in outputs:
             if self._observed is not None:
                 self._observed.take(output)
             yield output

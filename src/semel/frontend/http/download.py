@@ -32,6 +32,7 @@ class Download(StreamingResponse):
     ) -> None:
         nbytes = sum(len(piece) for piece in pieces)
         account.keep(nbytes)
+        account.commit()
         super().__init__(_chunks(pieces), headers={"Content-Length": str(nbytes)}, media_type=media_type)
         self._account = account
         self._within_s = within_s

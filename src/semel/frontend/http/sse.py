@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from semel.core import Output
 from semel.engine import Stream
 from semel.errors import SemelError
+from semel.frontend.budget import Account
 from semel.web.errors import public_error_body
 
 __all__ = ["DONE", "EventStream", "error_event", "event", "merged", "until_gone"]
@@ -35,6 +37,8 @@ class EventStream(Response):
         self.init_headers({})
         self._streams = streams
         self._events = events
+        self.account: Account | None = None
+        """The account of the request, until its first output closes it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events."""
@@ -49,7 +53,8 @@ class EventStream(Response):
             await stream.close()
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with nullcontext() if self.account is None else self.account.revocable():  # a client that reads nothing yields
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for one in self._events:
             await send({"type": "http.response.body", "body": one, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -87,13 +88,19 @@ class Chain:
             raise
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they arrive, in the order of the pieces."""
+        """The outputs as they arrive, in the order of the pieces. Until the first, the request can be called back."""
+        has_begun = False
         while self._pending:
             stream = await asyncio.shield(self._pending[0])
-            async for output in stream:
+            outputs = aiter(stream)
+            with nullcontext() if has_begun else self._account.revocable():
+                output = await anext(outputs, None)
+            while output is not None:
+                has_begun = True
                 if len(self._pending) == 1:  # the last piece: the media are not needed any more
                     self._account.close()
                 yield output
+                output = await anext(outputs, None)
             await stream.close()
             self._pending.popleft()
             self._go_on()

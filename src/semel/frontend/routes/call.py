@@ -2,7 +2,8 @@
 
 The account charges all bytes of a request from the first one. It closes with the response. For a streamed answer it
 closes with the first output (`execution`): by then the request's data is dropped. For a download it closes when the
-last byte is sent, because it charges the bytes that are not sent yet (`semel.frontend.http.download`).
+last byte is sent, because it charges the bytes that are not sent yet (`semel.frontend.http.download`). Until its answer
+begins, a request can be called back for the sake of another tenant (threats S21).
 """
 
 from __future__ import annotations
@@ -104,16 +105,19 @@ async def serve_call(
     call = Call(service, service.serving(), tenant, service.budget.open(tenant), own_id(), client_id)
     try:
         # This frame keeps no reference to the body or the parsed request, so that `work` can drop them.
-        response = await unless_disconnected(
-            request, work(call, await (ask or _read_json)(request, service, kind, call))
-        )
+        with call.account.revocable():
+            response = await unless_disconnected(
+                request, work(call, await (ask or _read_json)(request, service, kind, call))
+            )
     except ClientDisconnect:
         call.account.close()
         return Response(status_code=CLIENT_CLOSED)
     except BaseException:
         call.account.close()
         raise
-    if not isinstance(response, EventStream | Download):  # these close the account themselves
+    if isinstance(response, EventStream):
+        response.account = call.account
+    elif not isinstance(response, Download):  # these two close the account themselves
         call.account.close()
     return response
 

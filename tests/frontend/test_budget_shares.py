@@ -1,0 +1,330 @@
+"""Shares of the budget: random requests of four tenants, against a model that looks at everything (threats S21)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.core.claims import Claims
+from semel.errors import Busy, MediaTooLarge, TooManyBytes
+from semel.frontend.budget import Account, Budget, BudgetLimits
+from tests.effort import examples
+from tests.waiting import until
+
+TENANTS = ("a", "b", "c", "d")
+LIMITS = BudgetLimits(max_request_bytes=60, max_bytes=100, max_requests=6)
+
+
+class Greedy(Claims[Account]):
+    """The wrong implementation: first come, first served."""
+
+    def to_revoke(self, tenant: str, amount: int) -> Sequence[Account] | None:  # noqa: ARG002
+        return () if self.shares.fits(amount) else None
+
+
+@dataclass(eq=False)
+class Holder:
+    """A request of a tenant, as the model sees it."""
+
+    tenant: str
+    account: Account
+    task: asyncio.Task[None] | None
+    """In the scope in which it can be called back; None if it cannot, as a download."""
+
+    nbytes: int = 0
+    brought: int = 0
+
+
+@dataclass
+class Model:
+    """All requests that are open, in the order in which they came."""
+
+    budget: Budget
+    holders: list[Holder] = field(default_factory=list)
+    charged: list[Holder] = field(default_factory=list)
+    """Those that have bytes, in the order in which they began to have some."""
+
+    calls_back: int = 0
+
+    def yieldable(self, holders: list[Holder], weight: Callable[[Holder], int], other: str, share: int) -> int:
+        """How much a tenant has to give, the newest first, until it has no more than its share."""
+        amount = sum(weight(one) for one in holders if one.tenant == other)
+        given = 0
+        for one in reversed([one for one in holders if one.tenant == other and one.task is not None]):
+            if amount - given <= share:
+                break
+            given += weight(one)
+        return given
+
+    async def ask(
+        self,
+        tenant: str,
+        amount: int,
+        capacity: int,
+        holders: list[Holder],
+        weight: Callable[[Holder], int],
+        take: Callable[[], object],
+    ) -> bool:
+        """Ask for so much more, and check what comes of it and who is called back."""
+        amounts = {other: sum(weight(one) for one in holders if one.tenant == other) for other in TENANTS}
+        share = capacity // len({other for other in TENANTS if amounts[other]} | {tenant})
+        missing = sum(amounts.values()) + amount - capacity
+        entitled = amounts[tenant] + amount <= share
+        possible = sum(self.yieldable(holders, weight, other, share) for other in TENANTS if other != tenant)
+        try:
+            take()
+        except Busy:
+            admitted = False
+        else:
+            admitted = True
+        gone = [one for one in self.holders if one.account.is_called_back]
+        if missing <= 0:
+            assert admitted
+            assert not gone
+        elif entitled and possible >= missing:
+            assert admitted, "a tenant within its share was refused"
+            freed = [weight(one) for one in gone]
+            assert sum(freed) >= missing
+            assert sum(freed) - min(freed) < missing or len({one.tenant for one in gone}) > 1, "one too many"
+            for one in gone:
+                assert one.tenant != tenant
+                assert amounts[one.tenant] > share, "a tenant within its share was called back"
+                newer = holders[holders.index(one) + 1 :]
+                assert all(it in gone or it.task is None for it in newer if it.tenant == one.tenant), "not the newest"
+        else:
+            assert not admitted
+            assert not gone, "called back in vain"
+        for one in gone:
+            self.calls_back += 1
+            self.forget(one)
+            assert one.task is not None
+            with pytest.raises(Busy, match="while other tenants ask, each has an equal share"):
+                await one.task
+        return admitted
+
+    def forget(self, one: Holder) -> None:
+        self.holders.remove(one)
+        if one in self.charged:
+            self.charged.remove(one)
+
+    def charge(self, one: Holder, nbytes: int) -> None:
+        if nbytes and not one.nbytes:
+            self.charged.append(one)
+        elif one.nbytes and not nbytes:
+            self.charged.remove(one)
+        one.nbytes = nbytes
+
+    def check(self) -> None:
+        held = {one.tenant: (0, 0) for one in self.holders}
+        for one in self.holders:
+            nbytes, places = held[one.tenant]
+            held[one.tenant] = nbytes + one.nbytes, places + 1
+            assert one.account.charged == one.nbytes <= LIMITS.max_request_bytes
+        assert self.budget.by_tenant() == held
+        assert self.budget.in_flight == sum(one.nbytes for one in self.holders) <= LIMITS.max_bytes
+        assert self.budget.requests == len(self.holders) <= LIMITS.max_requests
+        assert sum(self.budget.called_back.values()) == self.calls_back
+
+
+async def wait_inside(account: Account) -> None:
+    with account.revocable():
+        await asyncio.Event().wait()
+
+
+Step = tuple[str, str, int, int]
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(("open", "open", "download", "take", "take", "take", "keep", "close")),
+        st.sampled_from(TENANTS),
+        st.integers(0, 60),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+async def play(moves: Sequence[Step]) -> int:
+    """Let requests come, take, let go and end. Returns how many were called back."""
+    budget = Budget(LIMITS)
+    model = Model(budget)
+    for kind, tenant, nbytes, index in moves:
+        if kind in {"open", "download"}:
+            await come(model, tenant, is_download=kind == "download")
+        elif model.holders:
+            one = model.holders[index % len(model.holders)]
+            if kind == "keep":
+                one.account.keep(nbytes)
+                model.charge(one, min(one.nbytes, nbytes))
+            elif kind == "close":
+                model.forget(one)
+                end(one)
+            else:
+                await take(model, one, nbytes)
+        model.check()
+    for one in model.holders:
+        end(one)
+    await asyncio.sleep(0)
+    assert (budget.in_flight, budget.requests, budget.by_tenant()) == (0, 0, {})
+    return model.calls_back
+
+
+async def come(model: Model, tenant: str, *, is_download: bool) -> None:
+    opened: list[Account] = []
+    if await model.ask(
+        tenant,
+        1,
+        LIMITS.max_requests,
+        model.holders,
+        lambda _: 1,
+        lambda: opened.append(model.budget.open(tenant)),
+    ):
+        task = None if is_download else asyncio.create_task(wait_inside(opened[0]))
+        await asyncio.sleep(0)
+        model.holders.append(Holder(tenant, opened[0], task))
+
+
+async def take(model: Model, one: Holder, nbytes: int) -> None:
+    if one.brought + nbytes > LIMITS.max_request_bytes:
+        with pytest.raises(MediaTooLarge, match="--max-request-media-bytes"):
+            one.account.take(nbytes)
+    elif await model.ask(
+        one.tenant,
+        nbytes,
+        LIMITS.max_bytes,
+        model.charged,
+        lambda it: it.nbytes,
+        lambda: one.account.take(nbytes),
+    ):
+        one.brought += nbytes
+        model.charge(one, one.nbytes + nbytes)
+
+
+def end(one: Holder) -> None:
+    one.account.close()
+    if one.task is not None:
+        one.task.cancel()
+
+
+@given(steps)
+@settings(max_examples=examples(300), deadline=None)
+def test_whatever_tenants_do_totals_are_exact_and_nobody_within_its_share_is_refused_S21(moves: list[Step]) -> None:
+    asyncio.run(play(moves))
+
+
+FILLED: list[Step] = [("open", "a", 0, 0), ("take", "a", 60, 0), ("open", "a", 0, 0), ("take", "a", 40, 1)]
+ONE_MORE: list[Step] = [*FILLED, ("open", "b", 0, 0), ("take", "b", 10, 2)]
+
+
+async def test_the_newest_account_of_a_tenant_with_more_than_its_share_is_called_back_S21() -> None:
+    assert await play(ONE_MORE) == 1
+    assert await play([("open", "a", 0, 0)] * 6 + [("open", "b", 0, 0)] * 3) == 3
+
+
+async def test_what_cannot_be_called_back_stays_and_the_other_is_refused() -> None:
+    fixed: list[Step] = [("download" if kind == "open" else kind, *rest) for kind, *rest in FILLED]  # type: ignore[misc]
+    assert await play([*fixed, ("open", "b", 0, 0), ("take", "b", 10, 2)]) == 0
+
+
+async def test_first_come_first_served_is_noticed_as_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.frontend.budget.Claims", Greedy)
+    with pytest.raises(AssertionError, match="within its share was refused"):
+        await play(ONE_MORE)
+
+
+async def called_back(how: Callable[[Account], object]) -> tuple[asyncio.Task[None], Budget]:
+    """A request that waits and is called back, by what another tenant's account does."""
+    budget = Budget(LIMITS)
+    account = budget.open("a")
+    account.take(60)
+    budget.open("a").take(40)
+    waiting = asyncio.create_task(wait_inside(account))
+    await asyncio.sleep(0)
+    how(budget.open("b"))
+    return waiting, budget
+
+
+async def test_it_is_told_why_and_when_to_come_again() -> None:
+    waiting, budget = await called_back(lambda other: other.take(1))
+    with pytest.raises(
+        TooManyBytes, match=r"each has an equal share of the 100 bytes.*--max-media-bytes-in-flight"
+    ) as caught:
+        await waiting
+    assert caught.value.retry_after_s >= 1
+    assert budget.called_back == {("too_many_bytes", "a"): 1}
+
+
+async def test_another_thread_may_cause_it() -> None:
+    def how(other: Account) -> None:
+        thread = Thread(target=other.take, args=(1,))
+        thread.start()
+        thread.join()
+
+    waiting, _ = await called_back(how)
+    with pytest.raises(TooManyBytes):
+        await waiting
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    waiting, budget = await called_back(lambda other: other.take(1))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert budget.in_flight == 41
+
+
+async def test_announced_bytes_call_nobody_back_and_are_admitted_if_they_could() -> None:
+    waiting, budget = await called_back(lambda other: other.check(50))
+    assert not waiting.done()
+    assert budget.called_back == {}
+    with pytest.raises(TooManyBytes):
+        budget.open("b").check(51)  # more than its share
+    waiting.cancel()
+
+
+async def test_an_account_that_was_called_back_takes_nothing_more() -> None:
+    budget = Budget(LIMITS)
+    account = budget.open("a")
+    account.take(60)
+    budget.open("a").take(40)
+
+    async def work() -> None:
+        with account.revocable():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                with pytest.raises(TooManyBytes):
+                    account.take(1)  # such as a thread of the request that has not ended
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    budget.open("b").take(1)
+    with pytest.raises(TooManyBytes):
+        await working
+    with pytest.raises(TooManyBytes):
+        account.commit()
+    assert account.charged == 0
+
+
+async def test_an_answer_that_has_begun_is_not_called_back() -> None:
+    budget = Budget(LIMITS)
+    account = budget.open("a")
+    account.take(60)
+    budget.open("a").take(40)
+
+    async def work() -> None:
+        with account.revocable():
+            account.commit()
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyBytes):
+        budget.open("b").take(1)
+    await until(lambda: not working.done())
+    working.cancel()

@@ -1,0 +1,205 @@
+"""S21: while others ask, one tenant has no more than a share of a frontend's bytes and places. Over a real socket.
+
+The rules of the budget are in `tests/frontend/test_budget_shares.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semel.cache import LruCache
+from semel.core import Keyring, Submission
+from semel.core.claims import Claims
+from semel.frontend.budget import Account, Budget, BudgetLimits
+from semel.frontend.middleware.refusal_rate import RefusalLimits
+from semel.render import ChatRenderer
+from semel.testing.engine import EchoEngine, EchoStream
+from tests.frontend.rig import Rig, rig
+from tests.render.conftest import folder, parts_renderer
+from tests.render.drawn import FEATURE_BYTES, Drawing, chat
+from tests.waiting import until
+from tests.web.test_server import served
+
+__all__ = ["folder", "parts_renderer"]
+
+KEYS = {"acme": "acme-0123456789abcdef", "globex": "globex-0123456789abcdef"}
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "?"}]}
+LIMITS = BudgetLimits(max_request_bytes=1 << 20, max_bytes=4 << 20, max_requests=16)
+STALLED_BYTES = (1 << 20) - 4_096
+
+
+class Greedy(Claims[Account]):
+    """The wrong implementation: first come, first served."""
+
+    def to_revoke(self, tenant: str, amount: int) -> Sequence[Account] | None:  # noqa: ARG002
+        return () if self.shares.fits(amount) else None
+
+
+@dataclass
+class Frontend:
+    """A frontend on a socket, with two tenants."""
+
+    app: Rig
+    port: int
+
+    @property
+    def budget(self) -> Budget:
+        return self.app.service.budget
+
+    async def post(self, tenant: str, body: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30) as client:
+            return await client.post(CHAT, json=body, headers={"authorization": f"Bearer {KEYS[tenant]}"})
+
+    async def stall(self, tenant: str, nbytes: int) -> asyncio.StreamReader:
+        """Send most of a body, and then nothing."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEYS[tenant]}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {nbytes + 1}\r\n\r\n"
+        )
+        writer.write(head.encode() + b" " * nbytes)
+        await writer.drain()
+        self._writers.append(writer)
+        return reader
+
+    def __post_init__(self) -> None:
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def leave(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+@asynccontextmanager
+async def frontend(folder: Path, renderer: ChatRenderer, limits: BudgetLimits = LIMITS) -> AsyncIterator[Frontend]:
+    async with AsyncExitStack() as stack:
+        pipeline = Drawing(renderer, LruCache(8 * FEATURE_BYTES)).pipeline
+        app = await stack.enter_async_context(rig(folder, pipeline, keys=Keyring(KEYS.items())))
+        app.service.budget = Budget(limits)
+        app.service.refusals = RefusalLimits(per_s=0)
+        server = await stack.enter_async_context(served(app.app))
+        made = Frontend(app, server.port)
+        stack.callback(made.leave)
+        yield made
+
+
+def stall_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every answer be accepted, and begin only after an hour, from now on."""
+    submit = EchoEngine.submit
+
+    async def stalled(engine: EchoEngine, submission: Submission) -> EchoStream:
+        stream = await submit(engine, submission)
+        stream._pause_s = 3_600.0
+        return stream
+
+    monkeypatch.setattr(EchoEngine, "submit", stalled)
+
+
+async def error_of(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, Any]]:
+    async with asyncio.timeout(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        line = next(one for one in head.lower().split(b"\r\n") if one.startswith(b"content-length"))
+        body = await reader.readexactly(int(line.partition(b":")[2]))
+    error: dict[str, Any] = json.loads(body)["error"]
+    return head.lower(), error
+
+
+async def fill_with_bodies(one: Frontend) -> list[asyncio.StreamReader]:
+    """Four stalled bodies of a tenant fill the budget."""
+    readers = [await one.stall("acme", STALLED_BYTES) for _ in range(4)]
+    await until(lambda: one.budget.in_flight == 4 * STALLED_BYTES)
+    return readers
+
+
+async def test_beside_four_stalled_bodies_of_a_tenant_another_s_chat_is_answered(
+    folder: Path, parts_renderer: ChatRenderer
+) -> None:
+    picture = {"messages": list(chat(1).messages), "user": "x" * 100_000}
+    async with frontend(folder, parts_renderer) as one:
+        readers = await fill_with_bodies(one)
+        answer = await one.post("globex", picture)
+        assert answer.status_code == 200, answer.text
+        head, error = await error_of(readers[-1])  # the newest
+        assert head.startswith(b"http/1.1 429 ")
+        assert b"retry-after: " in head
+        assert error["code"] == "too_many_bytes"
+        assert "while other tenants ask, each has an equal share" in error["message"]
+        assert one.budget.called_back == {("too_many_bytes", "acme"): 1}
+        assert one.budget.by_tenant() == {"acme": (3 * STALLED_BYTES, 3)}  # the other three are left alone
+
+
+async def test_mutant_first_come_first_served_the_other_s_chat_is_refused(
+    folder: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.frontend.budget.Claims", Greedy)
+    async with frontend(folder, parts_renderer) as one:
+        await fill_with_bodies(one)
+        answer = await one.post("globex", {**BODY, "user": "x" * 100_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_bytes")
+
+
+async def fill_places(
+    one: Frontend, monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> list[asyncio.Task[httpx.Response]]:
+    """Requests of a tenant that wait for their first output have all places."""
+    with monkeypatch.context() as patch:
+        stall_first_tokens(patch)
+        count = one.budget.limits.max_requests
+        waiting = [asyncio.create_task(one.post("acme", {**BODY, "stream": stream})) for _ in range(count)]
+        await until(lambda: one.app.engine.submissions == count)
+    return waiting
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_beside_waiting_requests_of_a_tenant_another_s_are_answered(
+    folder: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async with frontend(folder, parts_renderer) as one:
+        waiting = await fill_places(one, monkeypatch, stream=stream)
+        own = await one.post("acme", BODY)
+        assert own.status_code == 429, "a tenant gets no more by what it has itself"
+        answers = await asyncio.gather(*(one.post("globex", BODY) for _ in range(8)))
+        assert [answer.status_code for answer in answers] == [200] * 8
+        called_back = one.budget.called_back["too_many_requests", "acme"]
+        assert 1 <= called_back <= 8
+        await until(lambda: sum(task.done() for task in waiting) == called_back)
+        for ended in (task.result() for task in waiting if task.done()):
+            assert ended.status_code == (200 if stream else 429)  # a stream has its head: the error is an event
+            assert "while other tenants ask, each has an equal share" in ended.text
+            assert '"too_many_requests"' in ended.text
+        assert one.budget.requests == 16 - called_back
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: (one.budget.in_flight, one.budget.requests) == (0, 0))
+
+
+async def test_mutant_first_come_first_served_the_other_s_request_is_refused(
+    folder: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.frontend.budget.Claims", Greedy)
+    async with frontend(folder, parts_renderer) as one:
+        waiting = await fill_places(one, monkeypatch, stream=False)
+        answer = await one.post("globex", BODY)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_requests")
+
+
+async def test_alone_a_tenant_has_everything(folder: Path, parts_renderer: ChatRenderer) -> None:
+    async with frontend(folder, parts_renderer) as one:
+        await fill_with_bodies(one)
+        assert one.budget.by_tenant() == {"acme": (4 * STALLED_BYTES, 4)}
+        assert (await one.post("acme", {**BODY, "user": "x" * 100_000})).status_code == 429
+        assert one.budget.called_back == {}
