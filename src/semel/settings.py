@@ -214,6 +214,11 @@ class ServingSettings:
         "Metrics cover all tenants, and need no key.",
         group="Logs, metrics and traces",
     )
+    metrics_per_tenant: bool = flag(
+        False,
+        help="Export metrics of each tenant of the API keys too: as many time series as there are tenants.",
+        group="Logs, metrics and traces",
+    )
 
 
 @dataclass(frozen=True, slots=True)

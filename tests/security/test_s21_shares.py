@@ -136,6 +136,16 @@ async def test_beside_four_stalled_bodies_of_a_tenant_another_s_chat_is_answered
         assert "while other tenants ask, each has an equal share" in error["message"]
         assert one.budget.called_back == {("too_many_bytes", "acme"): 1}
         assert one.budget.by_tenant() == {"acme": (3 * STALLED_BYTES, 3)}  # the other three are left alone
+        called_back = {'semel_requests_called_back_total{code="too_many_bytes"}': "1.0"}
+        assert one.app.metrics("semel_requests_called_back_total") == called_back
+        assert one.app.metrics("semel_tenant") == {}, "only if the operator wants them"
+        one.app.service.metrics_per_tenant = True
+        samples = {name: float(value) for name, value in one.app.metrics("semel_tenant").items()}
+        assert samples == {
+            'semel_tenant_media_in_flight_bytes{tenant="acme"}': 3 * STALLED_BYTES,
+            'semel_tenant_requests_waiting{tenant="acme"}': 3,
+            'semel_tenant_requests_called_back_total{tenant="acme"}': 1,
+        }
 
 
 async def test_mutant_first_come_first_served_the_other_s_chat_is_refused(

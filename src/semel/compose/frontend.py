@@ -140,6 +140,7 @@ async def run_frontend(options: FrontendOptions) -> None:
         refusals=serving.refusals,
         limiter=limiter,
         priority_tenants=frozenset(serving.keys.priority_tenants),
+        metrics_per_tenant=serving.metrics_per_tenant,
     )
     tracing = start_tracing(options.collector, "semel-frontend")
     parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes))

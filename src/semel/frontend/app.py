@@ -21,6 +21,7 @@ from starlette.responses import Response
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
 from semel.frontend.api.server import ModelList, Version, model_list
+from semel.frontend.budget import Budget
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter
@@ -34,7 +35,16 @@ from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import FrontendState
 from semel.telemetry import Meter
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import MEDIA_IN_FLIGHT, MEDIA_IN_FLIGHT_LIMIT, REFUSALS, REQUESTS_WAITING
+from semel.telemetry.metrics import (
+    MEDIA_IN_FLIGHT,
+    MEDIA_IN_FLIGHT_LIMIT,
+    REFUSALS,
+    REQUESTS_CALLED_BACK,
+    REQUESTS_WAITING,
+    TENANT_MEDIA_IN_FLIGHT,
+    TENANT_REQUESTS_CALLED_BACK,
+    TENANT_REQUESTS_WAITING,
+)
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.web.errors import error_response, http_error_response
 from semel.web.openapi import JSON, TEXT, shape
@@ -132,3 +142,17 @@ def _budget_samples(service: FrontendState) -> Iterator[Sample]:
     yield MEDIA_IN_FLIGHT, budget.in_flight, ()
     yield MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
     yield REQUESTS_WAITING, budget.requests, ()
+    calls = budget.called_back
+    for code in sorted({code for code, _ in calls}):
+        yield REQUESTS_CALLED_BACK, sum(count for (one, _), count in calls.items() if one == code), (code,)
+    if service.metrics_per_tenant:
+        yield from _tenant_samples(budget)
+
+
+def _tenant_samples(budget: Budget) -> Iterator[Sample]:
+    for tenant, (nbytes, requests) in sorted(budget.by_tenant().items()):
+        yield TENANT_MEDIA_IN_FLIGHT, nbytes, (tenant,)
+        yield TENANT_REQUESTS_WAITING, requests, (tenant,)
+    calls = budget.called_back
+    for tenant in sorted({tenant for _, tenant in calls}):
+        yield TENANT_REQUESTS_CALLED_BACK, sum(count for (_, one), count in calls.items() if one == tenant), (tenant,)

@@ -91,6 +91,9 @@ class FrontendState:
     priority_tenants: frozenset[str] = frozenset()
     """The tenants whose requests may set a priority, where there are API keys."""
 
+    metrics_per_tenant: bool = False
+    """Whether metrics of single tenants are exported."""
+
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
 

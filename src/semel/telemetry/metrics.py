@@ -54,11 +54,15 @@ __all__ = [
     "POOL_REPLACED",
     "REFUSALS",
     "REQUESTS",
+    "REQUESTS_CALLED_BACK",
     "REQUESTS_IN_FLIGHT",
     "REQUESTS_WAITING",
     "RESUBMISSIONS",
     "SPANS_DROPPED",
     "STAGE_SECONDS",
+    "TENANT_MEDIA_IN_FLIGHT",
+    "TENANT_REQUESTS_CALLED_BACK",
+    "TENANT_REQUESTS_WAITING",
     "VLLM_MM_CACHE_HITS",
     "VLLM_MM_CACHE_QUERIES",
     "WORKER_CONNECTED",
@@ -254,6 +258,29 @@ MEDIA_IN_FLIGHT: Final = Metric(
 MEDIA_IN_FLIGHT_LIMIT: Final = Metric(
     "semel_media_in_flight_limit_bytes", "gauge", "The most that they may hold (--max-media-bytes-in-flight)."
 )
+REQUESTS_CALLED_BACK: Final = Metric(
+    "semel_requests_called_back_total",
+    "counter",
+    "Requests that were ended because their tenant had more than its share while another asked, by the code of their "
+    "error.",
+    ("code",),
+)
+_TENANT: Final = ("tenant",)
+TENANT_MEDIA_IN_FLIGHT: Final = Metric(
+    "semel_tenant_media_in_flight_bytes", "gauge", "The same bytes, by tenant (--metrics-per-tenant).", _TENANT
+)
+TENANT_REQUESTS_WAITING: Final = Metric(
+    "semel_tenant_requests_waiting",
+    "gauge",
+    "Requests that wait for their answer to begin, by tenant (--metrics-per-tenant).",
+    _TENANT,
+)
+TENANT_REQUESTS_CALLED_BACK: Final = Metric(
+    "semel_tenant_requests_called_back_total",
+    "counter",
+    "Requests that were called back, by tenant (--metrics-per-tenant).",
+    _TENANT,
+)
 POOL_PROCESSED: Final = Metric("semel_pool_processed_total", "counter", "Items that were preprocessed.")
 POOL_FAILED: Final = Metric("semel_pool_failed_total", "counter", "Items whose preprocessing ended in an error.")
 POOL_REPLACED: Final = Metric(
@@ -340,6 +367,10 @@ METRICS: Final = (
     REQUESTS_WAITING,
     MEDIA_IN_FLIGHT,
     MEDIA_IN_FLIGHT_LIMIT,
+    REQUESTS_CALLED_BACK,
+    TENANT_MEDIA_IN_FLIGHT,
+    TENANT_REQUESTS_WAITING,
+    TENANT_REQUESTS_CALLED_BACK,
     STAGE_SECONDS,
     LOOP_LAG_SECONDS,
     POOL_PROCESSED,
