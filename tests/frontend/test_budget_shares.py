@@ -328,3 +328,29 @@ async def test_an_answer_that_has_begun_is_not_called_back() -> None:
         budget.open("b").take(1)
     await until(lambda: not working.done())
     working.cancel()
+
+
+def test_what_is_lent_stays_charged_to_the_tenant_until_it_is_given_back_whatever_becomes_of_the_account() -> None:
+    budget = Budget(LIMITS)
+    account = budget.open("a")
+    account.take(60)
+    with account.lend(40):
+        account.keep(0)
+        account.close()
+        assert budget.by_tenant() == {"a": (40, 0)}
+        with pytest.raises(TooManyBytes), budget.open("a").lend(61):
+            pass
+    assert budget.in_flight == 0
+    with pytest.raises(MediaTooLarge, match="--max-media-bytes-in-flight"), budget.open("a").lend(101):
+        pass  # it would never fit
+
+
+async def test_what_is_lent_counts_for_the_share_and_is_not_called_back() -> None:
+    waiting, budget = await called_back(lambda other: other.check(0))
+    with budget.open("b").lend(50):
+        with pytest.raises(TooManyBytes):
+            await waiting
+        assert budget.by_tenant()["b"][0] == 50
+        with pytest.raises(TooManyBytes):
+            budget.open("a").take(11)  # it has its share, 40 of 50
+    assert budget.in_flight == 40

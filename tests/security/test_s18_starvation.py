@@ -250,7 +250,7 @@ async def test_beside_a_request_with_very_many_items_another_is_not_kept_waiting
 async def test_a_text_longer_than_any_prompt_is_refused_before_tokens_are_made_of_it(
     app: Rig, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Making tokens of a text takes 200 times its memory, and is not in any account."""
+    """Making tokens of a text takes 200 times its memory (`test_s21_texts`)."""
     monkeypatch.setattr(Tokenizer, "_encode", None)
     status, message = await app.refused(path, body)
     assert status == 400

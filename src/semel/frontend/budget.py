@@ -1,8 +1,9 @@
 """The memory budget: the bytes that one request and all requests of a process may hold (threats S18, S21).
 
 A request opens an account and charges bytes before it stores them: its body, its parsed JSON, decoded base64 and
-fetched media. It releases them as it drops them; closing the account releases the rest. In whatever order that happens,
-the budget's total is the sum of its open accounts and never exceeds the limit. Thread-safe.
+fetched media. It releases them as it drops them; closing the account releases the rest. What a thread needs for a
+while, to make tokens of a text, is charged until the thread is done (`Account.lend`). In whatever order that happens,
+the budget's total is the sum of its open accounts and of what is lent, and never exceeds the limit. Thread-safe.
 
 Tenants share the bytes, and the places of requests that wait. Alone, a tenant has all of them. While others ask, each
 is entitled to an equal share: if there is no room for a tenant within its share, the newest accounts of a tenant that
@@ -182,25 +183,40 @@ class Account:
     def check(self, nbytes: int) -> None:
         """Refuse `nbytes` if they could not be charged now. Charges nothing, and calls nobody back."""
         with self._budget._lock:
-            self._admit(nbytes)
+            self._check_request(nbytes)
+            self._to_revoke(nbytes)
 
     def take(self, nbytes: int) -> None:
         """Charge `nbytes` more, or refuse them. A closed account charges nothing: its request has ended."""
-        budget = self._budget
-        with budget._lock:
+        with self._budget._lock:
             if not self._open and self._error is None:
                 return
-            for account in self._admit(nbytes):
-                retry_after_s = budget._retries.after_s(account._tenant)
-                account._revoke(
-                    TooManyBytes(
-                        f"{_EQUAL_SHARES} {budget.limits.max_bytes:,} bytes of requests in flight; try again in a "
-                        "moment, or raise it with --max-media-bytes-in-flight",
-                        retry_after_s=retry_after_s,
-                    )
-                )
+            self._check_request(nbytes)
+            self._make_room(nbytes)
             self._brought += nbytes
             self._hold(self._charged + nbytes)
+
+    @contextmanager
+    def lend(self, nbytes: int) -> Iterator[None]:
+        """Charge `nbytes` to the tenant for a while, or refuse them.
+
+        They stay charged to the end of the scope, whatever becomes of the account: nothing stops a thread. They are
+        none of the bytes that the request brings.
+        """
+        budget, tenant = self._budget, self._tenant
+        if nbytes > budget.limits.max_bytes:
+            raise MediaTooLarge(
+                f"the text would take {nbytes:,} bytes while it becomes tokens; the limit is "
+                f"{budget.limits.max_bytes:,}: send less, or raise it with --max-media-bytes-in-flight"
+            )
+        with budget._lock:
+            self._make_room(nbytes)
+            budget._bytes.shares.add(tenant, nbytes)
+        try:
+            yield
+        finally:
+            with budget._lock:
+                budget._bytes.shares.release(tenant, nbytes)
 
     def keep(self, nbytes: int) -> None:
         """Release all but `nbytes`: the request has dropped the rest."""
@@ -212,21 +228,40 @@ class Account:
         with self._budget._lock:
             self._close()
 
-    def _admit(self, nbytes: int) -> Sequence[Account]:
-        """The accounts that have to be called back to charge `nbytes` more; raises if that is not possible."""
-        budget = self._budget
-        limits = budget.limits
+    def _check_open(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _check_request(self, nbytes: int) -> None:
+        self._check_open()
+        limits = self._budget.limits
         if self._brought + nbytes > limits.max_request_bytes:
             raise MediaTooLarge(
                 f"the request brings more than {limits.max_request_bytes:,} bytes, with its media decoded and fetched: "
                 "send less, or raise it with --max-request-media-bytes"
             )
+
+    def _make_room(self, nbytes: int) -> None:
+        """Call back whom it takes to charge `nbytes` more; raises if that is not possible."""
+        budget = self._budget
+        for account in self._to_revoke(nbytes):
+            retry_after_s = budget._retries.after_s(account._tenant)
+            account._revoke(
+                TooManyBytes(
+                    f"{_EQUAL_SHARES} {budget.limits.max_bytes:,} bytes of requests in flight; try again in a moment, "
+                    "or raise it with --max-media-bytes-in-flight",
+                    retry_after_s=retry_after_s,
+                )
+            )
+
+    def _to_revoke(self, nbytes: int) -> Sequence[Account]:
+        """The accounts that have to be called back to charge `nbytes` more; raises if that is not possible."""
+        budget, limit = self._budget, self._budget.limits.max_bytes
+        self._check_open()
         revoked = budget._bytes.to_revoke(self._tenant, nbytes)
         if revoked is None:
             raise TooManyBytes(
-                f"the requests in flight would hold more than {limits.max_bytes:,} bytes: try again in a moment, or "
+                f"the requests in flight would hold more than {limit:,} bytes: try again in a moment, or "
                 "raise it with --max-media-bytes-in-flight",
                 retry_after_s=budget._retries.after_s(self._tenant),
             )
@@ -235,8 +270,8 @@ class Account:
     def _offer(self, revocation: Revocation | None) -> None:
         """Begin or end the scope in which the account can be called back."""
         with self._budget._lock:
-            if self._error is not None and revocation is not None:
-                raise self._error
+            if revocation is not None:
+                self._check_open()
             self._revocation = revocation if self._open else None
             is_revocable = self._revocation is not None
             self._budget._places.offer(self._tenant, self, int(is_revocable))

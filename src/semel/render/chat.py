@@ -16,7 +16,7 @@ from semel.render.messages import Conversation
 from semel.render.placeholder_escape import are_spelled, break_spellings, map_strings, strings_in, unused_letters
 from semel.render.template import ChatTemplate
 from semel.render.template_messages import Insertion, transcribe, without_developer
-from semel.render.tokenizer import Tokenizer
+from semel.render.tokenizer import TextRoom, Tokenizer, unlimited_room
 
 __all__ = ["ChatRenderer"]
 
@@ -45,8 +45,9 @@ class ChatRenderer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        room: TextRoom = unlimited_room,
     ) -> list[int]:
-        """The token ids of the prompt, with one placeholder token per item."""
+        """The token ids of the prompt, with one placeholder token per item. Its text becomes tokens in a `room`."""
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other: a message is continued or a new "
@@ -57,10 +58,14 @@ class ChatRenderer:
         letters = unused_letters("".join((*texts, self.template.chosen_for(tools).text)))
         mark = next(letters) if continue_final_message else None
         if not are_spelled(self.placeholders.values(), texts):
-            return self.tokenizer.encode(self._render(chat, add_generation_prompt, mark))
+            text = self._render(chat, add_generation_prompt, mark)
+            with room(len(text)):
+                return self.tokenizer.encode(text)
         guard = next(letters)
         chat = chat.map_strings(break_spellings(self.placeholders.values(), guard))
-        return self.tokenizer.encode_apart(self._render(chat, add_generation_prompt, mark).split(guard))
+        text = self._render(chat, add_generation_prompt, mark)
+        with room(len(text)):
+            return self.tokenizer.encode_apart(text.split(guard))
 
     def _render(self, chat: _Chat, add_generation_prompt: bool, mark: str | None) -> str:
         """The prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""

@@ -29,7 +29,7 @@ from semel.render.intent import Intent
 from semel.render.messages import Conversation
 from semel.render.source import Source
 from semel.render.source_fetch import Fetch, Spend, fetch_sources
-from semel.render.tokenizer import Tokenizer
+from semel.render.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
 __all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline", "check_chars"]
@@ -127,12 +127,13 @@ class Pipeline:
         admit: Admit = _admit_all,
         spend: Spend = _free,
         max_chars: int | None = None,
+        room: TextRoom = unlimited_room,
     ) -> ParsedRequest:
         """Parse a chat, and fetch the media that it names by URL.
 
         `admit` is called with its sources before any is fetched, and raises if there are too many. `spend` is called
         with the number of fetched bytes before they are stored, and raises if they are not allowed. A chat whose texts
-        have more than `max_chars` is refused: tokenising a text takes 200 times its memory.
+        have more than `max_chars` is refused, and its text becomes tokens in a `room`.
         """
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
@@ -151,11 +152,13 @@ class Pipeline:
         items, media = await run(identify, light=light and fetched is sources)
         watch.lap("digest")
         bare_request = replace(request, messages=())  # the parsed request must not keep their base64
-        assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light)
+        assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light, room)
         return ParsedRequest(items, media, request.mm_processor_kwargs, assembling, _name(tenant))
 
-    def read_completion(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> ParsedRequest:
-        """Parse a prompt of text or tokens, without items."""
+    def read_completion(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, room: TextRoom = unlimited_room
+    ) -> ParsedRequest:
+        """Parse a prompt of text or tokens, without items. A text becomes tokens in a `room`."""
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not complete text: it transcribes")
         renderer = self.chat_renderer
@@ -163,10 +166,15 @@ class Pipeline:
         async def assembling(_: Sequence[Layout]) -> Prompt:
             if not isinstance(prompt, str):
                 return _assemble_text(renderer, prompt)
-            encode = partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+            encode = partial(self.encode, prompt, add_special_tokens=add_special_tokens, room=room)
             return _assemble_text(renderer, await asyncio.to_thread(encode))
 
         return ParsedRequest((), {}, {}, assembling)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, room: TextRoom = unlimited_room) -> list[int]:
+        """The tokens of a text, made in a `room`."""
+        with room(len(text)):
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def read_transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> ParsedRequest:
         """Parse a clip and the beginning of the decoder's prompt."""
@@ -281,6 +289,7 @@ async def _assemble_chat(
     request: ChatRequest,
     items: Sequence[Item],
     light: bool,
+    room: TextRoom,
     layouts: Sequence[Layout],
 ) -> Prompt:
     tokenize = partial(
@@ -290,6 +299,7 @@ async def _assemble_chat(
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         template_kwargs=request.chat_template_kwargs,
+        room=room,
     )
     token_ids = await run(tokenize, light=light)
     return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +11,15 @@ import tokenizers
 
 from semel.errors import ConfigError, InvalidRequest
 
-__all__ = ["Tokenizer"]
+__all__ = ["TextRoom", "Tokenizer", "unlimited_room"]
+
+TextRoom = Callable[[int], AbstractContextManager[object]]
+"""Has room while a text of so many characters becomes tokens, or raises. That takes 200 times the text's memory."""
+
+
+def unlimited_room(_: int) -> AbstractContextManager[object]:
+    """A `TextRoom` for callers whose texts are in no account."""
+    return nullcontext()
 
 
 class Tokenizer:

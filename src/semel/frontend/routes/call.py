@@ -9,8 +9,9 @@ begins, a request can be called back for the sake of another tenant (threats S21
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
@@ -28,6 +29,11 @@ from semel.render import ChatRequest, Intent, ParsedRequest
 from semel.telemetry.request_context import current_request, own_id
 
 __all__ = ["Call", "Chatting", "prompt_limits", "read_prompt_json", "serve_call"]
+
+_CHAR_BYTES: Final = 200
+"""Memory of one character while its text becomes tokens."""
+
+_FEW_CHARS: Final = 8_192
 
 
 class _Addressed(Protocol):
@@ -88,7 +94,12 @@ class Call:
             admit=self.serving.check_items,
             spend=self.account.take,
             max_chars=self.serving.max_chars,
+            room=self.text_room,
         )
+
+    def text_room(self, chars: int) -> AbstractContextManager[object]:
+        """Charge the memory in which a text of so many characters becomes tokens; of a few it is little."""
+        return nullcontext() if chars <= _FEW_CHARS else self.account.lend(_CHAR_BYTES * chars)
 
 
 async def serve_call(

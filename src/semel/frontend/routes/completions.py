@@ -88,7 +88,9 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
             serving.check_text(prompt)
             stream, rendered = await submit_draft(
                 serving,
-                serving.pipeline.read_completion(prompt, add_special_tokens=request.add_special_tokens),
+                serving.pipeline.read_completion(
+                    prompt, add_special_tokens=request.add_special_tokens, room=call.text_room
+                ),
                 request_id=f"{request_id}-{number}",
                 sampling=request.sampling(),
                 tenant=request.tenant(call.tenant),

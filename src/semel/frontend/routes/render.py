@@ -116,7 +116,8 @@ async def _render_completion(call: Call, request: CompletionRequest) -> Response
     bodies = []
     for number, text in enumerate(prompts):
         serving.check_text(text)
-        draft = serving.pipeline.read_completion(text, add_special_tokens=request.add_special_tokens)
+        special = request.add_special_tokens
+        draft = serving.pipeline.read_completion(text, add_special_tokens=special, room=call.text_room)
         its_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
         bodies.append(_body(serving, request, await _inspect(serving, draft), its_id))
     return json_response(bodies)
@@ -144,8 +145,8 @@ async def _tokenize(call: Call, request: TokenizeChatRequest | TokenizeTextReque
         prompt = await _inspect(serving, await call.read_chat(request, "inspect"))
         return json_response(tokens_body(prompt.token_ids, max_tokens))
     serving.check_text(request.prompt)
-    encode = serving.pipeline.tokenizer.encode
-    token_ids = await asyncio.to_thread(encode, request.prompt, add_special_tokens=request.add_special_tokens)
+    encode = partial(serving.pipeline.encode, add_special_tokens=request.add_special_tokens, room=call.text_room)
+    token_ids = await asyncio.to_thread(encode, request.prompt)
     return json_response(tokens_body(token_ids, max_tokens))
 
 
