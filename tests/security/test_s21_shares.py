@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,15 @@ class Frontend:
 
     app: Rig
     port: int
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def budget(self) -> Budget:
         return self.app.service.budget
 
-    async def post(self, tenant: str, body: dict[str, Any]) -> httpx.Response:
+    async def post(self, tenant: str, body: dict[str, Any], path: str = CHAT) -> httpx.Response:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30) as client:
-            return await client.post(CHAT, json=body, headers={"authorization": f"Bearer {KEYS[tenant]}"})
+            return await client.post(path, json=body, headers={"authorization": f"Bearer {KEYS[tenant]}"})
 
     async def stall(self, tenant: str, nbytes: int) -> asyncio.StreamReader:
         """Send most of a body, and then nothing."""
@@ -69,14 +70,11 @@ class Frontend:
         )
         writer.write(head.encode() + b" " * nbytes)
         await writer.drain()
-        self._writers.append(writer)
+        self.writers.append(writer)
         return reader
 
-    def __post_init__(self) -> None:
-        self._writers: list[asyncio.StreamWriter] = []
-
     def leave(self) -> None:
-        for writer in self._writers:
+        for writer in self.writers:
             writer.close()
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from semel.core import Contract, Digest, Output, Submission
 from semel.errors import NotReady, SemelError
+from semel.fleet.backlog import AnswerRoom
 from semel.fleet.balance import Candidate, choose
 from semel.fleet.compatibility import first_difference
 from semel.fleet.failover import Failover, FleetHealth
@@ -52,6 +53,8 @@ class StreamedAnswer:
         self._again = again
         """With what to submit again; None when the answer has begun, there was a second time, or nobody else is."""
 
+        self._room: AnswerRoom | None = None
+
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they come."""
         while True:
@@ -64,10 +67,21 @@ class StreamedAnswer:
             else:
                 return
 
+    def charge(self, room: AnswerRoom) -> None:
+        """Charge what has come of the answer and waits to a room, whichever worker it comes from."""
+        self._room = room
+        self._stream.charge(room)
+
+    def overflow(self, error: SemelError) -> None:
+        """Drop what waits of the answer, and end it with this error: there is no room for it any more."""
+        self._stream.overflow(error)
+
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
         await self._stream.close()
         self._failover.settle()
+        if self._room is not None:
+            self._room.clear()
 
     async def _go_on(self, error: SemelError) -> None:
         """Have another worker answer, or raise the error."""
@@ -76,6 +90,9 @@ class StreamedAnswer:
         await self._stream.close()
         again, self._again = self._again, None
         self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error, self._failover)
+        if self._room is not None:
+            self._room.clear()
+            self._stream.charge(self._room)
 
 
 class BufferedAnswer(StreamedAnswer):

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from semel.core import Contract, Digest, Feature, Output, Submission
 from semel.errors import EngineDead, NotReady, SemelError, ServiceError, WorkerLost, error_for
+from semel.fleet.backlog import AnswerRoom, Backlog
 from semel.fleet.failover import is_worker_fault
 from semel.render import MakeFeature
 from semel.wire.messages import Accepted, Delta, Failed
@@ -104,7 +105,11 @@ class RemoteStream:
         self._watcher = watcher
         self._worker = worker
         self._outputs: deque[Output] = deque()
+        self._backlog = Backlog()
         self._error: SemelError | None = None
+        self._overflow: SemelError | None = None
+        """Why what waited was dropped, if it was."""
+
         self._is_resumable = False
         """Whether the error is one that another worker may not make."""
 
@@ -123,9 +128,27 @@ class RemoteStream:
         """The outputs as they come."""
         while self._unfinished or self._outputs:
             while self._outputs:
-                yield self._outputs.popleft()
+                output = self._outputs.popleft()
+                self._backlog.pop()
+                yield output
             if self._unfinished:
                 await self._wait()
+        if self._overflow is not None:
+            raise self._overflow
+
+    def charge(self, room: AnswerRoom) -> None:
+        """Charge the outputs that wait to a room. If it has no more, the stream overflows."""
+        self._backlog.begin(room, len(self._outputs))
+
+    def overflow(self, error: SemelError) -> None:
+        """Drop the outputs that wait, and end with this error: there is no room for them."""
+        self._outputs.clear()
+        self._backlog.clear()
+        if not self.is_answered:
+            self._worker.abort(self)
+            self._watcher.on_abort(self._has_begun)
+        self._overflow = error
+        self._end(error)
 
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
@@ -176,10 +199,17 @@ class RemoteStream:
         self._changed.set()
 
     def _on_delta(self, delta: Delta) -> None:
+        if self._error is not None:  # it was ended here, and the worker does not know yet
+            return
         if not self._has_begun:
             self._make = None
             self._watcher.on_output()
-        self._outputs.append(output_of(delta))
+        self._outputs.append(output := output_of(delta))
+        try:
+            self._backlog.push(output, len(self._outputs))
+        except SemelError as error:
+            self.overflow(error)
+            return
         if delta.finish_reason is not None and delta.index in self._unfinished:
             self._unfinished.discard(delta.index)
             if not self._unfinished:

@@ -12,9 +12,10 @@ has more than that are called back (`Account.revocable`).
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
@@ -22,10 +23,10 @@ from typing import Final, Self
 from semel.core import RetryQueue
 from semel.core.claims import Claims
 from semel.core.flag import MIB, flag
-from semel.errors import Busy, ConfigError, MediaTooLarge, ServiceError, TooManyBytes
+from semel.errors import Busy, ConfigError, InvalidRequest, MediaTooLarge, ServiceError, TooManyBytes
 from semel.web.revocation import Revocation
 
-__all__ = ["Account", "Budget", "BudgetLimits"]
+__all__ = ["Account", "Budget", "BudgetLimits", "Loan"]
 
 _EQUAL_SHARES: Final = "the request was called back: while other tenants ask, each has an equal share of the"
 
@@ -77,7 +78,7 @@ class Budget:
     def __init__(self, limits: BudgetLimits | None = None) -> None:
         self.limits = limits or BudgetLimits()
         self._lock = threading.Lock()
-        self._bytes: Claims[Account] = Claims(self.limits.max_bytes)
+        self._bytes: Claims[Account | Loan] = Claims(self.limits.max_bytes)
         self._places: Claims[Account] = Claims(self.limits.max_requests)
         self._retries = RetryQueue()
         self._called_back: Counter[tuple[str, str]] = Counter()
@@ -134,13 +135,16 @@ class Budget:
 class Account:
     """The bytes that one request holds. Made by `Budget.open`."""
 
-    __slots__ = ("_brought", "_budget", "_charged", "_error", "_open", "_revocation", "_tenant")
+    __slots__ = ("_answer", "_brought", "_budget", "_charged", "_error", "_open", "_revocation", "_tenant")
 
     def __init__(self, budget: Budget, tenant: str) -> None:
         self._budget = budget
         self._tenant = tenant
         self._brought = 0
         self._charged = 0
+        self._answer = 0
+        """What of it is the answer's."""
+
         self._open = True
         self._revocation: Revocation | None = None
         """The scope in which it can be called back, if there is one."""
@@ -203,25 +207,43 @@ class Account:
         They stay charged to the end of the scope, whatever becomes of the account: nothing stops a thread. They are
         none of the bytes that the request brings.
         """
-        budget, tenant = self._budget, self._tenant
-        if nbytes > budget.limits.max_bytes:
+        if nbytes > (limit := self._budget.limits.max_bytes):
             raise MediaTooLarge(
-                f"the text would take {nbytes:,} bytes while it becomes tokens; the limit is "
-                f"{budget.limits.max_bytes:,}: send less, or raise it with --max-media-bytes-in-flight"
+                f"the text would take {nbytes:,} bytes while it becomes tokens; the limit is {limit:,}: send less, or "
+                "raise it with --max-media-bytes-in-flight"
             )
-        with budget._lock:
-            self._make_room(nbytes)
-            budget._bytes.shares.add(tenant, nbytes)
+        loan = Loan(self)
+        loan.hold(nbytes)
         try:
             yield
         finally:
-            with budget._lock:
-                budget._bytes.shares.release(tenant, nbytes)
+            loan.clear()
 
     def keep(self, nbytes: int) -> None:
-        """Release all but `nbytes`: the request has dropped the rest."""
+        """Release all but `nbytes` and the answer: the request has dropped the rest."""
         with self._budget._lock:
-            self._hold(min(nbytes, self._charged))
+            self._hold(min(nbytes, self._charged - self._answer) + self._answer)
+
+    def grow(self, nbytes: int) -> None:
+        """Charge `nbytes` more of an answer that waits to be complete, or refuse them."""
+        with self._budget._lock:
+            if not self._open and self._error is None:
+                return
+            if self._answer + nbytes > (limit := self._budget.limits.max_request_bytes):
+                raise InvalidRequest(
+                    f"the complete answer takes more than {limit:,} bytes: stream it, or ask for fewer tokens or log "
+                    "probabilities, or raise it with --max-request-media-bytes"
+                )
+            self._make_room(nbytes)
+            self._hold(self._charged + nbytes)
+            self._answer += nbytes
+
+    def shrink(self, nbytes: int) -> None:
+        """Release `nbytes` of the answer."""
+        with self._budget._lock:
+            nbytes = min(nbytes, self._answer)  # nothing, if it is closed
+            self._hold(self._charged - nbytes)
+            self._answer -= nbytes
 
     def close(self) -> None:
         """Release the rest. A second call has no effect."""
@@ -254,7 +276,7 @@ class Account:
                 )
             )
 
-    def _to_revoke(self, nbytes: int) -> Sequence[Account]:
+    def _to_revoke(self, nbytes: int) -> Sequence[Account | Loan]:
         """The accounts that have to be called back to charge `nbytes` more; raises if that is not possible."""
         budget, limit = self._budget, self._budget.limits.max_bytes
         self._check_open()
@@ -288,6 +310,7 @@ class Account:
 
     def _close(self) -> None:
         self._hold(0)
+        self._answer = 0
         if self._open:
             self._open = False
             self._revocation = None
@@ -313,3 +336,59 @@ class Account:
 
     def __repr__(self) -> str:
         return f"Account({self._charged:,} bytes{'' if self._open else ', closed'})"
+
+
+class Loan:
+    """Bytes that are charged to the tenant of an account, and stay so when the account is closed or called back.
+
+    They can be called back themselves if there is something to do then: `on_revoke`, in the event loop.
+    """
+
+    __slots__ = ("_account", "_error", "_loop", "_nbytes", "_on_revoke", "_tenant")
+
+    def __init__(self, account: Account, on_revoke: Callable[[ServiceError], None] | None = None) -> None:
+        self._account = account
+        self._tenant = account._tenant
+        self._nbytes = 0
+        self._error: ServiceError | None = None
+        self._on_revoke = on_revoke
+        self._loop = None if on_revoke is None else asyncio.get_running_loop()
+
+    def hold(self, nbytes: int) -> None:
+        """Charge `nbytes` more, or refuse them."""
+        with self._account._budget._lock:
+            if self._error is not None:
+                raise self._error
+            self._account._make_room(nbytes)
+            self._set(self._nbytes + nbytes)
+
+    def drop(self, nbytes: int) -> None:
+        """Release `nbytes` of them."""
+        with self._account._budget._lock:
+            self._set(max(self._nbytes - nbytes, 0))
+
+    def clear(self) -> None:
+        """Release all of them."""
+        with self._account._budget._lock:
+            self._set(0)
+
+    def _revoke(self, error: ServiceError) -> None:
+        assert self._loop is not None
+        assert self._on_revoke is not None
+        self._error = error
+        self._account._budget._called_back[error.code, self._tenant] += 1
+        self._set(0)
+        self._loop.call_soon_threadsafe(self._on_revoke, error)
+
+    def _set(self, nbytes: int) -> None:
+        claims, more = self._account._budget._bytes, nbytes - self._nbytes
+        self._nbytes = nbytes
+        if more > 0:
+            claims.shares.add(self._tenant, more)
+        elif more < 0:
+            claims.shares.release(self._tenant, -more)
+        if self._on_revoke is not None:
+            claims.offer(self._tenant, self, nbytes)
+
+    def __repr__(self) -> str:
+        return f"Loan({self._nbytes:,} bytes)"

@@ -5,20 +5,56 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Final
 
 from semel.core import AnswerParsing, Output, Prompt, Submission, Tenant
 from semel.engine import Stream
 from semel.engine.observed import Observed
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.fleet import StreamedAnswer
+from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
-from semel.frontend.budget import Account
+from semel.frontend.budget import Account, Loan
 from semel.frontend.service import ServedModel
 from semel.render import MakeFeature, ParsedRequest
 from semel.telemetry.request_context import current_span
 from semel.telemetry.stages import Stopwatch
 
 __all__ = ["submit", "submit_draft"]
+
+_STEP_BYTES: Final = 64 * 1024
+_FREE_OUTPUTS: Final = 16
+
+
+class _WholeAnswerRoom:
+    """Charges an answer that waits to be complete to the request's account, in steps."""
+
+    free_outputs = 0
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._nbytes = 0
+        self._charged = 0
+
+    def hold(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if (missing := self._nbytes - self._charged) > 0:
+            step = max(missing, _STEP_BYTES)
+            self._account.grow(step)
+            self._charged += step
+
+    def drop(self, nbytes: int) -> None:
+        """It is read at once, and kept until it is complete."""
+
+    def clear(self) -> None:
+        self._account.shrink(self._charged)
+        self._nbytes = self._charged = 0
+
+
+class _BacklogRoom(Loan):
+    """Charges what waits for a slow reader to the request's tenant: the account closes with the first output."""
+
+    __slots__ = ()
+    free_outputs = _FREE_OUTPUTS
 
 
 class _AccountedStream:
@@ -74,13 +110,15 @@ async def submit_draft(
     opening: ConversationPrefix | None = None,
     kind: type[StreamedAnswer] = StreamedAnswer,
     account: Account | None = None,
+    answer_account: Account | None = None,
     ahead: bool = False,
 ) -> tuple[Stream, Prompt]:
     """Render and submit a parsed request. Returns its answer, of class `kind`, and its prompt.
 
     The features are dropped when this call returns: the worker has those that it needs. The media stay in memory until
     the first output, in case the worker is lost, so the request's `account` charges them until then; the stream closes
-    it. An answer that is submitted `ahead` is read later, so the time of its first output means nothing and is not
+    it. The answer is charged to `answer_account` while it waits, the same unless another one is named. An answer that
+    is submitted `ahead` is read later, so the time of its first output means nothing and is not
     recorded.
     """
     media_bytes = sum(len(media.data) for media in draft.media.values())
@@ -92,7 +130,15 @@ async def submit_draft(
     serving.check_length(len(prompt.token_ids))
     submission = Submission(request_id, prompt, rendered.features, sampling, salt, parsing=parsing, priority=priority)
     stream = await submit(
-        serving, worker, submission, rendered.make, kind, account=account, keep_bytes=media_bytes, ahead=ahead
+        serving,
+        worker,
+        submission,
+        rendered.make,
+        kind,
+        account=account,
+        answer_account=answer_account,
+        keep_bytes=media_bytes,
+        ahead=ahead,
     )
     return stream, prompt
 
@@ -105,6 +151,7 @@ async def submit(
     kind: type[StreamedAnswer] = StreamedAnswer,
     *,
     account: Account | None = None,
+    answer_account: Account | None = None,
     keep_bytes: int = 0,
     ahead: bool = False,
 ) -> Stream:
@@ -119,6 +166,8 @@ async def submit(
     watch = Stopwatch(serving.pipeline.timings)
     stream = await serving.fleet.submit(worker, submission, make, kind)
     watch.lap("send")
+    if (paying := answer_account or account) is not None:
+        stream.charge(_WholeAnswerRoom(paying) if kind is BufferedAnswer else _BacklogRoom(paying, stream.overflow))
     if account is not None:
         account.keep(keep_bytes)
     return _AccountedStream(stream, account, None if ahead else watch, observed)

@@ -97,10 +97,13 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
                 priority=request.priority,
                 opening=ConversationPrefix.of_prompt(prompt),
                 kind=StreamedAnswer if request.stream else BufferedAnswer,
+                answer_account=call.account,
             )
             streams.append(stream)
             prompts.append(rendered)
-        call.account.close()  # from now on the request holds only prompts, whose size the model limits
+        call.account.keep(0)  # from now on the request holds only prompts, whose size the model limits
+        if request.stream:
+            call.account.close()
         head = _head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
         echo = _echo(request, prompts, decode)
