@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from semel.cache import Borrower, SharedCache
-from semel.core import Contract, Key, Keyring, Modality, Target
+from semel.core import Contract, Key, Keyring, Modality, Submission, Target
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
@@ -22,7 +23,7 @@ from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.request_context import traced
 from semel.telemetry.tracing import NO_TRACING, Tracing
-from semel.testing.engine import EchoEngine
+from semel.testing.engine import EchoEngine, EchoStream
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.waiting import until
@@ -120,3 +121,18 @@ async def rig(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def stalled_first_tokens() -> Iterator[None]:
+    """Every answer that is submitted inside is accepted, and begins only after an hour."""
+    submit = EchoEngine.submit
+
+    async def stalled(engine: EchoEngine, submission: Submission) -> EchoStream:
+        stream = await submit(engine, submission)
+        stream._pause_s = 3_600.0
+        return stream
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EchoEngine, "submit", stalled)
+        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring, Output
-from semel.errors import ConfigError, DeadlineExceeded
+from semel.core.claims import Claims
+from semel.errors import Busy, ConfigError, DeadlineExceeded
 from semel.frontend.http.sse import EventStream, event
-from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, RequestLimiter
+from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, Place, RequestLimiter
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.telemetry import Meter
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.telemetry.tracing import NO_TRACING
 from tests.frontend.asgi import Exchange, stream_of
-from tests.frontend.rig import Rig, rig
+from tests.frontend.rig import Rig, rig, stalled_first_tokens
 from tests.render.drawn import Drawing
 from tests.waiting import until
 from tests.web.test_server import served
@@ -128,13 +129,13 @@ async def test_a_tenant_s_streams_leave_room_for_another_tenant_S18(tmp_path: Pa
     keys = Keyring([("acme", "acme-0123456789abcdef"), ("umbra", "umbra-0123456789abcdef")])
     async with rig(tmp_path, drawing.pipeline, keys=keys) as made:
         made.service.limiter.limits = ConcurrencyLimits(max_tenant_requests=1)
-        made.service.limiter.enter("acme")
+        place = made.service.limiter.enter("acme")
         body = json.loads(BODY)
         refused = await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")
         assert refused.status_code == 429
         assert "--max-tenant-requests" in refused.json()["error"]["message"]
         assert (await made.post(CHAT, body, authorization="Bearer umbra-0123456789abcdef")).status_code == 200
-        made.service.limiter.leave("acme")
+        made.service.limiter.leave(place)
         assert (await made.post(CHAT, body, authorization="Bearer acme-0123456789abcdef")).status_code == 200
         assert made.service.limiter.requests == 0
 
@@ -167,9 +168,9 @@ async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_t
 
 async def test_waiting_for_an_empty_gate_has_an_end() -> None:
     gate = RequestLimiter()
-    gate.enter("")
+    place = gate.enter("")
     assert not await gate.until_empty(0.01)
-    gate.leave("")
+    gate.leave(place)
     assert await gate.until_empty(0.01)
 
 
@@ -286,3 +287,81 @@ async def test_a_task_that_is_cancelled_while_it_streams_is_cancelled() -> None:
 def test_no_request_at_all_is_no_limit_but_a_mistake() -> None:
     with pytest.raises(ConfigError, match="--max-requests"):
         ConcurrencyLimits(max_requests=0)
+
+
+class Greedy(Claims[Place]):
+    """The wrong implementation: first come, first served."""
+
+    def to_revoke(self, tenant: str, amount: int) -> Sequence[Place] | None:  # noqa: ARG002
+        return () if self.shares.fits(amount) else None
+
+
+async def beside_waiting_requests(made: Rig) -> tuple[int, list[httpx.Response]]:
+    """Four requests of a tenant have all places and wait. What another tenant's gets, and what ended of the four."""
+    made.service.limiter.limits = ConcurrencyLimits(max_requests=4)
+    with stalled_first_tokens():
+        waiting = [asyncio.create_task(made.post(CHAT, json.loads(BODY), authorization=ACME)) for _ in range(4)]
+        await until(lambda: made.engine.submissions == 4)
+    answer = await made.post(CHAT, json.loads(BODY), authorization=UMBRA)
+    ended = [task.result() for task in waiting if task.done()]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await until(lambda: made.service.limiter.requests == 0)
+    assert (made.service.budget.in_flight, made.service.budget.requests) == (0, 0)
+    return answer.status_code, ended
+
+
+ACME, UMBRA = "Bearer acme-0123456789abcdef", "Bearer umbra-0123456789abcdef"
+TENANTS = Keyring([("acme", "acme-0123456789abcdef"), ("umbra", "umbra-0123456789abcdef")])
+
+
+async def test_a_request_that_has_not_begun_yields_to_another_tenant_s_S21(tmp_path: Path, drawing: Drawing) -> None:
+    async with rig(tmp_path, drawing.pipeline, keys=TENANTS) as made:
+        status, (ended,) = await beside_waiting_requests(made)
+        assert status == 200
+        assert (ended.status_code, ended.json()["error"]["code"]) == (429, "too_many_requests")
+        assert "each has an equal share of the 4 requests in flight" in ended.json()["error"]["message"]
+        assert "--max-requests" in ended.json()["error"]["message"]
+        assert made.service.limiter.called_back == {"acme": 1}
+        name = 'semel_requests_called_back_total{code="too_many_requests"}'
+        assert made.metrics("semel_requests_called_back_total") == {name: "1.0"}
+
+
+async def test_mutant_first_come_first_served_the_other_tenant_gets_no_place(
+    tmp_path: Path, drawing: Drawing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.frontend.middleware.concurrency.Claims", Greedy)
+    async with rig(tmp_path, drawing.pipeline, keys=TENANTS) as made:
+        assert await beside_waiting_requests(made) == (429, [])
+
+
+def test_streams_that_have_begun_stay_and_the_next_place_is_another_tenant_s_S21() -> None:
+    clock = [0.0]
+    gate = RequestLimiter(ConcurrencyLimits(max_requests=4), now=lambda: clock[0])
+    places = [gate.enter("a") for _ in range(4)]  # in no scope in which they could be called back
+    with pytest.raises(Busy, match="4 requests are in flight already"):
+        gate.enter("b")
+    gate.leave(places.pop())
+    with pytest.raises(Busy, match="another tenant waits for a place"):
+        gate.enter("a")  # it has three, its share is two
+    others = [gate.enter("b")]
+    gate.leave(places.pop())
+    places.append(gate.enter("a"))  # nobody was refused meanwhile: alone or not, what is free is used
+    with pytest.raises(Busy):
+        gate.enter("b")
+    gate.leave(places.pop())
+    clock[0] += 61  # it has not come again in the time that it was told
+    places.append(gate.enter("a"))
+    for place in (*places, *others):
+        gate.leave(place)
+    assert gate.requests == 0
+
+
+def test_of_one_tenant_alone_nothing_is_kept_for_another() -> None:
+    gate = RequestLimiter(ConcurrencyLimits(max_requests=2))
+    places = [gate.enter(""), gate.enter("")]
+    with pytest.raises(Busy):
+        gate.enter("")
+    gate.leave(places[0])
+    assert gate.enter("").tenant == ""

@@ -18,7 +18,7 @@ from semel.frontend.budget import BudgetLimits
 from semel.render import ChatRenderer
 from semel.testing.engine import EchoEngine
 from tests.render.conftest import folder, parts_renderer
-from tests.security.test_s21_shares import BODY, CHAT, KEYS, LIMITS, Frontend, frontend
+from tests.security.test_s21_shares import BODY, CHAT, KEYS, Frontend, frontend
 from tests.waiting import until
 
 __all__ = ["folder", "parts_renderer"]

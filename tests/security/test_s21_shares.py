@@ -17,13 +17,12 @@ import httpx
 import pytest
 
 from semel.cache import LruCache
-from semel.core import Keyring, Submission
+from semel.core import Keyring
 from semel.core.claims import Claims
 from semel.frontend.budget import Account, Budget, BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer
-from semel.testing.engine import EchoEngine, EchoStream
-from tests.frontend.rig import Rig, rig
+from tests.frontend.rig import Rig, rig, stalled_first_tokens
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 from tests.waiting import until
@@ -91,18 +90,6 @@ async def frontend(folder: Path, renderer: ChatRenderer, limits: BudgetLimits = 
         yield made
 
 
-def stall_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every answer be accepted, and begin only after an hour, from now on."""
-    submit = EchoEngine.submit
-
-    async def stalled(engine: EchoEngine, submission: Submission) -> EchoStream:
-        stream = await submit(engine, submission)
-        stream._pause_s = 3_600.0
-        return stream
-
-    monkeypatch.setattr(EchoEngine, "submit", stalled)
-
-
 async def error_of(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, Any]]:
     async with asyncio.timeout(10):
         head = await reader.readuntil(b"\r\n\r\n")
@@ -156,12 +143,9 @@ async def test_mutant_first_come_first_served_the_other_s_chat_is_refused(
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_bytes")
 
 
-async def fill_places(
-    one: Frontend, monkeypatch: pytest.MonkeyPatch, *, stream: bool
-) -> list[asyncio.Task[httpx.Response]]:
+async def fill_places(one: Frontend, *, stream: bool) -> list[asyncio.Task[httpx.Response]]:
     """Requests of a tenant that wait for their first output have all places."""
-    with monkeypatch.context() as patch:
-        stall_first_tokens(patch)
+    with stalled_first_tokens():
         count = one.budget.limits.max_requests
         waiting = [asyncio.create_task(one.post("acme", {**BODY, "stream": stream})) for _ in range(count)]
         await until(lambda: one.app.engine.submissions == count)
@@ -170,10 +154,10 @@ async def fill_places(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_beside_waiting_requests_of_a_tenant_another_s_are_answered(
-    folder: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, stream: bool
+    folder: Path, parts_renderer: ChatRenderer, stream: bool
 ) -> None:
     async with frontend(folder, parts_renderer) as one:
-        waiting = await fill_places(one, monkeypatch, stream=stream)
+        waiting = await fill_places(one, stream=stream)
         own = await one.post("acme", BODY)
         assert own.status_code == 429, "a tenant gets no more by what it has itself"
         answers = await asyncio.gather(*(one.post("globex", BODY) for _ in range(8)))
@@ -197,7 +181,7 @@ async def test_mutant_first_come_first_served_the_other_s_request_is_refused(
 ) -> None:
     monkeypatch.setattr("semel.frontend.budget.Claims", Greedy)
     async with frontend(folder, parts_renderer) as one:
-        waiting = await fill_places(one, monkeypatch, stream=False)
+        waiting = await fill_places(one, stream=False)
         answer = await one.post("globex", BODY)
         for task in waiting:
             task.cancel()

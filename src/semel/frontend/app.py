@@ -7,6 +7,7 @@ those that nobody can use here in `unsupported`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -21,7 +22,6 @@ from starlette.responses import Response
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
 from semel.frontend.api.server import ModelList, Version, model_list
-from semel.frontend.budget import Budget
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter
@@ -142,17 +142,19 @@ def _budget_samples(service: FrontendState) -> Iterator[Sample]:
     yield MEDIA_IN_FLIGHT, budget.in_flight, ()
     yield MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
     yield REQUESTS_WAITING, budget.requests, ()
-    calls = budget.called_back
+    calls = _called_back(service)
     for code in sorted({code for code, _ in calls}):
         yield REQUESTS_CALLED_BACK, sum(count for (one, _), count in calls.items() if one == code), (code,)
     if service.metrics_per_tenant:
-        yield from _tenant_samples(budget)
+        for tenant, (nbytes, requests) in sorted(budget.by_tenant().items()):
+            yield TENANT_MEDIA_IN_FLIGHT, nbytes, (tenant,)
+            yield TENANT_REQUESTS_WAITING, requests, (tenant,)
+        for tenant in sorted({tenant for _, tenant in calls}):
+            count = sum(count for (_, one), count in calls.items() if one == tenant)
+            yield TENANT_REQUESTS_CALLED_BACK, count, (tenant,)
 
 
-def _tenant_samples(budget: Budget) -> Iterator[Sample]:
-    for tenant, (nbytes, requests) in sorted(budget.by_tenant().items()):
-        yield TENANT_MEDIA_IN_FLIGHT, nbytes, (tenant,)
-        yield TENANT_REQUESTS_WAITING, requests, (tenant,)
-    calls = budget.called_back
-    for tenant in sorted({tenant for _, tenant in calls}):
-        yield TENANT_REQUESTS_CALLED_BACK, sum(count for (_, one), count in calls.items() if one == tenant), (tenant,)
+def _called_back(service: FrontendState) -> Counter[tuple[str, str]]:
+    """How many requests were called back, by the code of the error and by tenant."""
+    places = {(Busy.code, tenant): count for tenant, count in service.limiter.called_back.items()}
+    return Counter(service.budget.called_back) + Counter(places)

@@ -17,7 +17,7 @@ __all__ = ["Revocation"]
 class Revocation:
     """Calls back the task that enters it."""
 
-    __slots__ = ("_cancelling", "_error", "_has_cancelled", "_is_over", "_loop", "_task")
+    __slots__ = ("_cancelling", "_has_cancelled", "_is_over", "_loop", "_task", "error")
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -25,14 +25,20 @@ class Revocation:
         self._loop = asyncio.get_running_loop()
         self._task = task
         self._cancelling = task.cancelling()
-        self._error: ServiceError | None = None
+        self.error: ServiceError | None = None
+        """Why the task was called back, if it was."""
+
         self._has_cancelled = False
         self._is_over = False
 
     def revoke(self, error: ServiceError) -> None:
         """Let the scope end with this error, soon. From any thread; once."""
-        self._error = error
+        self.error = error
         self._loop.call_soon_threadsafe(self._cancel)
+
+    def end(self) -> None:
+        """Call nothing back from now on."""
+        self._is_over = True
 
     def _cancel(self) -> None:
         if not self._is_over:
@@ -48,5 +54,5 @@ class Revocation:
         if not self._has_cancelled or self._task.uncancel() > self._cancelling:  # or somebody else cancelled it too
             return
         if error is None or isinstance(error, asyncio.CancelledError):
-            assert self._error is not None
-            raise self._error from None
+            assert self.error is not None
+            raise self.error from None

@@ -3,18 +3,24 @@
 Without a limit on requests in flight, one client with many streams could use up a frontend (threats S18). Without their
 count, a frontend that shuts down would not know when it has answered all of them. Plain ASGI; routes do not depend on
 it. A refusal here costs almost nothing: the body is discarded as it arrives (`semel.web.server`).
+
+Tenants share the places (threats S21). If there is none for a tenant within its share, the newest request of a tenant
+that has more is called back, provided that its response has not begun. If all have begun, the tenant is refused, and
+the next place is kept for it until it was to come again: whoever has more than a share gets no more meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import RetryQueue
+from semel.core.claims import Claims
 from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
 from semel.frontend.http.sse import DONE, EventStream, error_event
 from semel.frontend.limits import ConcurrencyLimits
@@ -22,16 +28,40 @@ from semel.frontend.middleware.authentication import PROBES
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.web.errors import error_response
+from semel.web.revocation import Revocation
 
-__all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "RequestLimiter"]
+__all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
+
+_MAX_SCATTER: Final = 2.0
+"""A client comes again after at most so many times what it was told (`error_response`)."""
+
+
+class Place:
+    """The place of one request in flight."""
+
+    __slots__ = ("is_free", "revocation", "tenant")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.is_free = False
+        """Whether it was called back, or the request has ended."""
+
+        self.revocation: Revocation | None = None
+        """The scope in which it can be called back, if there is one."""
 
 
 class RequestLimiter:
     """Counts the requests in flight, and admits or refuses new ones."""
 
-    def __init__(self, limits: ConcurrencyLimits | None = None) -> None:
-        self.limits = limits or ConcurrencyLimits()
-        self._inside: Counter[str] = Counter()
+    def __init__(self, limits: ConcurrencyLimits | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits or ConcurrencyLimits()
+        self._now = now
+        self._claims: Claims[Place] = Claims(self._limits.max_requests)
+        self._wanted: dict[str, tuple[int, float]] = {}
+        """By tenant within its share: requests that were refused because all places had begun, and how long to wait
+        for them."""
+
+        self._called_back: Counter[str] = Counter()
         self._total = 0
         self._closed = ""
         self._retries = RetryQueue()
@@ -40,9 +70,24 @@ class RequestLimiter:
         self._empty.set()
 
     @property
+    def limits(self) -> ConcurrencyLimits:
+        """What it admits."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: ConcurrencyLimits) -> None:
+        self._limits = limits
+        self._claims.shares.capacity = limits.max_requests
+
+    @property
     def requests(self) -> int:
         """The number of requests in flight."""
         return self._total
+
+    @property
+    def called_back(self) -> Mapping[str, int]:
+        """How many requests were called back, by tenant."""
+        return self._called_back
 
     @property
     def closed(self) -> str:
@@ -62,38 +107,103 @@ class RequestLimiter:
             return False
         return True
 
-    def enter(self, tenant: str) -> None:
+    def enter(self, tenant: str) -> Place:
         """Admit one request of a tenant, or refuse it."""
-        limits = self.limits
+        limits, shares = self.limits, self._claims.shares
         if self._closed:
             raise NotReady(f"{self._closed}; send it again, to another frontend if there is one")
-        if self._total >= limits.max_requests:
+        revoked = self._claims.to_revoke(tenant, 1)
+        if revoked is None:
+            retry_after_s = self._retries.after_s(tenant)
+            self._want(tenant, retry_after_s)
             raise Busy(
                 f"{limits.max_requests:,} requests are in flight already: try again in a moment, or raise it with "
                 "--max-requests",
+                retry_after_s=retry_after_s,
+            )
+        if not self._may_enter(tenant):
+            raise Busy(
+                f"another tenant waits for a place: while others ask, each has an equal share of the "
+                f"{limits.max_requests:,} requests in flight; try again in a moment, or raise it with --max-requests",
                 retry_after_s=self._retries.after_s(tenant),
             )
-        if limits.max_tenant_requests and self._inside[tenant] >= limits.max_tenant_requests:
+        if limits.max_tenant_requests and shares[tenant] >= limits.max_tenant_requests:
             raise Busy(
                 f"{limits.max_tenant_requests:,} requests of this API key's tenant are in flight already: try again "
                 "when one has ended, or raise it with --max-tenant-requests",
                 retry_after_s=self._retries_of(tenant).after_s(tenant),
             )
-        self._inside[tenant] += 1
+        for place in revoked:
+            self._call_back(place)
+        shares.add(tenant, 1)
+        if tenant in self._wanted:
+            count, until = self._wanted.pop(tenant)
+            if count > 1:
+                self._wanted[tenant] = count - 1, until
         self._total += 1
         self._empty.clear()
+        return Place(tenant)
 
-    def leave(self, tenant: str) -> None:
-        """Record that one request of a tenant has ended."""
-        self._retries.free()
-        if self.limits.max_tenant_requests:
-            self._retries_of(tenant).free()
-        self._inside[tenant] -= 1
-        if not self._inside[tenant]:
-            del self._inside[tenant]
+    def offer(self, place: Place, revocation: Revocation) -> None:
+        """Let a request be called back in this scope, until its response begins."""
+        place.revocation = revocation
+        self._claims.offer(place.tenant, place, 1)
+
+    def commit(self, place: Place) -> None:
+        """The response of a request begins: it is not called back any more."""
+        place.revocation = None
+        self._claims.offer(place.tenant, place, 0)
+
+    def leave(self, place: Place) -> None:
+        """Record that a request has ended."""
+        self._free(place)
         self._total -= 1
         if not self._total:
             self._empty.set()
+
+    def _free(self, place: Place) -> None:
+        """Its place is free from now on, once."""
+        if place.is_free:
+            return
+        place.is_free = True
+        place.revocation = None
+        self._claims.offer(place.tenant, place, 0)
+        self._claims.shares.release(place.tenant, 1)
+        self._retries.free()
+        if self.limits.max_tenant_requests:
+            self._retries_of(place.tenant).free()
+
+    def _call_back(self, place: Place) -> None:
+        revocation = place.revocation
+        assert revocation is not None
+        self._free(place)
+        self._called_back[place.tenant] += 1
+        revocation.revoke(
+            Busy(
+                f"the request was called back: while other tenants ask, each has an equal share of the "
+                f"{self.limits.max_requests:,} requests in flight; try again in a moment, or raise it with "
+                "--max-requests",
+                retry_after_s=self._retries.after_s(place.tenant),
+            )
+        )
+
+    def _may_enter(self, tenant: str) -> bool:
+        """Whether a tenant within its share does not want the place more."""
+        now, shares = self._now(), self._claims.shares
+        for other in [other for other, (_, until) in self._wanted.items() if until < now]:
+            del self._wanted[other]
+        wanted = sum(count for other, (count, _) in self._wanted.items() if other != tenant)
+        return shares.fits(1 + wanted) or shares[tenant] < self._share(tenant)
+
+    def _want(self, tenant: str, retry_after_s: float) -> None:
+        """Keep a place for a request that was refused, if its tenant is within its share."""
+        count, _ = self._wanted.get(tenant, (0, 0.0))
+        if self._claims.shares[tenant] + count < self._share(tenant):
+            self._wanted[tenant] = count + 1, self._now() + _MAX_SCATTER * retry_after_s
+
+    def _share(self, tenant: str) -> int:
+        """What a tenant is entitled to, with all who have places or want some."""
+        return self.limits.max_requests // len({tenant, *self._claims.shares, *self._wanted})
 
     def _retries_of(self, tenant: str) -> RetryQueue:
         """Of a tenant's own places; there are as many tenants as the operator has named."""
@@ -121,17 +231,41 @@ class ConcurrencyLimit:
             return
         tenant = scope.get("state", {}).get("tenant", "")
         try:
-            self._limiter.enter(tenant)
+            place = self._limiter.enter(tenant)
         except ServiceError as error:
             await self._refuse(error, tenant, scope, receive, send)
             return
+        revocation = Revocation()
         try:
-            if self._limiter.limits.max_request_s:
-                await self._in_time(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+            with revocation:
+                self._limiter.offer(place, revocation)
+                await self._serve(scope, receive, self._committing(place, revocation, send))
+        except Busy as error:
+            if error is not revocation.error:
+                raise
+            await self._refuse(error, tenant, scope, receive, send)
         finally:
-            self._limiter.leave(tenant)
+            self._limiter.leave(place)
+
+    def _committing(self, place: Place, revocation: Revocation, send: Send) -> Send:
+        """Sends a response, which cannot be called back once it has begun. No coroutine: there is a call per token."""
+        has_begun = False
+
+        def commit_and_send(message: MutableMapping[str, Any]) -> Awaitable[None]:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                revocation.end()
+                self._limiter.commit(place)
+            return send(message)
+
+        return commit_and_send
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._limiter.limits.max_request_s:
+            await self._in_time(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(REFUSALS, error.code)
