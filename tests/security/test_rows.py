@@ -111,6 +111,10 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s21_products.py::test_only_a_tenant_that_the_operator_names_may_go_first",
         "test_s21_features.py::test_mutant_a_pipeline_that_counts_at_the_end_makes_them_all",
         "test_s21_turns.py::test_mutant_in_order_of_arrival_it_waits_for_all_of_them",
+        "test_s21_shares.py::test_beside_four_stalled_bodies_of_a_tenant_another_s_chat_is_answered",
+        "test_s21_shares.py::test_mutant_first_come_first_served_the_other_s_chat_is_refused",
+        "test_s21_texts.py::test_mutant_a_route_without_room_charges_the_body_only",
+        "test_s21_answers.py::test_mutant_an_uncharged_backlog_grows_without_bound",
     ),
     22: ("test_s22_failing_workers.py::test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred",),
     24: (

@@ -47,7 +47,8 @@ class BudgetLimits:
     max_bytes: int = flag(
         2_048 * MIB,
         "max-media-bytes-in-flight",
-        help="Maximum bytes of all requests together until their answers begin; over it the answer is 429.",
+        help="Maximum bytes of all requests together until their answers begin; over it the answer is 429. While "
+        "several tenants ask, each has an equal share.",
         group="Limits",
         unit="bytes",
         min=1,
@@ -55,7 +56,8 @@ class BudgetLimits:
     max_requests: int = flag(
         2_048,
         "max-waiting-requests",
-        help="Maximum number of requests whose answers have not begun; more are answered with 429.",
+        help="Maximum number of requests whose answers have not begun; more are answered with 429. While several "
+        "tenants ask, each has an equal share.",
         group="Limits",
         min=1,
     )

@@ -50,7 +50,8 @@ class ConcurrencyLimits:
 
     max_requests: int = flag(
         4_096,
-        help="Maximum number of requests in flight, streams included; more are answered with 429.",
+        help="Maximum number of requests in flight, streams included; more are answered with 429. While several "
+        "tenants ask, each has an equal share.",
         group="Limits",
         min=1,
     )
