@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from timeit import timeit
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from semel.cache import SMALLEST_BYTES, Cache, LruCache, NoCache, SharedCache, tensor_offsets
-from semel.core import Feature, Layout, Tensor
+from semel.cache.room import IDLE_S
+from semel.core import Digest, Feature, Layout, Tensor
 from tests.cache.examples import assert_equal, described, digest_of, feature_of
 from tests.effort import examples
 
@@ -27,24 +30,48 @@ def charge_plain(sizes: Sizes) -> int:
     return max(sum(sizes), SMALLEST_BYTES)
 
 
-KINDS: dict[str, tuple[Callable[[int], Cache], Callable[[Sizes], int]]] = {
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class PlainLru(LruCache):
+    """The wrong implementation: one order for all tenants."""
+
+    def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:
+        del tenant
+        return super().put(digest, feature)
+
+
+Make = Callable[[int, Clock], Cache]
+KINDS: dict[str, tuple[Make, Callable[[Sizes], int]]] = {
     "lru": (LruCache, charge_plain),
     "shared": (SharedCache.create, charge_shared),
-    "none": (lambda _: NoCache(), charge_plain),
+    "none": (lambda *_: NoCache(), charge_plain),
 }
 HOLDING = ("lru", "shared")
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture(params=KINDS)
-def cache(request: pytest.FixtureRequest) -> Cache:
+def cache(request: pytest.FixtureRequest, clock: Clock) -> Cache:
     make, _ = KINDS[request.param]
-    return make(CAPACITY)
+    return make(CAPACITY, clock)
 
 
 @pytest.fixture(params=HOLDING)
-def holding(request: pytest.FixtureRequest) -> Cache:
+def holding(request: pytest.FixtureRequest, clock: Clock) -> Cache:
     make, _ = KINDS[request.param]
-    return make(CAPACITY)
+    return make(CAPACITY, clock)
 
 
 def test_what_put_returns_is_the_feature_that_was_given_D4(cache: Cache) -> None:
@@ -115,54 +142,201 @@ def test_features_that_are_out_survive_eviction_clear_and_close_D5(cache: Cache)
         assert_equal(feature, number, (300, 20))
 
 
+def put_all(cache: Cache, tenant: str, numbers: range, nbytes: int = 64) -> int:
+    """Put features of a tenant; returns how many of them are cached in the end."""
+    for number in numbers:
+        cache.put(digest_of(number), feature_of(number, nbytes), tenant=tenant)
+    return sum(digest_of(number) in cache for number in numbers)
+
+
+def check_that_a_flood_evicts_nothing_within_a_share(cache: Cache) -> None:
+    """B has its half, then A puts a hundred times what fits, in features of many sizes."""
+    assert put_all(cache, "B", range(8)) == 8
+    for number in range(100, 1_700):
+        cache.put(digest_of(number), feature_of(number, 64 * (1 + number % 5)), tenant="A")
+        assert cache.nbytes <= CAPACITY
+    assert all(digest_of(number) in cache for number in range(8))
+    assert (cache.nbytes_of("B"), cache.nbytes_of("A") > CAPACITY // 4) == (512, True)
+
+
+def test_a_tenant_that_floods_evicts_nothing_of_another_within_its_share_S21(holding: Cache) -> None:
+    check_that_a_flood_evicts_nothing_within_a_share(holding)
+
+
+def test_mutant_one_order_for_all_tenants_evicts_it() -> None:
+    with pytest.raises(AssertionError):
+        check_that_a_flood_evicts_nothing_within_a_share(PlainLru(CAPACITY))
+
+
+def test_alone_a_tenant_has_everything_and_yields_down_to_its_share_oldest_first_S21(holding: Cache) -> None:
+    assert put_all(holding, "A", range(16)) == 16
+    assert holding.nbytes_of("A") == CAPACITY
+    assert put_all(holding, "B", range(100, 108)) == 8
+    assert [number for number in range(16) if digest_of(number) in holding] == [*range(8, 16)]
+    assert put_all(holding, "B", range(108, 116)) == 8
+    assert not any(digest_of(number) in holding for number in range(100, 108)), "now it evicts its own"
+    assert put_all(holding, "C", range(200, 205)) == 5
+    assert sorted(map(holding.nbytes_of, "ABC")) == [320, 320, 384]
+
+
+def test_whoever_has_the_most_yields_also_to_a_feature_larger_than_a_share_S21(holding: Cache) -> None:
+    put_all(holding, "B", range(1))
+    put_all(holding, "C", range(1, 2))
+    put_all(holding, "A", range(100, 114))
+    large = feature_of(50, 448)  # a share has 341 bytes
+    holding.put(digest_of(50), large, tenant="B")
+    assert digest_of(50) in holding
+    assert [holding.nbytes_of(tenant) for tenant in "BC"] == [448, 64], "it had to evict its own as well"
+    assert holding.nbytes_of("A") >= 448
+
+
+def test_what_is_larger_than_its_tenant_can_have_is_used_as_it_is_and_evicts_nothing_S21(holding: Cache) -> None:
+    put_all(holding, "A", range(8))
+    put_all(holding, "B", range(100, 108))
+    given = feature_of(50, 576)
+    assert holding.put(digest_of(50), given, tenant="B") is given
+    assert (len(holding), holding.evictions) == (16, 0)
+
+
+def test_a_tenant_that_asks_for_nothing_any_more_is_entitled_to_nothing_S21(holding: Cache, clock: Clock) -> None:
+    for tenant, number in (("A", 0), ("B", 100), ("C", 200)):
+        put_all(holding, tenant, range(number, number + 5))
+        clock.now_s += 1
+    clock.now_s = IDLE_S + 0.5
+    holding.get(digest_of(200))
+    put_all(holding, "D", range(300, 306))
+    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 5, 5, 6], "those of A go first"
+    clock.now_s += 1
+    put_all(holding, "D", range(306, 311))
+    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 0, 5, 11]
+    put_all(holding, "D", range(311, 320))
+    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 0, 5, 11], "C has used something since"
+
+
+def test_nothing_is_kept_of_tenants_whose_features_are_gone(holding: Cache) -> None:
+    for number in range(100):
+        holding.put(digest_of(number), feature_of(number, 300), tenant=f"tenant {number}")
+    holding.clear()
+    assert holding.nbytes_of("tenant 1") == 0
+    assert put_all(holding, "A", range(16)) == 16
+    assert isinstance(holding, LruCache | SharedCache)
+    assert list(holding._room._lines) == ["A"]
+
+
+def seconds_per_eviction(make: Make, entries: int) -> float:
+    """What it takes to put a feature that evicts another, of two tenants by turns."""
+    cache, numbers = make(64 * entries, Clock()), iter(range(10**9))
+    feature = feature_of(1, 64)
+
+    def put() -> None:
+        number = next(numbers)
+        cache.put(digest_of(number), feature, tenant="AB"[number % 2])
+
+    for _ in range(entries):
+        put()
+    return min(timeit(put, number=100) for _ in range(9))
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_an_eviction_takes_as_long_among_twenty_thousand_features_as_among_a_hundred_D5(kind: str) -> None:
+    make, _ = KINDS[kind]
+    assert seconds_per_eviction(make, 20_000) < 10 * seconds_per_eviction(make, 100)
+
+
 NUMBERS = st.integers(0, 11)
 SIZES = st.lists(st.integers(0, 700), max_size=3).map(tuple)
+TENANTS = "ABC"
 
 
 class CacheMachine(RuleBasedStateMachine):
     """Any order of calls, with a list of what was used, oldest first, beside the cache."""
 
     kind: str
+    tenants: str
+    """The tenants; a feature is always of the same one."""
 
     @initialize(capacity=st.sampled_from([1, 64, 500, CAPACITY]))
     def start(self, capacity: int) -> None:
         make, self.charge = KINDS[self.kind]
-        self.cache = make(capacity)
+        self.clock = Clock()
+        self.cache = make(capacity, self.clock)
+        self.room = capacity // 64 * 64 if self.kind == "shared" else self.cache.capacity
         self.used: list[int] = []
+        self.used_s: dict[str, float] = {}
         self.sizes: dict[int, Sizes] = {}
         self.evictions = 0
 
+    def tenant(self, number: int) -> str:
+        return self.tenants[number % len(self.tenants)]
+
     @rule(number=NUMBERS, sizes=SIZES)
     def put(self, number: int, sizes: Sizes) -> None:
-        assert_equal(
-            self.cache.put(digest_of(number), feature_of(number, *self.sizes.get(number, sizes))),
-            number,
-            (self.sizes.get(number, sizes)),
-        )
+        sizes, tenant = self.sizes.get(number, sizes), self.tenant(number)
+        assert_equal(self.cache.put(digest_of(number), feature_of(number, *sizes), tenant=tenant), number, sizes)
         if number in self.used:
             self.touch(number)
-        elif self.charge(sizes) <= self.cache.capacity:
-            self.make_room(self.charge(sizes))
-            self.used.append(number)
-            self.sizes[number] = sizes
+        elif self.can_have(tenant, self.charge(sizes)):
+            self.make_room(number, self.charge(sizes))
+            if digest_of(number) in self.cache or not self.may_lack_a_piece():
+                self.used.append(number)
+                self.sizes[number] = sizes
+                self.used_s[tenant] = self.clock()
 
-    def make_room(self, nbytes: int) -> None:
-        """The oldest go, as few as it takes; over shared memory, as many as it takes to have the room in one piece."""
-        while self.held_bytes() + nbytes > self.cache.capacity:
-            self.evict_oldest()
-        while self.used and self.kind == "shared" and digest_of(self.used[0]) not in self.cache:
-            self.evict_oldest()
+    def may_lack_a_piece(self) -> bool:
+        """Over shared memory, the room may be in pieces, between which are features that another is entitled to."""
+        return self.kind == "shared" and len(self.tenants) > 1
 
-    def evict_oldest(self) -> None:
-        del self.sizes[self.used.pop(0)]
-        self.evictions += 1
+    def can_have(self, tenant: str, nbytes: int) -> bool:
+        """Within a share always; above that, if everybody else who asks can have as much."""
+        others = {its: amount for its, amount in self.amounts().items() if its != tenant}
+        asking = [amount for its, amount in others.items() if not self.is_idle(its)]
+        within_share = nbytes * (len(others) + 1) <= self.room
+        return within_share or nbytes + sum(min(amount, nbytes) for amount in asking) <= self.room
 
-    def held_bytes(self) -> int:
-        return sum(self.charge(sizes) for sizes in self.sizes.values())
+    def make_room(self, number: int, nbytes: int) -> None:
+        """As few go as it takes; over shared memory, as many as it takes to have the room in one piece."""
+        while sum(self.amounts().values()) + nbytes > self.room:
+            assert self.evict_next(number, nbytes)
+        while self.kind == "shared" and self.evict_next(number, nbytes):
+            pass
+
+    def evict_next(self, number: int, nbytes: int) -> bool:
+        """Evict the oldest feature of whoever has to yield, if the cache did; if several have, whichever it took."""
+        for tenant in self.yielding(self.tenant(number), nbytes):
+            oldest = next(one for one in self.used if self.tenant(one) == tenant)
+            if digest_of(oldest) not in self.cache:
+                self.used.remove(oldest)
+                del self.sizes[oldest]
+                self.evictions += 1
+                return True
+        return False
+
+    def yielding(self, tenant: str, nbytes: int) -> list[str]:
+        amounts = self.amounts()
+        others = [its for its in amounts if its != tenant]
+        if idle := [its for its in others if self.is_idle(its)]:
+            since_s = min(self.used_s[its] for its in idle)
+            return [its for its in idle if self.used_s[its] == since_s]
+        wanted = amounts.get(tenant, 0) + nbytes
+        debtors = [its for its in others if amounts[its] > wanted and amounts[its] * (len(others) + 1) > self.room]
+        if debtors:
+            most = max(amounts[its] for its in debtors)
+            return [its for its in debtors if amounts[its] == most]
+        return [tenant] if tenant in amounts else []
+
+    def is_idle(self, tenant: str) -> bool:
+        return self.clock() - self.used_s[tenant] > IDLE_S
+
+    def amounts(self) -> dict[str, int]:
+        amounts: dict[str, int] = defaultdict(int)
+        for number, sizes in self.sizes.items():
+            amounts[self.tenant(number)] += self.charge(sizes)
+        return amounts
 
     def touch(self, number: int) -> None:
         self.used.remove(number)
         self.used.append(number)
+        self.used_s[self.tenant(number)] = self.clock()
 
     @rule(number=NUMBERS)
     def get(self, number: int) -> None:
@@ -180,6 +354,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.used.remove(number)
             del self.sizes[number]
 
+    @rule(share=st.sampled_from([0.3, 0.7, 1.1]))
+    def wait(self, share: float) -> None:
+        self.clock.now_s += share * IDLE_S
+
     @rule()
     def clear(self) -> None:
         self.cache.clear()
@@ -190,17 +368,28 @@ class CacheMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         assert {number for number in range(12) if digest_of(number) in self.cache} == set(self.used)
         assert len(self.cache) == len(self.used)
-        assert self.cache.nbytes == self.held_bytes() <= self.cache.capacity
+        amounts = self.amounts()
+        assert {tenant: n for tenant in self.tenants if (n := self.cache.nbytes_of(tenant))} == amounts
+        assert self.cache.nbytes == sum(amounts.values()) <= self.cache.capacity
         assert self.cache.evictions == self.evictions
 
     def teardown(self) -> None:
         self.cache.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_does_what_a_list_of_what_was_used_does_D4(kind: str) -> None:
-    machine = type(f"{kind.title()}Machine", (CacheMachine,), {"kind": kind})
+def run_machine(kind: str, tenants: str) -> None:
+    machine = type(f"{kind.title()}Machine", (CacheMachine,), {"kind": kind, "tenants": tenants})
     checks = settings(
         max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     run_state_machine_as_test(machine, settings=checks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_does_what_a_list_of_what_was_used_does_D4(kind: str) -> None:
+    run_machine(kind, "A")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_it_does_with_tenants_who_have_shares_S21(kind: str) -> None:
+    run_machine(kind, TENANTS)

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
 from semel.cache.protocol import SMALLEST_BYTES
-from semel.core import Digest, Feature, LruMap
+from semel.cache.room import Room
+from semel.core import Digest, Feature
 
 __all__ = ["LruCache"]
+
+
+class _Entry(NamedTuple):
+    feature: Feature
+    tenant: str
+    nbytes: int
 
 
 class LruCache:
     """Caches the feature objects themselves: `get` returns what was `put`."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._features: LruMap[Digest, Feature] = LruMap(capacity_bytes, _charge)
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._room = Room(capacity_bytes, clock)
+        self._entries: dict[Digest, _Entry] = {}
         self._evictions = 0
 
     @property
     def capacity(self) -> int:
         """Maximum size in bytes."""
-        return self._features.max_weight
+        return self._room.capacity
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cached features."""
-        return self._features.weight
+        return self._room.nbytes
 
     @property
     def evictions(self) -> int:
@@ -31,37 +43,64 @@ class LruCache:
         return self._evictions
 
     def __len__(self) -> int:
-        return len(self._features)
+        return len(self._entries)
 
     def __contains__(self, digest: object) -> bool:
-        return digest in self._features
+        return digest in self._entries
 
     def __repr__(self) -> str:
         return f"LruCache({len(self)} features, {self.nbytes:,} of {self.capacity:,} bytes)"
 
+    def nbytes_of(self, tenant: str) -> int:
+        """Bytes of a tenant's features."""
+        return self._room.nbytes_of(tenant)
+
     def get(self, digest: Digest) -> Feature | None:
         """The feature, which becomes the most recently used."""
-        return self._features.get(digest)
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        self._room.use(entry.tenant, digest)
+        return entry.feature
 
-    def put(self, digest: Digest, feature: Feature) -> Feature:
+    def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:
         """Cache a feature, unless it is larger than the cache. The first feature under a digest stays."""
         if (cached := self.get(digest)) is not None:
             return cached
-        self._evictions += len(self._features.put(digest, feature))
+        nbytes = max(feature.nbytes, SMALLEST_BYTES)
+        if not self._make_room(tenant, nbytes):
+            return feature
+        self._room.charge(tenant, nbytes)
+        self._room.add(tenant, digest)
+        self._entries[digest] = _Entry(feature, tenant, nbytes)
         return feature
 
     def discard(self, digest: Digest) -> None:
         """Remove a feature, if cached."""
-        self._features.pop(digest)
+        entry = self._entries.pop(digest, None)
+        if entry is not None:
+            self._room.remove(entry.tenant, digest)
+            self._room.release(entry.tenant, entry.nbytes)
 
     def clear(self) -> None:
         """Remove every feature."""
-        self._features.clear()
+        for digest in list(self._entries):
+            self.discard(digest)
 
     def close(self) -> None:
         """Remove every feature, and cache nothing from now on."""
-        self._features = LruMap(0, _charge)
+        self._entries.clear()
+        self._room = Room(0)
 
-
-def _charge(feature: Feature) -> int:
-    return max(feature.nbytes, SMALLEST_BYTES)
+    def _make_room(self, tenant: str, nbytes: int) -> bool:
+        """Evict what has to go; nothing if there would be no room in the end."""
+        if self._room.fits(nbytes):
+            return True
+        if not self._room.can_have(tenant, nbytes):
+            return False
+        while not self._room.fits(nbytes):
+            victim = self._room.next_victim(tenant, nbytes)
+            assert victim is not None, "everything can be evicted"
+            self.discard(victim)
+            self._evictions += 1
+        return True

@@ -34,11 +34,15 @@ class NoCache:
     def __repr__(self) -> str:
         return "NoCache()"
 
+    def nbytes_of(self, tenant: str) -> int:  # noqa: ARG002
+        """Bytes of a tenant's features: 0."""
+        return 0
+
     def get(self, digest: Digest) -> Feature | None:  # noqa: ARG002
         """Always None."""
         return None
 
-    def put(self, digest: Digest, feature: Feature) -> Feature:  # noqa: ARG002
+    def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:  # noqa: ARG002
         """The argument itself."""
         return feature
 

@@ -18,8 +18,9 @@ SMALLEST_BYTES: Final = 64
 
 
 class Cache(Protocol):
-    """Features by digest, bounded in bytes; evicts the least recently used.
+    """Features by digest, bounded in bytes; evicts the least recently used of whoever has to yield (`room`).
 
+    A tenant that is alone may have all of it. While others use it too, none of them loses what is within its share.
     `nbytes <= capacity` holds at all times. A feature that comes out equals the one that went in: in modality, names,
     dtypes, shapes, layout and bytes. Its memory does not change while any reference to one of its buffers exists,
     whatever happens to the cache.
@@ -40,6 +41,10 @@ class Cache(Protocol):
         """Number of features evicted so far to make room."""
         ...
 
+    def nbytes_of(self, tenant: str) -> int:
+        """Bytes that a tenant has of the cache."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __contains__(self, digest: object) -> bool:
@@ -50,12 +55,12 @@ class Cache(Protocol):
         """The feature, which becomes the most recently used."""
         ...
 
-    def put(self, digest: Digest, feature: Feature) -> Feature:
-        """Cache a feature. Returns the feature to use from now on.
+    def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:
+        """Cache a feature, in the room of a tenant. Returns the feature to use from now on.
 
         That is the cached one: another object, perhaps over other memory, and the earlier one if the digest was cached.
-        If the feature cannot be cached, because it is larger than the cache or everything is in use, it is the
-        argument. A lack of room never raises.
+        If the feature cannot be cached, because it is larger than the room that the tenant can have or everything is in
+        use, it is the argument. A lack of room never raises.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""A bounded map that evicts the least recently used entries. Every bounded map of semel uses it.
+"""A bounded map that evicts the least recently used entries. Every bounded map of semel uses it,
+except the feature caches, whose room is shared between tenants.
 
 The sum of the values' weights is bounded, and optionally the number of entries. No I/O, no clock, no lock: one thread
 owns a map. Every call is O(1), plus the entries that it evicts.

@@ -245,7 +245,7 @@ class Pipeline:
 
         async def work() -> Feature:
             made = await self.process(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
-            return self.cache.put(digest, made)
+            return self.cache.put(digest, made, tenant=draft.tenant)
 
         return await self.flight.do(digest, work)
 

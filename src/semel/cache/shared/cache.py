@@ -3,26 +3,32 @@
 One process owns the segment and allocates its ranges. One rule decides how long a range stays unchanged: it is free
 again when the last buffer over it is gone. The cache refers to its features, a lease to the feature that another
 process reads, a request or a socket to the buffers that it sends. Eviction drops one of these references. Therefore
-bytes under a lease never change, and an entry that stays in use costs its own bytes and nothing else.
+bytes under a lease never change, and an entry that stays in use costs its own bytes and nothing else. A range counts
+as its tenant's until it is free.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Self
+from typing import Final, NamedTuple, Self
 
+from semel.cache.room import Room
 from semel.cache.shared.arena import Arena, align
 from semel.cache.shared.packing import Head, borrowed_feature, copy_into, heads_of, packed_bytes
 from semel.cache.shared.segment import Lease, Segment
 from semel.core import Digest, Feature, Layout, Modality
 
 __all__ = ["Reservation", "SharedCache"]
+
+_EVICTIONS_UNCHECKED: Final = 8
+"""Features that go for a range in one piece before it is checked that there can be one; checking looks at them all."""
 
 
 class Reservation:
@@ -56,11 +62,20 @@ class Reservation:
 class _Entry:
     digest: Digest
     feature: Feature
+    tenant: str
     offset: int
     nbytes: int
     view: memoryview
     """Over the whole range: a feature may have no tensor that would keep the range alive."""
     leases: int = 0
+
+
+class _Range(NamedTuple):
+    """An allocated range: its tenant, its size, and the object that all buffers over it refer to."""
+
+    tenant: str
+    nbytes: int
+    exporter: weakref.ref[ctypes.Array[ctypes.c_ubyte]]
 
 
 class SharedCache:
@@ -69,18 +84,19 @@ class SharedCache:
     One thread owns it, as with every cache. Any thread may drop buffers over its memory.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, clock: Callable[[], float] = time.monotonic) -> None:
         self.segment = segment
         self._arena = Arena(segment.size)
-        # Evictable entries, least recently used first, and leased ones, whose eviction would free nothing.
-        self._idle: OrderedDict[Digest, _Entry] = OrderedDict()
+        self._room = Room(self._arena.size, clock)
+        # Evictable entries, and leased ones, whose eviction would free nothing.
+        self._idle: dict[Digest, _Entry] = {}
         self._leased: dict[Digest, _Entry] = {}
         self._leases: dict[int, _Entry] = {}
         self._lease_ids = count(1)
         self._stuck: set[int] = set()
         """Allocated ranges that no eviction frees: leased, reserved, or in use after an eviction."""
-        self._exporters: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
-        """By offset, the object that all buffers over an allocated range refer to."""
+        self._ranges: dict[int, _Range] = {}
+        """All allocated ranges, by offset."""
         self._base = ctypes.addressof(ctypes.c_ubyte.from_buffer(segment.memory))
         self._freed: deque[int] = deque()
         """Finalizers run in any thread, at any point: they only append here."""
@@ -89,9 +105,9 @@ class SharedCache:
         self._closed = False
 
     @classmethod
-    def create(cls, capacity_bytes: int) -> Self:
+    def create(cls, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> Self:
         """Create a cache over a new segment of this size."""
-        return cls(Segment(capacity_bytes))
+        return cls(Segment(capacity_bytes), clock)
 
     @property
     def capacity(self) -> int:
@@ -132,12 +148,17 @@ class SharedCache:
         """The segment's descriptor, for a child process that writes (`pass_fds`)."""
         return self.segment.fileno()
 
+    def nbytes_of(self, tenant: str) -> int:
+        """Bytes of a tenant's ranges, including those that are reserved, or evicted and still being read."""
+        self._collect()
+        return self._room.nbytes_of(tenant)
+
     def get(self, digest: Digest) -> Feature | None:
         """The feature, which becomes the most recently used."""
         entry = self._find(digest)
         return None if entry is None else entry.feature
 
-    def put(self, digest: Digest, feature: Feature) -> Feature:
+    def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:
         """Copy a feature into the segment. Returns the copy, or the argument if there is no room.
 
         A feature that is already in the segment is cached without a copy.
@@ -145,7 +166,7 @@ class SharedCache:
         if (cached := self.adopt(digest, feature)) is not None:
             return cached
         heads = heads_of(feature)
-        reservation = self.reserve(packed_bytes(heads))
+        reservation = self.reserve(packed_bytes(heads), tenant=tenant)
         if reservation is None:
             return feature
         self.segment.populate(reservation.offset + reservation.nbytes)
@@ -167,18 +188,22 @@ class SharedCache:
             return None
         return self._hold(digest, feature, *place)
 
-    def reserve(self, nbytes: int) -> Reservation | None:
-        """Reserve a range of at least this size for writing; None if there is no room even after eviction."""
+    def reserve(self, nbytes: int, *, tenant: str = "") -> Reservation | None:
+        """Reserve a range of at least this size for writing; None if there is no room even after eviction.
+
+        The range, and the feature that is written to it, count as the tenant's.
+        """
         if self._closed:
             return None
         nbytes = align(max(nbytes, 1))
-        offset = self._allocate(nbytes)
+        offset = self._allocate(nbytes, tenant)
         if offset is None:
             return None
+        self._room.charge(tenant, nbytes)
         self._stuck.add(offset)
         exporter = _bytes_type(nbytes).from_buffer(self.segment.memory, offset)
         weakref.finalize(exporter, self._freed.append, offset).atexit = False
-        self._exporters[offset] = weakref.ref(exporter)
+        self._ranges[offset] = _Range(tenant, nbytes, weakref.ref(exporter))
         return Reservation(exporter, offset, nbytes)
 
     def commit(
@@ -201,6 +226,7 @@ class SharedCache:
             return None
         if not entry.leases:
             self._leased[digest] = self._idle.pop(digest)
+            self._room.remove(entry.tenant, digest)
             self._stuck.add(entry.offset)
         entry.leases += 1
         lease = Lease(next(self._lease_ids), self.segment.id, entry.offset, entry.nbytes)
@@ -215,6 +241,7 @@ class SharedCache:
         entry.leases -= 1
         if not entry.leases and self._leased.get(entry.digest) is entry:
             self._idle[entry.digest] = self._leased.pop(entry.digest)
+            self._room.add(entry.tenant, entry.digest)
             self._stuck.discard(entry.offset)
 
     def discard(self, digest: Digest) -> None:
@@ -237,7 +264,9 @@ class SharedCache:
 
     def _hold(self, digest: Digest, feature: Feature, offset: int, view: memoryview) -> Feature:
         if not self._closed:
-            self._idle[digest] = _Entry(digest, feature, offset, view.nbytes, view)
+            tenant = self._ranges[offset].tenant
+            self._idle[digest] = _Entry(digest, feature, tenant, offset, view.nbytes, view)
+            self._room.add(tenant, digest)
             self._stuck.discard(offset)
             self._nbytes += view.nbytes
         return feature
@@ -248,41 +277,54 @@ class SharedCache:
         if not isinstance(exporter, ctypes.Array):
             return None
         offset = ctypes.addressof(exporter) - self._base
-        its = self._exporters.get(offset)
-        if its is None or its() is not exporter or offset not in self._stuck:
+        its = self._ranges.get(offset)
+        if its is None or its.exporter() is not exporter or offset not in self._stuck:
             return None
         if any(entry.offset == offset for entry in self._leased.values()):  # under another digest
             return None
         return offset, memoryview(exporter).cast("B")
 
     def _find(self, digest: Digest) -> _Entry | None:
-        entry = self._idle.get(digest)
-        if entry is None:
-            return self._leased.get(digest)
-        self._idle.move_to_end(digest)
+        if (entry := self._idle.get(digest)) is not None:
+            self._room.use(entry.tenant, digest)
+        elif (entry := self._leased.get(digest)) is not None:
+            self._room.touch(entry.tenant)
         return entry
 
-    def _allocate(self, nbytes: int) -> int | None:
+    def _allocate(self, nbytes: int, tenant: str) -> int | None:
         """Allocate a range, evicting as much as needed. Evicts nothing if the allocation cannot succeed."""
         self._collect()
         offset = self._arena.allocate(nbytes)
-        considered = -1
-        while offset is None and self._idle:
+        if offset is not None or not self._room.can_have(tenant, nbytes):
+            return offset
+        considered, unchecked = -1, _EVICTIONS_UNCHECKED
+        while offset is None:
             if considered != len(self._stuck):
                 if self._arena.room_beside(self._stuck) < nbytes:
                     return None
                 considered = len(self._stuck)
-            self._evict()
+            if self._room.is_shared and self._room.fits(nbytes):  # there is room, but not in one piece
+                unchecked -= 1
+                if unchecked == 0 and not self._can_be_in_one_piece(nbytes, tenant):
+                    return None
+            if (victim := self._room.next_victim(tenant, nbytes)) is None:
+                return None
+            self._evict(victim)
             self._collect()
             offset = self._arena.allocate(nbytes)
         return offset
 
-    def _evict(self) -> None:
-        _, entry = self._idle.popitem(last=False)
-        self._drop(entry)
+    def _can_be_in_one_piece(self, nbytes: int, tenant: str) -> bool:
+        """Whether there is a range between what is in use and what other tenants are entitled to."""
+        protected = {self._idle[digest].offset for digest in self._room.protected(tenant, nbytes)}
+        return self._arena.room_beside(protected | self._stuck) >= nbytes
+
+    def _evict(self, digest: Digest) -> None:
+        self._drop(self._idle.pop(digest))
         self._evictions += 1
 
     def _drop(self, entry: _Entry) -> None:
+        self._room.remove(entry.tenant, entry.digest)
         self._stuck.add(entry.offset)  # until its last buffer is gone, possibly now
         self._nbytes -= entry.nbytes
 
@@ -290,7 +332,8 @@ class SharedCache:
         while self._freed:
             offset = self._freed.popleft()
             self._arena.free(offset)
-            del self._exporters[offset]
+            freed = self._ranges.pop(offset)
+            self._room.release(freed.tenant, freed.nbytes)
             self._stuck.discard(offset)
 
 

@@ -1,0 +1,145 @@
+"""Which feature of a cache goes when another needs its room. Pure: no I/O, and the clock is passed in.
+
+The features of one tenant go in the order of their use, least recent first. Whose go, while a tenant needs room:
+
+1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share;
+2. else those of whoever has the most, if that is more than an equal share and more than the tenant would then have;
+3. else its own.
+
+So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and whoever
+floods a cache evicts its own features. What could not be stored in the end evicts nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from semel.core import Digest, Shares
+
+__all__ = ["IDLE_S", "Room"]
+
+IDLE_S: Final = 600.0
+"""A tenant that has used nothing for so long is entitled to no share."""
+
+
+class _Line:
+    """The features of one tenant that can be evicted, least recently used first."""
+
+    __slots__ = ("digests", "used_s")
+
+    def __init__(self) -> None:
+        self.digests: OrderedDict[Digest, None] = OrderedDict()
+        self.used_s = 0.0
+
+
+class Room:
+    """The bytes of a cache by tenant, and the order in which features go.
+
+    Bytes are a tenant's from `charge` to `release`, whether they can be evicted or not. Features can be evicted from
+    `add` to `remove`. Every step is O(1), except those that look for room, which look at the tenants that have some.
+    """
+
+    __slots__ = ("_clock", "_lines", "_shares")
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._shares = Shares(capacity)
+        self._lines: dict[str, _Line] = {}  # of the tenants that have bytes
+
+    def __repr__(self) -> str:
+        return f"Room({self._shares!r})"
+
+    @property
+    def capacity(self) -> int:
+        """All bytes."""
+        return self._shares.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all tenants have."""
+        return self._shares.total
+
+    def nbytes_of(self, tenant: str) -> int:
+        """The bytes that a tenant has."""
+        return self._shares[tenant]
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes are free."""
+        return self._shares.fits(nbytes)
+
+    def charge(self, tenant: str, nbytes: int) -> None:
+        """A tenant has so many bytes more, which have to be free."""
+        self._shares.add(tenant, nbytes)
+        if (line := self._lines.get(tenant)) is None:
+            line = self._lines[tenant] = _Line()
+        line.used_s = self._clock()
+
+    def release(self, tenant: str, nbytes: int) -> None:
+        """A tenant has so many bytes less."""
+        self._shares.release(tenant, nbytes)
+        if not self._shares[tenant]:
+            del self._lines[tenant]
+
+    def add(self, tenant: str, digest: Digest) -> None:
+        """A feature can be evicted, as the most recently used of its tenant."""
+        self._lines[tenant].digests[digest] = None
+
+    def use(self, tenant: str, digest: Digest) -> None:
+        """A tenant uses a feature that can be evicted, which becomes its most recently used."""
+        line = self._lines[tenant]
+        line.used_s = self._clock()
+        line.digests.move_to_end(digest)
+
+    def touch(self, tenant: str) -> None:
+        """A tenant uses a feature that cannot be evicted."""
+        self._lines[tenant].used_s = self._clock()
+
+    def remove(self, tenant: str, digest: Digest) -> None:
+        """A feature cannot be evicted, because it is in use or gone."""
+        self._lines[tenant].digests.pop(digest, None)
+
+    def can_have(self, tenant: str, nbytes: int) -> bool:
+        """Whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
+        if nbytes <= self._shares.share(tenant):
+            return True
+        idle_s = self._clock() - IDLE_S
+        others = (
+            self._shares[other] for other, line in self._lines.items() if other != tenant and line.used_s >= idle_s
+        )
+        return nbytes + sum(min(amount, nbytes) for amount in others) <= self._shares.capacity
+
+    def next_victim(self, tenant: str, nbytes: int) -> Digest | None:
+        """The feature that goes next, so that a tenant can have so many bytes; None if none has to."""
+        line = own = self._lines.get(tenant)
+        if own is None or len(self._lines) > 1:
+            line = self._debtor(tenant, nbytes) or own
+        return None if line is None else next(iter(line.digests), None)
+
+    def protected(self, tenant: str, nbytes: int) -> Iterator[Digest]:
+        """The features that do not go, whatever else a tenant needs so many bytes for."""
+        limit, idle_s = max(nbytes, self._shares.share(tenant)), self._clock() - IDLE_S
+        for other, line in self._lines.items():
+            if other != tenant and line.used_s >= idle_s and self._shares[other] <= limit:
+                yield from line.digests
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one tenant has bytes."""
+        return len(self._lines) > 1
+
+    def _debtor(self, tenant: str, nbytes: int) -> _Line | None:
+        """The line of another tenant that has to yield, if one has to."""
+        shares, idle_s = self._shares, self._clock() - IDLE_S
+        idlest = largest = None
+        most = max(shares[tenant] + nbytes, shares.share(tenant))
+        for other, line in self._lines.items():
+            if other == tenant or not line.digests:
+                continue
+            if line.used_s < idle_s:
+                idlest, idle_s = line, line.used_s
+            elif shares[other] > most:
+                largest, most = line, shares[other]
+        return idlest or largest
