@@ -250,6 +250,41 @@ async def test_a_pool_with_too_much_to_do_refuses_more_at_once(pool: Pool) -> No
     assert (await pool.process(picture(56, 56))).layout.num_embeds == 4
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+async def test_a_tenant_that_fills_the_queue_yields_its_newest_items_to_another_S21(pool: Pool) -> None:
+    one = picture(56, 56)
+    with stopped(pool) as pids:
+        flood = [asyncio.create_task(pool.process(one, tenant="A")) for _ in range(MAX_WAITING + len(pids))]
+        await asyncio.sleep(0)
+        assert pool.waiting == {"A": MAX_WAITING}
+        other = [
+            asyncio.create_task(pool.process(one, tenant="B")),
+            asyncio.create_task(pool.lay_out(one, tenant="B")),
+            asyncio.create_task(pool.cut(Media("audio", b"no clip"), lambda _: None, tenant="B")),
+        ]
+        await asyncio.sleep(0)
+        assert pool.waiting == {"A": MAX_WAITING - 3, "B": 3}
+        refused = await asyncio.gather(*flood[-3:], return_exceptions=True)
+        with pytest.raises(NotReady, match="wait for preprocessing already"):
+            await pool.process(one, tenant="A")
+    for error in refused:
+        assert isinstance(error, NotReady)
+        assert "wait for preprocessing already" in str(error)
+        assert error.retry_after_s is not None
+        assert error.retry_after_s >= 1
+    feature, layout, clip = await asyncio.gather(*other, return_exceptions=True)
+    assert isinstance(feature, Feature)
+    assert layout == feature.layout
+    assert isinstance(clip, SemelError)
+    assert not isinstance(clip, NotReady)
+    assert len(pool.waiting) == 1, "it had its turns before most of the others"
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    assert pool.waiting == {}
+
+
 def test_an_error_that_nobody_expects_stays_in_the_log_of_the_process_S7(caplog: pytest.LogCaptureFixture) -> None:
     load = Load("folder", Target("float32"), DecodeLimits(), timeout_s=1.0, max_memory_bytes=1)
     told = child._ours(RuntimeError("a secret at 0x7f00"), load)
@@ -260,7 +295,7 @@ def test_an_error_that_nobody_expects_stays_in_the_log_of_the_process_S7(caplog:
 @pytest.mark.slow
 @pytest.mark.alone
 async def test_a_process_that_is_killed_while_idle_costs_nothing_S6(pool: Pool) -> None:
-    await until(lambda: all(child.free for child in pool._children))  # one may work for a caller that has gone
+    await until(lambda: all(child.free for child in pool.processes.children))  # one may work for a caller that has gone
     failed, victim = pool.failed, pool.pids[0]
     os.kill(victim, signal.SIGKILL)
     assert ended(victim)

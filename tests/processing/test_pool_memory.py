@@ -69,7 +69,7 @@ async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memor
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)
     making = asyncio.create_task(pool.process(picture(140, 84)))
-    await until(lambda: not any(child.free for child in pool._children))
+    await until(lambda: not any(child.free for child in pool.processes.children))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServiceError, match="died"):
         await making

@@ -100,7 +100,9 @@ async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(p
 @pytest.mark.alone
 async def test_items_without_a_group_take_turns_in_the_order_in_which_they_came_D3(pool: Pool) -> None:
     """One process stands still with the second item, so that the other ends items in the order in which it begins."""
-    await until(lambda: len(pool.pids) == 2 and all(child.free for child in pool._children), within_s=LOADING_S)
+    await until(
+        lambda: len(pool.pids) == 2 and all(child.free for child in pool.processes.children), within_s=LOADING_S
+    )
     ended_ones: list[int] = []
 
     async def process(number: int) -> None:

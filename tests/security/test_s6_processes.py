@@ -44,11 +44,11 @@ async def pool(tiny: Folder) -> AsyncIterator[Pool]:
 
 async def crash(pool: Pool, media: Media, number: int, tenant: str = "") -> BaseException | Feature:
     """Send an item, and let its process die of a signal while it works on it."""
-    await until(lambda: len(pool.pids) == 1 and all(one.free for one in pool._children), within_s=90)
+    await until(lambda: len(pool.pids) == 1 and all(one.free for one in pool.processes.children), within_s=90)
     with stopped(pool) as (pid,):
         sent = asyncio.create_task(pool.process(media, tenant=tenant))
         await asyncio.sleep(0)
-        await until(lambda: not pool._children[0].free)
+        await until(lambda: not pool.processes.children[0].free)
         os.kill(pid, number)
         if number != signal.SIGKILL:
             os.kill(pid, signal.SIGCONT)
@@ -113,7 +113,7 @@ def test_a_process_that_is_used_up_says_so_in_its_last_answer_S6(
 @pytest.mark.timeout(300)
 async def test_a_process_that_gives_up_its_place_takes_no_item_with_it_S6(pool: Pool) -> None:
     """The next item waits already. A pool that gives it to a process about to end has it fail, and suspects it."""
-    await until(lambda: len(pool.spare_pids) == 1 and all(one.free for one in pool._children), within_s=90)
+    await until(lambda: len(pool.spare_pids) == 1 and all(one.free for one in pool.processes.children), within_s=90)
     failed = pool.failed
     with stopped(pool) as (pid,):
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)

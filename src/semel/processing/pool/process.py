@@ -25,7 +25,10 @@ from semel.processing.pool.pipe import (
 )
 from semel.telemetry.logs import is_json
 
-__all__ = ["PoolProcess"]
+__all__ = ["END_TIMEOUT_S", "PoolProcess"]
+
+END_TIMEOUT_S: Final = 5.0
+"""How long a process may take to end by itself."""
 
 _COMMAND: Final = (sys.executable, "-P", "-m")
 _MODULE: Final = "semel.processing.pool.child"

@@ -1,70 +1,113 @@
-"""Who is next: items wait in groups, and groups take turns.
+"""Who is next: tenants take turns, within a tenant its groups, within a group the items in the order of arrival.
 
-A group is what one request sends. Within a group the order is that of arrival; between groups one item each in turn, so
-that a request with two hundred items and a request with one wait for each other for one item, not for two hundred. A
-group comes last when it begins to wait, and is forgotten when nothing of it waits. Every step is O(1). Pure: no I/O.
+A group is what one request sends. So one that comes behind a request with two hundred items, or behind a thousand
+requests of another tenant, waits for one item of theirs. A tenant or a group comes last when it begins to wait, and is
+forgotten when nothing of it waits. The number of items is bounded: once all places are taken, a tenant within its share
+of them gets the place of the newest item of whoever has the most. Every step is O(1), except that one, which looks at
+the tenants that wait. Pure: no I/O.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
+
+from semel.core import Shares
 
 __all__ = ["FairQueue"]
 
 _T = TypeVar("_T", bound=Hashable)
 
 
+class _Line(Generic[_T]):
+    """What waits of one tenant: its groups in the order of their turns, and all items in the order of arrival."""
+
+    __slots__ = ("groups", "items")
+
+    def __init__(self) -> None:
+        self.groups: OrderedDict[Hashable, OrderedDict[_T, None]] = OrderedDict()
+        self.items: OrderedDict[_T, Hashable] = OrderedDict()
+
+    def add(self, group: Hashable, item: _T) -> None:
+        self.groups.setdefault(group, OrderedDict())[item] = None
+        self.items[item] = group
+
+    def take(self) -> _T:
+        group, items = next(iter(self.groups.items()))
+        item = next(iter(items))
+        self.remove(item)
+        if items:
+            self.groups.move_to_end(group)
+        return item
+
+    def remove(self, item: _T) -> None:
+        group = self.items.pop(item)
+        items = self.groups[group]
+        del items[item]
+        if not items:
+            del self.groups[group]
+
+
 class FairQueue(Generic[_T]):
     """What waits, each thing at most once, in the order in which it is taken turn by turn."""
 
-    def __init__(self) -> None:
-        self._groups: OrderedDict[Hashable, OrderedDict[_T, None]] = OrderedDict()
-        self._length = 0
+    def __init__(self, max_items: int = sys.maxsize) -> None:
+        self._lines: OrderedDict[str, _Line[_T]] = OrderedDict()
+        self._places = Shares(max_items)
 
     def __len__(self) -> int:
-        return self._length
+        return self._places.total
 
     def __iter__(self) -> Iterator[_T]:
-        """All that waits, group by group."""
-        return (waiting for group in self._groups.values() for waiting in group)
+        """All that waits, tenant by tenant."""
+        return (item for line in self._lines.values() for item in line.items)
 
-    def add(self, group: Hashable, item: _T) -> None:
-        """Let an item wait, behind all others of its group."""
-        self._groups.setdefault(group, OrderedDict())[item] = None
-        self._length += 1
+    @property
+    def is_full(self) -> bool:
+        """Whether all places are taken."""
+        return not self._places.fits(1)
+
+    @property
+    def tenants(self) -> dict[str, int]:
+        """How many items wait of each tenant that has one waiting."""
+        return {tenant: self._places[tenant] for tenant in self._lines}
+
+    def yielding(self, tenant: str) -> _T | None:
+        """Which item has to yield its place in a full queue to one of this tenant; None if the tenant has its share."""
+        debtor = self._places.debtor(tenant, 1)
+        return None if debtor is None else next(reversed(self._lines[debtor].items))
+
+    def add(self, tenant: str, group: Hashable, item: _T) -> None:
+        """Let an item wait, behind all others of its group. There has to be a place."""
+        self._places.add(tenant, 1)
+        if (line := self._lines.get(tenant)) is None:
+            self._lines[tenant] = line = _Line()
+        line.add(group, item)
 
     def take(self) -> _T:
-        """The next item; its group's turn is over."""
-        group, items = next(iter(self._groups.items()))
-        item, _ = items.popitem(last=False)
-        self._length -= 1
-        if items:
-            self._groups.move_to_end(group)
-        else:
-            del self._groups[group]
+        """The next item; the turn of its group, and of its tenant, is over."""
+        tenant, line = next(iter(self._lines.items()))
+        item = line.take()
+        self._leave(tenant, line)
+        if line.items:
+            self._lines.move_to_end(tenant)
         return item
 
-    def put_back(self, group: Hashable, item: _T) -> None:
-        """Let an item that was taken be the next one: nothing came of its turn."""
-        items = self._groups.setdefault(group, OrderedDict())
-        items[item] = None
-        items.move_to_end(item, last=False)
-        self._groups.move_to_end(group, last=False)
-        self._length += 1
-
-    def discard(self, group: Hashable, item: _T) -> None:
+    def discard(self, tenant: str, item: _T) -> None:
         """Let an item wait no more, if it does."""
-        items = self._groups.get(group)
-        if items is None or item not in items:
-            return
-        del items[item]
-        self._length -= 1
-        if not items:
-            del self._groups[group]
+        line = self._lines.get(tenant)
+        if line is not None and item in line.items:
+            line.remove(item)
+            self._leave(tenant, line)
 
     def clear(self) -> None:
         """Let nothing wait."""
-        self._groups.clear()
-        self._length = 0
+        self._lines.clear()
+        self._places = Shares(self._places.capacity)
+
+    def _leave(self, tenant: str, line: _Line[_T]) -> None:
+        self._places.release(tenant, 1)
+        if not line.items:
+            del self._lines[tenant]
