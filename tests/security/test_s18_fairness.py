@@ -139,8 +139,8 @@ def check_a_request_waits_one_turn() -> None:
     """Beside a request with a thousand items, one with one."""
     queue: FairQueue[int] = FairQueue()
     for item in range(1_000):
-        queue.add("hostile", item)
-    queue.add("good", -1)
+        queue.add("tenant", "hostile", item)
+    queue.add("tenant", "good", -1)
     assert -1 in (queue.take(), queue.take())
 
 
@@ -150,6 +150,6 @@ def test_a_request_waits_for_one_item_of_another_and_not_for_all() -> None:
 
 def test_a_mutant_that_serves_in_the_order_of_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     add = FairQueue.add
-    monkeypatch.setattr(FairQueue, "add", lambda self, _, item: add(self, None, item))
+    monkeypatch.setattr(FairQueue, "add", lambda self, tenant, _, item: add(self, tenant, None, item))
     with pytest.raises(AssertionError):
         check_a_request_waits_one_turn()
