@@ -250,6 +250,93 @@ def test_a_segment_needs_room_D4() -> None:
         SharedCache.create(1 << 62)
 
 
+def put_for(cache: SharedCache, tenant: str, numbers: range, nbytes: int = ITEM) -> int:
+    """Put features of a tenant, and count those that are stored at once."""
+    stored = 0
+    for number in numbers:
+        cache.put(digest_of(number), feature_of(number, nbytes), tenant=tenant)
+        stored += digest_of(number) in cache
+    return stored
+
+
+def test_a_range_is_its_tenant_s_from_the_reservation_until_its_last_buffer_is_gone_S21(cache: SharedCache) -> None:
+    reservation = cache.reserve(ITEM, tenant="A")
+    assert reservation is not None
+    assert cache.nbytes_of("A") == ITEM
+    feature = feature_of(1, ITEM)
+    reservation.view()[:] = feature.tensors["field0"].data
+    out: Feature | None = cache.commit(digest_of(1), reservation, "image", heads_of(feature), feature.layout)
+    lease = cache.lease(digest_of(1))
+    assert lease is not None
+    cache.discard(digest_of(1))
+    assert (cache.nbytes, cache.nbytes_of("A")) == (0, ITEM)
+    cache.give_back(lease.id)
+    assert out is not None
+    assert cache.put(digest_of(1), out) is out, "held as it lies, whoever's it is"
+    assert (cache.nbytes_of("A"), cache.nbytes_of("")) == (ITEM, 0)
+    out = None
+    cache.clear()
+    assert cache.nbytes_of("A") == 0
+
+
+def test_what_a_tenant_has_in_use_counts_against_its_share_S21(cache: SharedCache) -> None:
+    assert put_for(cache, "B", range(4)) == 4
+    assert put_for(cache, "A", range(10, 14)) == 4
+    leases = [cache.lease(digest_of(number)) for number in range(10, 14)]
+    assert all(leases)
+    assert put_for(cache, "A", range(20, 30)) == 0, "it has its half, all in use"
+    assert all(digest_of(number) in cache for number in range(4))
+    for lease in leases:
+        assert lease is not None
+        cache.give_back(lease.id)
+    assert put_for(cache, "A", range(30, 40)) == 10
+    assert all(digest_of(number) in cache for number in range(4))
+
+
+def test_a_debtor_whose_features_are_all_in_use_costs_others_no_error_S21(cache: SharedCache) -> None:
+    out = [cache.put(digest_of(number), feature_of(number, ITEM), tenant="A") for number in range(SLOTS)]
+    given = feature_of(50, ITEM)
+    assert cache.put(digest_of(50), given, tenant="B") is given
+    del out[2:4]
+    assert put_for(cache, "B", range(60, 62)) == 2
+    assert put_for(cache, "B", range(62, 64)) == 2, "it evicts its own"
+    assert cache.nbytes_of("B") == 2 * ITEM
+
+
+def scattered(cache: SharedCache) -> None:
+    """Tenant B has every other range, A those between them."""
+    for number in range(SLOTS):
+        cache.put(digest_of(number), feature_of(number, ITEM), tenant="AB"[number % 2])
+
+
+def test_what_fits_only_if_another_yields_what_it_is_entitled_to_is_not_stored_S21(cache: SharedCache) -> None:
+    scattered(cache)
+    given = feature_of(50, 2 * ITEM)
+    assert cache.put(digest_of(50), given, tenant="A") is given, "two ranges are never side by side"
+    assert all(digest_of(number) in cache for number in range(1, SLOTS, 2))
+
+
+def test_a_range_in_one_piece_that_cannot_be_costs_its_tenant_a_few_features_and_not_all_S21() -> None:
+    cache, item = SharedCache.create(200 << 16), 1 << 16
+    for number in range(200):
+        cache.put(digest_of(number), feature_of(number, item), tenant="AB"[number % 2])
+    for number in range(200, 210):
+        given = feature_of(number, 4 * item)
+        assert cache.put(digest_of(number), given, tenant="A") is given
+    assert cache.nbytes_of("B") == 100 * item
+    assert cache.nbytes_of("A") == 96 * item, "as many bytes as it needs"
+
+
+def test_a_newcomer_gets_its_range_in_one_piece_from_whoever_floods_S21() -> None:
+    cache = SharedCache.create(ITEM * 64)
+    draw = random.Random(2)
+    put_for(cache, "B", range(4))
+    for number in range(100, 1_100):
+        put_for(cache, "A", range(number, number + 1), draw.randrange(1, 3 * ITEM))
+    assert put_for(cache, "C", range(2_000, 2_002), 8 * ITEM) == 2
+    assert all(digest_of(number) in cache for number in range(4))
+
+
 NUMBERS = st.integers(0, 9)
 PICKS = st.integers(0, 100)
 
@@ -269,7 +356,7 @@ class UseMachine(RuleBasedStateMachine):
     def put(self, number: int, sizes: tuple[int, ...], keeps: bool) -> None:
         if digest_of(number) in self.cache:
             return
-        feature = self.cache.put(digest_of(number), feature_of(number, *sizes))
+        feature = self.cache.put(digest_of(number), feature_of(number, *sizes), tenant="ABC"[number % 3])
         if keeps:
             self.out.append((number, sizes, feature))
 
@@ -290,9 +377,9 @@ class UseMachine(RuleBasedStateMachine):
         if self.out:
             self.out.pop(pick % len(self.out))
 
-    @rule(nbytes=st.integers(0, 2_100), keeps=st.booleans())
-    def reserve(self, nbytes: int, keeps: bool) -> None:
-        reservation = self.cache.reserve(nbytes)
+    @rule(nbytes=st.integers(0, 2_100), keeps=st.booleans(), tenant=st.sampled_from("ABC"))
+    def reserve(self, nbytes: int, keeps: bool, tenant: str) -> None:
+        reservation = self.cache.reserve(nbytes, tenant=tenant)
         if reservation is not None:
             reservation.view()[:] = bytes([255]) * reservation.nbytes
             if keeps:
@@ -322,6 +409,7 @@ class UseMachine(RuleBasedStateMachine):
             assert self.window.view(lease.offset, nbytes) == feature_of(number, nbytes).tensors["field0"].data
         assert self.cache.leases == len(self.leases)
         assert self.cache.nbytes <= self.cache.occupied <= self.cache.capacity
+        assert sum(map(self.cache.nbytes_of, "ABC")) == self.cache.occupied
 
     def teardown(self) -> None:
         self.out.clear()

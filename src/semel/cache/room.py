@@ -113,10 +113,10 @@ class Room:
 
     def next_victim(self, tenant: str, nbytes: int) -> Digest | None:
         """The feature that goes next, so that a tenant can have so many bytes; None if none has to."""
-        line = own = self._lines.get(tenant)
-        if own is None or len(self._lines) > 1:
-            line = self._debtor(tenant, nbytes) or own
-        return None if line is None else next(iter(line.digests), None)
+        line = self._debtor(tenant, nbytes) if self.has_others(tenant) else None
+        if line is None and (line := self._lines.get(tenant)) is None:
+            return None
+        return next(iter(line.digests), None)
 
     def protected(self, tenant: str, nbytes: int) -> Iterator[Digest]:
         """The features that do not go, whatever else a tenant needs so many bytes for."""
@@ -125,10 +125,9 @@ class Room:
             if other != tenant and line.used_s >= idle_s and self._shares[other] <= limit:
                 yield from line.digests
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether more than one tenant has bytes."""
-        return len(self._lines) > 1
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant has bytes."""
+        return len(self._lines) > (tenant in self._lines)
 
     def _debtor(self, tenant: str, nbytes: int) -> _Line | None:
         """The line of another tenant that has to yield, if one has to."""

@@ -27,8 +27,9 @@ from semel.core import Digest, Feature, Layout, Modality
 
 __all__ = ["Reservation", "SharedCache"]
 
-_EVICTIONS_UNCHECKED: Final = 8
-"""Features that go for a range in one piece before it is checked that there can be one; checking looks at them all."""
+_MAX_UNCHECKED: Final = 8
+_CHECK_BYTES: Final = 1_024
+"""Checking whether there can be a range in one piece takes as long, per feature, as writing so many bytes."""
 
 
 class Reservation:
@@ -292,21 +293,25 @@ class SharedCache:
         return entry
 
     def _allocate(self, nbytes: int, tenant: str) -> int | None:
-        """Allocate a range, evicting as much as needed. Evicts nothing if the allocation cannot succeed."""
+        """Allocate a range, evicting as much as needed.
+
+        Evicts nothing if what is in use leaves no such range, or if the tenant cannot have so much. If it can, but what
+        others are entitled to leaves no range in one piece, little more is evicted than as many bytes.
+        """
         self._collect()
         offset = self._arena.allocate(nbytes)
         if offset is not None or not self._room.can_have(tenant, nbytes):
             return offset
-        considered, unchecked = -1, _EVICTIONS_UNCHECKED
+        considered, unchecked = -1, min(len(self) * _CHECK_BYTES // nbytes, _MAX_UNCHECKED)
         while offset is None:
             if considered != len(self._stuck):
                 if self._arena.room_beside(self._stuck) < nbytes:
                     return None
                 considered = len(self._stuck)
-            if self._room.is_shared and self._room.fits(nbytes):  # there is room, but not in one piece
-                unchecked -= 1
+            if self._room.fits(nbytes) and self._room.has_others(tenant):  # there is room, but not in one piece
                 if unchecked == 0 and not self._can_be_in_one_piece(nbytes, tenant):
                     return None
+                unchecked -= 1
             if (victim := self._room.next_victim(tenant, nbytes)) is None:
                 return None
             self._evict(victim)
