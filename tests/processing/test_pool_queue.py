@@ -203,7 +203,7 @@ def step_s(waiting: int) -> float:
     return min(seconds(step, 200) for _ in range(7))
 
 
-def test_a_step_takes_as_long_with_a_hundred_thousand_items_as_with_a_hundred_D5() -> None:
+def test_a_step_takes_as_long_with_a_hundred_thousand_items_as_with_a_hundred_D3() -> None:
     assert step_s(100_000) < 10 * step_s(100)
 
 

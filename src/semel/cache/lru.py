@@ -98,9 +98,8 @@ class LruCache:
             return True
         if not self._room.can_have(tenant, nbytes):
             return False
+        victims = self._room.victims(tenant, nbytes)
         while not self._room.fits(nbytes):
-            victim = self._room.next_victim(tenant, nbytes)
-            assert victim is not None, "everything can be evicted"
-            self.discard(victim)
+            self.discard(next(victims))
             self._evictions += 1
         return True

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from semel.core import Digest, Shares
@@ -39,7 +40,7 @@ class Room:
     """The bytes of a cache by tenant, and the order in which features go.
 
     Bytes are a tenant's from `charge` to `release`, whether they can be evicted or not. Features can be evicted from
-    `add` to `remove`. Every step is O(1), except those that look for room, which look at the tenants that have some.
+    `add` to `remove`. Every step is O(1); those that look for room look once at every tenant that has some.
     """
 
     __slots__ = ("_clock", "_lines", "_shares")
@@ -105,40 +106,51 @@ class Room:
         """Whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
         if nbytes <= self._shares.share(tenant):
             return True
-        idle_s = self._clock() - IDLE_S
-        others = (
-            self._shares[other] for other, line in self._lines.items() if other != tenant and line.used_s >= idle_s
-        )
+        since_s = self._clock() - IDLE_S
+        lines = self._lines.items()
+        others = [self._shares[other] for other, line in lines if other != tenant and line.used_s >= since_s]
         return nbytes + sum(min(amount, nbytes) for amount in others) <= self._shares.capacity
 
-    def next_victim(self, tenant: str, nbytes: int) -> Digest | None:
-        """The feature that goes next, so that a tenant can have so many bytes; None if none has to."""
-        line = self._debtor(tenant, nbytes) if self.has_others(tenant) else None
-        if line is None and (line := self._lines.get(tenant)) is None:
-            return None
-        return next(iter(line.digests), None)
+    def victims(self, tenant: str, nbytes: int) -> Iterator[Digest]:
+        """The features that go, one by one, until a tenant can have so many bytes.
+
+        Whoever takes one of them has removed it by the time it takes the next.
+        """
+        shares, own = self._shares, self._lines.get(tenant)
+        largest: list[tuple[int, str]] = []
+        if self.has_others(tenant):
+            for line in self._idle_lines(tenant):
+                while line.digests:
+                    yield next(iter(line.digests))
+            largest = [(-shares[other], other) for other in self._lines if other != tenant]
+            heapify(largest)
+        while True:
+            if largest and -largest[0][0] > max(shares[tenant] + nbytes, shares.share(tenant)):
+                amount, other = largest[0]
+                if shares[other] != -amount:  # it has yielded some
+                    heapreplace(largest, (-shares[other], other))
+                elif digests := self._lines[other].digests:
+                    yield next(iter(digests))
+                else:
+                    heappop(largest)
+            elif own is not None and own.digests:
+                yield next(iter(own.digests))
+            else:
+                return
 
     def protected(self, tenant: str, nbytes: int) -> Iterator[Digest]:
         """The features that do not go, whatever else a tenant needs so many bytes for."""
-        limit, idle_s = max(nbytes, self._shares.share(tenant)), self._clock() - IDLE_S
+        limit, since_s = max(nbytes, self._shares.share(tenant)), self._clock() - IDLE_S
         for other, line in self._lines.items():
-            if other != tenant and line.used_s >= idle_s and self._shares[other] <= limit:
+            if other != tenant and line.used_s >= since_s and self._shares[other] <= limit:
                 yield from line.digests
 
     def has_others(self, tenant: str) -> bool:
         """Whether another tenant has bytes."""
         return len(self._lines) > (tenant in self._lines)
 
-    def _debtor(self, tenant: str, nbytes: int) -> _Line | None:
-        """The line of another tenant that has to yield, if one has to."""
-        shares, idle_s = self._shares, self._clock() - IDLE_S
-        idlest = largest = None
-        most = max(shares[tenant] + nbytes, shares.share(tenant))
-        for other, line in self._lines.items():
-            if other == tenant or not line.digests:
-                continue
-            if line.used_s < idle_s:
-                idlest, idle_s = line, line.used_s
-            elif shares[other] > most:
-                largest, most = line, shares[other]
-        return idlest or largest
+    def _idle_lines(self, tenant: str) -> list[_Line]:
+        """The lines of other tenants that are entitled to nothing, those that were used longest ago first."""
+        since_s = self._clock() - IDLE_S
+        idle = [line for other, line in self._lines.items() if other != tenant and line.used_s < since_s]
+        return sorted(idle, key=lambda line: line.used_s)

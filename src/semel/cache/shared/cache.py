@@ -302,6 +302,7 @@ class SharedCache:
         offset = self._arena.allocate(nbytes)
         if offset is not None or not self._room.can_have(tenant, nbytes):
             return offset
+        victims = self._room.victims(tenant, nbytes)
         considered, unchecked = -1, min(len(self) * _CHECK_BYTES // nbytes, _MAX_UNCHECKED)
         while offset is None:
             if considered != len(self._stuck):
@@ -312,7 +313,7 @@ class SharedCache:
                 if unchecked == 0 and not self._can_be_in_one_piece(nbytes, tenant):
                     return None
                 unchecked -= 1
-            if (victim := self._room.next_victim(tenant, nbytes)) is None:
+            if (victim := next(victims, None)) is None:
                 return None
             self._evict(victim)
             self._collect()
