@@ -277,10 +277,23 @@ def test_an_old_session_is_not_taken_up_again() -> None:
 
 def test_a_silent_peer_is_given_up_at_its_deadline_and_not_before() -> None:
     pair = Pair().open()
-    deadline = 10.0
+    deadline = 60.0
     assert pair.worker.tick(deadline - 0.01) == []
     (reset,) = pair.worker.tick(deadline)
-    assert reset == Reset("silence", "nothing heard for 10 s")
+    assert reset == Reset("silence", "nothing heard for 60 s")
+
+
+def test_a_peer_is_excused_until_the_next_heartbeat_and_not_longer() -> None:
+    """Control: without the excuse it is given up at once, as above."""
+    pair = Pair().open()
+    pair.worker.excuse(100.0)
+    assert pair.worker.tick(100.99) == []
+    (reset,) = pair.worker.tick(101.0)
+    assert isinstance(reset, Reset)
+    late = worker_session()
+    late.excuse(20.0)
+    assert late.tick(20.99) == []
+    assert late.tick(21.0)
 
 
 def test_a_peer_that_never_proves_itself_is_given_up() -> None:

@@ -6,9 +6,10 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from semel.wire.codec import FROM_WORKER, decode, encode, pack
 from semel.wire.events import Admitted, Arrived, Closed, Opened, Reset
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import PROTOCOL, Abort, Accepted, Challenge, Delta, Hello, Load, Message, Proof, Refusal
+from semel.wire.session import Session
 from semel.wire.zmq import Backoff, FrontendLink, Peer, WorkerListener
 from tests.wire import frontend_process
 from tests.wire.examples import CONTRACT, KEY, OTHER_KEY, digest_of, feature_of_rows, same, submit
@@ -180,6 +182,84 @@ async def test_a_frontend_that_hangs_is_noticed_by_its_silence(address: str) -> 
             process.send_signal(signal.SIGSTOP)
             _, reset = await next_at_worker(listener, Reset, 2.0)
             assert reset == Reset("silence", "nothing heard for 0.6 s")
+
+
+@contextmanager
+def worker_in_a_thread(address: str, deadlines: Deadlines) -> Iterator[asyncio.AbstractEventLoop]:
+    """A listener with an event loop of its own, which a test can keep busy."""
+    loop = asyncio.new_event_loop()
+    ready, over = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with listen(address, deadlines=deadlines):
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+        loop.close()
+
+
+BUSY_S = 1.5
+FIRM = Deadlines(handshake_s=1.0, heartbeat_s=0.1, connection_s=0.6, silence_s=30.0)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize(("deadlines", "is_lost"), [(FIRM, False), (BRISK, True)], ids=["shipped", "control"])
+async def test_a_worker_whose_event_loop_is_busy_is_not_lost(address: str, deadlines: Deadlines, is_lost: bool) -> None:
+    """Control: heartbeats that only an idle event loop sends, which are missed after 0.6 s."""
+    with worker_in_a_thread(address, FIRM) as loop:
+        link = FrontendLink(address, key=KEY, frontend_id="f1", deadlines=deadlines, backoff=SOON)
+        async with link:
+            await next_at_frontend(link, Opened)
+            loop.call_soon_threadsafe(time.sleep, BUSY_S)
+            lost = False
+            with suppress(TimeoutError):
+                lost = isinstance(await end_of(link, BUSY_S - 0.2), Reset)
+            assert lost == is_lost
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+async def test_a_process_that_is_stopped_is_noticed_by_its_connection_long_before_its_silence(address: str) -> None:
+    async with listen(address, deadlines=FIRM) as listener:
+        with frontend(address, "idle") as process:
+            await next_at_worker(listener, Admitted)
+            process.send_signal(signal.SIGSTOP)
+            _, reset = await next_at_worker(listener, Reset, 5.0)
+            assert reset.code == "gone"
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("excused", [True, False], ids=["shipped", "control"])
+async def test_who_was_busy_itself_does_not_call_the_other_silent(
+    address: str, excused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With timers before reads, as uvloop has it. Control: judged at once, by what has not been read yet."""
+    if not excused:
+        monkeypatch.setattr(Session, "excuse", lambda *_: None)
+    with worker_in_a_thread(address, FIRM):
+        link = FrontendLink(address, key=KEY, frontend_id="f1", deadlines=BRISK, backoff=SOON)
+        async with link:
+            await next_at_frontend(link, Opened)
+            await asyncio.sleep(0.3)
+            time.sleep(BUSY_S)  # noqa: ASYNC251
+            link._alarm._go_off()
+            try:
+                reset = await end_of(link, 0.3)
+            except TimeoutError:
+                assert excused
+            else:
+                assert isinstance(reset, Reset)
+                assert not excused
 
 
 async def test_a_worker_that_goes_is_noticed_and_each_successor_found(address: str) -> None:

@@ -65,5 +65,9 @@ class Deadlines:
     heartbeat_s: float = 1.0
     """Between two heartbeats, whatever else is sent."""
 
-    silence_s: float = 10.0
-    """Without any message from the peer; after that, the peer counts as dead."""
+    connection_s: float = 10.0
+    """Without a sign of the peer's connection, which zmq's own thread gives even while the event loop is busy; after
+    that, the peer's process or host counts as dead."""
+
+    silence_s: float = 60.0
+    """Without any message from the peer; after that, its event loop counts as stuck."""

@@ -163,10 +163,10 @@ class Session:
         if self.is_open and self._outbound.withdraw(transfer):
             self._enqueue(Withdraw(transfer))
 
-    def close(self, message: str = "closed") -> None:
-        """Close the session: queued control messages are still sent, bulk is not."""
+    def close(self, message: str = "closed", *, code: str = _CLOSED) -> None:
+        """Close the session: queued control messages are still sent, bulk is not. With another code it is a reset."""
         if self.is_open:
-            self._enqueue(Bye(_CLOSED, message))
+            self._enqueue(Bye(code, message))
             self._state = "ended"
 
     def reset(self, code: str, message: str) -> list[Event]:
@@ -192,6 +192,12 @@ class Session:
         if self._state == "open" and now >= self._heard + self._deadlines.silence_s:
             self._events.append(self._end("silence", f"nothing heard for {self._deadlines.silence_s:g} s"))
         return self._take_events()
+
+    def excuse(self, now: float) -> None:
+        """Let the peer be heard until the next heartbeat: this process has not read what it may have sent."""
+        grace_s = self._deadlines.heartbeat_s
+        self._heard = max(self._heard, now + grace_s - self._deadlines.silence_s)
+        self._began = max(self._began, now + grace_s - self._deadlines.handshake_s)
 
     def outgoing(self, now: float) -> list[Frames]:
         """The messages to send now, in order: control first, then as much bulk as the peer has room for."""

@@ -185,7 +185,7 @@ class FrontendLink:
         opened: list[zmq.Socket[bytes]] = []
         try:
             opened.append(socket := self._context.socket(zmq.DEALER))
-            configure(socket, self._limits)
+            configure(socket, self._limits, self._deadlines)
             # zmq reserves identities that begin with a zero.
             socket.routing_id = b"f" + secrets.token_bytes(_IDENTITY_BYTES)
             # pyzmq would name the monitor by a descriptor, which a lingering socket may still have.
@@ -274,5 +274,7 @@ class FrontendLink:
             # This process does not read, so the silence is not the peer's fault.
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
+        if self._alarm.late_s > self._deadlines.heartbeat_s:
+            self._attempt.session.excuse(now)
         self._tell(self._attempt.session.tick(now))
         self._send_all(self._attempt)

@@ -125,11 +125,11 @@ class WorkerListener:
         for peer in self.peers:
             self.send(peer, message)
 
-    def close(self, peer: Peer, message: str) -> None:
-        """Close a peer's session; no event follows."""
+    def close(self, peer: Peer, message: str, *, code: str = "closed") -> None:
+        """Close a peer's session; no event follows. The code says why, unless all is well."""
         session = self._sessions.get(peer.identity)
         if session is not None:
-            session.close(message)
+            session.close(message, code=code)
             self._flush_soon(peer.identity)
 
     def _open_zap(self) -> LoopSocket:
@@ -141,7 +141,7 @@ class WorkerListener:
 
     def _bind(self) -> LoopSocket:
         socket = self._context.socket(zmq.ROUTER)
-        configure(socket, self._limits)
+        configure(socket, self._limits, self._deadlines)
         socket.router_mandatory = True
         secure_server(socket, self.address, self._key)
         try:
@@ -223,7 +223,10 @@ class WorkerListener:
             # This process does not read, so the silence is not the peer's fault.
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
+        is_late = self._alarm.late_s > self._deadlines.heartbeat_s
         for identity, session in self._sessions.items():
+            if is_late:
+                session.excuse(now)
             self._tell(identity, session.tick(now))
         self._due.update(self._sessions)
         self._flush()

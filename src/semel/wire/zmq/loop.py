@@ -16,7 +16,7 @@ import zmq
 
 from semel.wire.codec import MAX_FRAMES, Buffer, Frames
 from semel.wire.events import Arrived, Event
-from semel.wire.limits import Limits
+from semel.wire.limits import Deadlines, Limits
 
 __all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopSocket", "configure", "end", "weight"]
 
@@ -109,13 +109,15 @@ class Alarm:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
         self._due = inf
+        self.late_s = 0.0
+        """How late it fired the last time: so long the loop did nothing else, nor read what has come."""
 
     def set(self, when: float) -> None:
         """Fire at this loop time or earlier."""
         if when < self._due:
             self.cancel()
-            self._due = when
-            self._handle = self._loop.call_at(max(when, self._loop.time()), self._go_off)
+            self._due = max(when, self._loop.time())
+            self._handle = self._loop.call_at(self._due, self._go_off)
 
     def cancel(self) -> None:
         """Do not fire."""
@@ -124,6 +126,7 @@ class Alarm:
         self._handle, self._due = None, inf
 
     def _go_off(self) -> None:
+        self.late_s = self._loop.time() - self._due
         self._handle, self._due = None, inf
         self._ring()
 
@@ -179,8 +182,14 @@ def weight(event: Event) -> int:
     return event.feature.nbytes if isinstance(event, Arrived) else 0
 
 
-def configure(socket: zmq.Socket[bytes], limits: Limits) -> None:
-    """Options common to all sockets: nothing lingers, nothing is dropped, and frames have a size limit."""
+def configure(socket: zmq.Socket[bytes], limits: Limits, deadlines: Deadlines) -> None:
+    """Options common to all sockets: nothing lingers, nothing is dropped, frames have a size limit.
+
+    zmq's own heartbeats go from I/O thread to I/O thread: they end the connection to a process that is stopped or a
+    host that is gone, and not that to an event loop which is busy for a while.
+    """
+    socket.heartbeat_ivl = round(deadlines.heartbeat_s * 1000)
+    socket.heartbeat_timeout = socket.heartbeat_ttl = round(deadlines.connection_s * 1000)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 0
     socket.maxmsgsize = limits.max_frame_bytes
