@@ -22,8 +22,10 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── FeatureRejected     500  a feature breaks the model's contract; the engine never saw it
     │   ├── EngineFailed        500  the engine gave up on this request
     │   ├── EngineDead          503  the engine is gone
+    │   │   └── EngineHung           503  it made no progress, and was ended
     │   ├── WorkerLost          503  the connection to the worker broke while it answered
     │   ├── NotReady            503  nothing can be served yet, or not any more
+    │   ├── RequestQuarantined  503  two engines died with the request under way
     │   ├── DeadlineExceeded    504  the request took longer than the operator lets it
     │   └── Busy                429  too many requests wait already
     │       └── TooManyBytes         429  the requests in flight hold too many bytes already
@@ -46,6 +48,7 @@ __all__ = [
     "DeadlineExceeded",
     "EngineDead",
     "EngineFailed",
+    "EngineHung",
     "FeatureMissing",
     "FeatureRejected",
     "HeadTooLarge",
@@ -62,6 +65,7 @@ __all__ = [
     "PromptTooLong",
     "ProtocolError",
     "RequestError",
+    "RequestQuarantined",
     "RequestTooSlow",
     "SemelError",
     "ServiceError",
@@ -213,11 +217,22 @@ class EngineDead(ServiceError):
     code = "engine_dead"
 
 
+class EngineHung(EngineDead):
+    """The engine made no progress, and was ended; a new one has to be started (threats S22)."""
+
+    code = "engine_hung"
+
+
 class WorkerLost(ServiceError):
     """The connection to the worker broke while it answered; the request may be sent again."""
 
     status = 503
     code = "worker_lost"
+
+    def __init__(self, message: str = "", *, retry_after_s: float = 1.0, is_death: bool = False) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.is_death = is_death
+        """Whether its engine or its process died, as far as one can see from here."""
 
 
 class NotReady(ServiceError):
@@ -225,6 +240,13 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
+
+
+class RequestQuarantined(ServiceError):
+    """Two engines died with this content of this tenant under way; it is refused for a while (threats S22)."""
+
+    status = 503
+    code = "request_quarantined"
 
 
 class DeadlineExceeded(ServiceError):

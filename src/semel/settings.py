@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
+from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import ConfigError
 from semel.fleet.ejection import EjectionLimits
@@ -296,6 +297,7 @@ class WorkerSettings:
     encoder: EncoderSettings = section(EncoderSettings)
     turns: TurnSettings = section(TurnSettings)
     grammars: GrammarLimits = section(GrammarLimits)
+    progress: ProgressLimits = section(ProgressLimits)
     logs: LogSettings = section(LogSettings)
 
 
@@ -312,6 +314,7 @@ class ServeSettings:
     encoder: EncoderSettings = section(EncoderSettings)
     turns: TurnSettings = section(TurnSettings)
     grammars: GrammarLimits = section(GrammarLimits)
+    progress: ProgressLimits = section(ProgressLimits)
 
 
 def trace_collector(endpoint: str | None) -> Collector | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Borrower
 from semel.core import EngineWindow, Key, Modality
+from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
+from semel.errors import EngineHung
 from semel.processing.processor import ProcessorKind
 from semel.settings import (
     SERVICE_NAME,
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["WorkerOptions", "run_worker", "serve_engine"]
 
 _SERVICE: Final = "semel-worker"
+_HUNG_EXIT_S: Final = 15.0
+"""How long a process whose engine was hung has for its own end: what belongs to the engine may be hung as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +72,9 @@ class WorkerOptions:
     tenant_turns: bool = True
     """Whether tenants take turns at the engine."""
 
+    progress: ProgressLimits = field(default_factory=ProgressLimits)
+    """When the engine counts as hung."""
+
     metrics_host: str = "127.0.0.1"
     """Where the admin port is; what changes the worker answers on loopback only."""
 
@@ -87,6 +96,7 @@ class WorkerOptions:
             ship_resident_items=settings.encoder.ship_resident_items,
             grammars=settings.grammars,
             tenant_turns=not settings.turns.disable_tenant_turns,
+            progress=settings.progress,
             metrics_host=settings.metrics_host,
         )
 
@@ -143,7 +153,8 @@ async def serve_engine(
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
         tracing = start_tracing(options.collector, _SERVICE)
         stack.push_async_callback(tracing.close)
-        worker = Worker(engine, listener, borrowers, tracing=tracing, turns=EngineTurns(window))
+        turns, progress_s = EngineTurns(window), options.progress.engine_progress_s
+        worker = Worker(engine, listener, borrowers, tracing=tracing, turns=turns, progress_s=progress_s)
         if options.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker))
         stopping = ShutdownSignal.listening()
@@ -154,6 +165,8 @@ async def serve_engine(
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:
+            if isinstance(error, EngineHung):
+                _exit_within(_HUNG_EXIT_S)
             raise error
 
 
@@ -183,6 +196,13 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
     address = options.metrics_host, options.admin_port
     async with HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host").running():
         yield
+
+
+def _exit_within(seconds: float) -> None:
+    """End this process after a while if it does not end by itself."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _trace_flags(options: WorkerOptions) -> list[str]:

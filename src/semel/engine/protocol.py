@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, Output, Submission
+from semel.engine.progress import StepWatch
 
 __all__ = ["Engine", "ItemCacheWatcher", "Stream"]
 
@@ -55,6 +56,11 @@ class Engine(Protocol):
         """What this engine expects."""
         ...
 
+    @property
+    def progress(self) -> StepWatch:
+        """Its steps, and how long it is busy without one."""
+        ...
+
     def holds(self, digest: Digest) -> bool:
         """Whether the engine's item cache holds the item, as far as this process knows."""
         ...
@@ -89,4 +95,8 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End the engine and its processes."""
+        ...
+
+    def kill(self) -> None:
+        """End the engine's processes at once, also stopped ones: nothing is awaited. `close` is called all the same."""
         ...

@@ -1,8 +1,9 @@
 """What a request that failed tells of its worker, and whether another worker gets it.
 
-A request goes elsewhere once, as long as nothing of its answer has been given out. If the other worker answers it, the
-first one is at fault. If both fail, the request is: it counts against neither, or whoever has a request that engines
-fail on could have half of a fleet ejected.
+A request goes elsewhere once, as long as nothing of its answer has been given out, and never because it takes long: its
+worker has failed it, or is lost. If the other worker answers it, the first one is at fault. If both fail, the request
+is: it counts against neither, or whoever has a request that engines fail on could have half of a fleet ejected. What an
+engine died of is another matter (`suspicion`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Container, Sequence
 
 from semel.errors import FeatureRejected, NotReady, SemelError, ServiceError, WorkerLost
 from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
+from semel.fleet.suspicion import Content, EngineRun, Suspicion
 from semel.telemetry import Meter
 from semel.telemetry.metrics import FAILOVERS, WORKER_EJECTIONS
 
@@ -40,6 +42,9 @@ class FleetHealth:
         meter: Meter | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.suspicion = Suspicion(now=now)
+        """Of requests that were under way when engines died."""
+
         self._ejection = OutlierEjection(limits)
         self._meter = meter or Meter()
         self._now = now
@@ -91,8 +96,15 @@ class FleetHealth:
 class Failover:
     """The attempts of one request, which its streams tell of (`StreamWatcher`)."""
 
-    def __init__(self, health: FleetHealth, has_other: Callable[[str], bool], *, is_whole: bool) -> None:
+    def __init__(
+        self, health: FleetHealth, has_other: Callable[[str], bool], content: Content, *, is_whole: bool
+    ) -> None:
         self._health = health
+        self._suspicion = health.suspicion
+        self._under_way = self._suspicion.enter(content)
+        self._saw_death = False
+        """Whether an engine has died with it under way."""
+
         self._has_other = has_other
         self._is_whole = is_whole
         """Whether nothing of the answer is given out before it is complete."""
@@ -103,8 +115,20 @@ class Failover:
 
         self._is_second = False
 
-    def begin(self, worker: str) -> None:
-        """It goes to a worker: the first, or the other."""
+    @property
+    def must_be_alone(self) -> bool:
+        """Whether it may have killed an engine, and has the next one to itself."""
+        return self._saw_death
+
+    def may_have(self, worker: str) -> bool:
+        """Whether it can have a worker's engine to itself now; raises if it is refused meanwhile."""
+        self._suspicion.check_strikes(self._under_way)
+        return self._suspicion.may_have_alone(self._under_way, worker)
+
+    def begin(self, engine: EngineRun) -> None:
+        """It goes to a worker's engine: the first, or the other."""
+        worker = engine.worker
+        self._suspicion.submit(self._under_way, engine, alone=self._saw_death)
         if self._attempt is not None and self._attempt is not self._suspect:
             self._health.cancel(self._attempt)
         self._is_second = self._attempt is not None
@@ -121,15 +145,20 @@ class Failover:
 
     def on_output(self) -> None:
         """The first output has come: nothing is wrong with the request."""
+        self._suspicion.begin_answer(self._under_way)
         self._blame()
 
     def on_finish(self) -> None:
         """The answer is complete."""
+        self._suspicion.finish(self._under_way)
         if self._attempt is not None:
             self._health.succeed(self._attempt)
 
     def on_failure(self, error: SemelError, begun: bool) -> None:
         """The worker has given up, or is lost."""
+        if isinstance(error, WorkerLost) and error.is_death:
+            self._saw_death = True
+            self._suspicion.die(self._under_way)
         if self._attempt is None:
             return
         if not is_worker_fault(error):
@@ -154,6 +183,7 @@ class Failover:
 
     def settle(self) -> None:
         """There will be no more of it."""
+        self._suspicion.leave(self._under_way)
         self._blame()
         if self._attempt is not None:
             self._health.cancel(self._attempt)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -22,6 +22,7 @@ from semel.fleet.compatibility import first_difference
 from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
 from semel.fleet.stream import RemoteStream
+from semel.fleet.suspicion import ALONE_S, Content, EngineRun
 from semel.fleet.worker import RemoteWorker
 from semel.render import MakeFeature
 
@@ -30,6 +31,7 @@ __all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer"]
 ContractCheck = Callable[[Contract], str | None]
 """Says why a contract cannot be kept; None if it can."""
 
+_ALONE_LOOK_S: Final = 0.01
 _REFUSED: Final = "the workers do not fit this frontend; its log says why"
 
 logger = logging.getLogger(__name__)
@@ -198,14 +200,14 @@ class Fleet:
             yield worker
 
     def choose(
-        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: RemoteWorker | None = None
+        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Container[RemoteWorker] = ()
     ) -> RemoteWorker:
         """The worker for a request with these items, and with this key for the opening of its conversation."""
-        serving = [worker for worker in self.serving if worker is not without]
+        serving = [worker for worker in self.serving if worker not in without]
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
         # If only ejected ones are left, one of them is still better than none.
-        workers = [worker for worker in self.available if worker is not without] or serving
+        workers = [worker for worker in self.available if worker not in without] or serving
         if len(workers) == 1:
             return workers[0]
         distinct = tuple(dict.fromkeys(digests))
@@ -222,11 +224,12 @@ class Fleet:
 
         Of a `BufferedAnswer` at any time. As long as it may be submitted again its media are held.
         """
-        failover = Failover(self._health, self._has_other, is_whole=kind is BufferedAnswer)
+        content = Content.of(submission)
+        failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
         again = (replace(submission, features={}), make) if self._has_other(worker.name) else None
         try:
             try:
-                failover.begin(worker.name)
+                failover.begin(EngineRun(worker.name, worker.sessions))
                 self._check_serving(worker)
                 stream = await worker.submit(submission, make, watcher=failover)
             except SemelError as error:
@@ -243,14 +246,28 @@ class Fleet:
         self, lost: RemoteWorker, submission: Submission, make: MakeFeature, error: SemelError, failover: Failover
     ) -> tuple[RemoteWorker, RemoteStream]:
         """Submit to another worker than the one that was lost or failed, if there is one."""
+        await self._until_alone(lost, failover, error)
+        busy = [one for one in self._admitted if failover.must_be_alone and not failover.may_have(one.name)]
         try:
-            other = self.choose((item.digest for item in submission.prompt.items), without=lost)
+            other = self.choose((item.digest for item in submission.prompt.items), without=[lost, *busy])
         except NotReady:
             raise error from None
         logger.warning("request %s goes to another worker: %s", submission.request_id, error)
         self._health.count_failover(error)
-        failover.begin(other.name)
+        failover.begin(EngineRun(other.name, other.sessions))
         return other, await other.submit(submission, make, watcher=failover)
+
+    async def _until_alone(self, lost: RemoteWorker, failover: Failover, error: SemelError) -> None:
+        """Wait until a request that may have killed an engine can have another one to itself, but not for ever."""
+        if not failover.must_be_alone:
+            return
+        deadline = asyncio.get_running_loop().time() + ALONE_S
+        while others := [worker for worker in self._admitted if worker is not lost]:
+            if any(failover.may_have(worker.name) for worker in others):
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise error
+            await asyncio.sleep(_ALONE_LOOK_S)  # rare enough: only after an engine has died
 
     def load(self, worker: RemoteWorker) -> int:
         """Requests that a worker is answering or about to, and those that it has just failed."""

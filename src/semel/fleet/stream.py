@@ -22,9 +22,9 @@ from semel.wire.outputs import output_of
 __all__ = ["UNWATCHED", "RemoteStream", "Sender", "StreamWatcher", "lost"]
 
 
-def lost() -> WorkerLost:
+def lost(*, is_death: bool) -> WorkerLost:
     """The end of an answer whose worker is gone."""
-    return WorkerLost("the worker was lost while it answered; send the request again")
+    return WorkerLost("the worker was lost while it answered; send the request again", is_death=is_death)
 
 
 class Sender(Protocol):
@@ -194,8 +194,8 @@ class RemoteStream:
             case Delta():
                 self._on_delta(message)
             case Failed():
-                its_end = message.code == EngineDead.code  # its worker goes with it
-                self.break_off(lost() if its_end else error_for(message.code, message.message))
+                error = error_for(message.code, message.message)
+                self.break_off(lost(is_death=True) if isinstance(error, EngineDead) else error)  # its worker goes too
         self._changed.set()
 
     def _on_delta(self, delta: Delta) -> None:

@@ -14,12 +14,18 @@ from typing import Final
 
 from semel.cache import Lender, SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
-from semel.errors import InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
+from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
 from semel.ledger import Ledger
 from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter
-from semel.telemetry.metrics import FEATURE_BYTES_SAVED, FEATURE_BYTES_SENT, FEATURES_REPAIRED, FEATURES_SENT
+from semel.telemetry.metrics import (
+    ENGINES_LOST,
+    FEATURE_BYTES_SAVED,
+    FEATURE_BYTES_SENT,
+    FEATURES_REPAIRED,
+    FEATURES_SENT,
+)
 from semel.wire.events import Closed, Event, Opened, Reset
 from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
 from semel.wire.translation import holdings_of, lend_of, submit_of
@@ -29,6 +35,10 @@ __all__ = ["RemoteWorker"]
 
 _STARTING: Final = "the worker is starting"
 _GONE: Final = "no worker is connected"
+_HUNG: Final = "engine_hung: the worker's engine made no progress, and is being replaced"
+_DEATHS: Final = frozenset((EngineDead.code, EngineHung.code, "gone", "silence"))
+"""The codes of a session's end that mean the end of an engine, as far as one can see from here."""
+
 _TURN: Final = 64
 """Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
 and each wakes a stream, which takes about 35 µs. Without turns the loop is late by all of a step's work."""
@@ -51,6 +61,9 @@ class RemoteWorker:
         self.running = 0
         """Requests that the worker's engine is answering, of all frontends, as it last told."""
 
+        self.sessions = 0
+        """How many there have been with it: behind each may be another engine."""
+
         self._link = link
         self._memory = memory
         self._lender: Lender | None = None
@@ -62,6 +75,10 @@ class RemoteWorker:
         self._reason = _STARTING
         self._last_loss = ""
         """Why it was lost, as the log says: it tries again and again, and is lost for the same reason each time."""
+
+        self._is_open = False
+        self._was_hung = False
+        """Whether its last engine was ended because it hung."""
 
         self._watcher: Callable[[], None] | None = None
         self._streams: dict[str, RemoteStream] = {}
@@ -216,6 +233,8 @@ class RemoteWorker:
     async def _on_event(self, event: Event) -> None:
         match event:
             case Opened(contract):
+                self.sessions += 1
+                self._is_open, self._was_hung = True, False
                 self._ledger.open()
                 await self._begin_lending()
                 self._last_loss = ""
@@ -223,7 +242,7 @@ class RemoteWorker:
             case Draining():
                 self._become(None, "the worker is shutting down")
             case Closed() | Reset():
-                self._lose(event.message)
+                self._lose(event)
             case Load(running=running, waiting=waiting):
                 self.running = running + waiting
                 self._others = max(0, self.running - len(self._unanswered))
@@ -251,18 +270,24 @@ class RemoteWorker:
             if stream.is_answered:
                 self._unanswered.discard(event.request_id)
 
-    def _lose(self, message: str) -> None:
-        if message != self._last_loss:
-            logger.warning("the worker at %s is not connected: %s", self.name, message)
-        self._last_loss = message
-        self._become(None, _GONE)  # where it is, and what its link says, is nothing for clients (threats S7)
+    def _lose(self, event: Closed | Reset) -> None:
+        if event.message != self._last_loss:
+            logger.warning("the worker at %s is not connected: %s", self.name, event.message)
+        self._last_loss = event.message
+        is_death = isinstance(event, Reset) and event.code in _DEATHS
+        if self._is_open and isinstance(event, Reset) and is_death:
+            self._meter.count(ENGINES_LOST, event.code)
+            self._was_hung = event.code == EngineHung.code
+        self._is_open = False
+        # Where it is, and what its link says, is nothing for clients (threats S7).
+        self._become(None, _HUNG if self._was_hung else _GONE)
         self._ledger.close()
         self._transfers.clear()
         self._stop_lending()
         self.running = self._others = 0
         self._unanswered.clear()
         for stream in list(self._streams.values()):
-            stream.break_off(lost())
+            stream.break_off(lost(is_death=is_death))
 
     def _repair(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
         """Send what the worker turned out to lack."""

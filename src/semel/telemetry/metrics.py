@@ -19,7 +19,10 @@ __all__ = [
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
     "ENCODER_TAKEN_OVER",
+    "ENGINES_LOST",
     "ENGINE_SEQUENCES",
+    "ENGINE_STEPS",
+    "ENGINE_WAITED_SECONDS",
     "ENGINE_WAITING",
     "FAILOVERS",
     "FEATURES_REPAIRED",
@@ -186,6 +189,12 @@ NEEDS: Final = Metric("semel_needs_total", "counter", "Features that a worker as
 RESUBMISSIONS: Final = Metric(
     "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
 )
+ENGINE_STEPS: Final = Metric("semel_engine_steps_total", "counter", "Steps that the engine has made.")
+ENGINE_WAITED_SECONDS: Final = Metric(
+    "semel_engine_waited_seconds",
+    "gauge",
+    "Seconds without a step of the engine while a request is under way; see `--engine-progress-s`.",
+)
 GRAMMARS: Final = Metric(
     "semel_grammars_total",
     "counter",
@@ -304,6 +313,13 @@ FAILOVERS: Final = Metric(
     "Requests that went to another worker because theirs failed or was lost, by the code of the error.",
     ("code",),
 )
+ENGINES_LOST: Final = Metric(
+    "semel_engines_lost_total",
+    "counter",
+    "Engines that ended while a frontend was connected to their worker, by code: engine_dead, engine_hung, or gone and "
+    "silence if the worker could not say more.",
+    ("code",),
+)
 WORKER_RUNNING: Final = Metric(
     "semel_worker_running_requests",
     "gauge",
@@ -349,6 +365,8 @@ METRICS: Final = (
     DESK_BYTES,
     NEEDS,
     RESUBMISSIONS,
+    ENGINE_STEPS,
+    ENGINE_WAITED_SECONDS,
     GRAMMARS,
     GRAMMARS_WAITING,
     ENGINE_SEQUENCES,
@@ -380,6 +398,7 @@ METRICS: Final = (
     WORKER_EJECTED,
     WORKER_EJECTIONS,
     FAILOVERS,
+    ENGINES_LOST,
     WORKER_RUNNING,
     SPANS_DROPPED,
 )

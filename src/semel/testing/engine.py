@@ -2,26 +2,32 @@
 
 Its answer is a function of its input: the prompt's tokens and, for every item, the bytes of the feature that it found
 under the item's digest. A wrong feature, or one that changed meanwhile, gives a wrong answer. A test can make it lose
-an item silently, as an engine core whose cache has drifted does, refuse requests, fail, and answer slowly.
+an item silently, as an engine core whose cache has drifted does, refuse requests, fail, hang, die, and answer slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from blake3 import blake3
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, LruMap, Output, Prompt, Submission
 from semel.engine import ItemCacheWatcher
-from semel.errors import EngineFailed, FeatureMissing, InvalidRequest
+from semel.engine.progress import StepWatch
+from semel.errors import EngineDead, EngineFailed, FeatureMissing, InvalidRequest
 
 __all__ = ["EchoEngine", "EchoStream", "EngineFault", "echo"]
 
-EngineFault = Literal["submission", "first_token", "second_token"]
-"""Where an engine fails a request: when it gets it, or instead of a token."""
+EngineFault = Literal["submission", "first_token", "second_token", "hang", "death", "late_death"]
+"""Where an engine fails a request: when it gets it, or instead of a token. Or it makes no step from then on, or dies of
+it: instead of the first token, or of the second."""
+
+_HANG_S: Final = 0.05
+_FAULTY_TOKEN: Final[Mapping[EngineFault, int]] = {"second_token": 2, "late_death": 2}
 
 
 def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
@@ -38,23 +44,26 @@ class EchoStream:
     """The answer to one submission."""
 
     def __init__(
-        self, tokens: tuple[int, ...], missing: list[Digest], pause_s: float, fault: EngineFault | None = None
+        self, engine: EchoEngine, tokens: tuple[int, ...], missing: list[Digest], fault: EngineFault | None = None
     ) -> None:
+        self._engine = engine
         self._tokens = tokens
         self._fault = fault
         self._missing = missing
-        self._pause_s = pause_s
+        self._pause_s = engine.pause_s
         self.closed = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """One token at a time."""
         if self._missing:
             raise FeatureMissing(self._missing)
-        for number, token in enumerate(self._tokens, 1):
-            await asyncio.sleep(self._pause_s)
-            if self._fault is not None and number == (1 if self._fault == "first_token" else 2):
-                raise _failure()
-            yield Output(0, "", (token,), finish_reason="stop" if number == len(self._tokens) else None)
+        with self._engine.answering():
+            for number, token in enumerate(self._tokens, 1):
+                await asyncio.sleep(self._pause_s)
+                if self._fault is not None and number == _FAULTY_TOKEN.get(self._fault, 1):
+                    await _suffer(self._fault)
+                await self._engine.step()
+                yield Output(0, "", (token,), finish_reason="stop" if number == len(self._tokens) else None)
 
     async def close(self) -> None:
         """Nothing runs that would need an abort."""
@@ -77,6 +86,12 @@ class EchoEngine:
         self.fault: EngineFault | None = None
         """Where it fails every request from now on. The sampling parameter `fail` says the same of one request."""
 
+        self.progress = StepWatch()
+        self.hangs = False
+        """Whether it makes no step, for any request."""
+
+        self.killed = False
+        self._answers = 0
         self.lost: set[Digest] = set()
         """Items that the engine core has lost although this process lists them as cached."""
 
@@ -128,7 +143,7 @@ class EchoEngine:
         for digest in digests:
             if digest not in lost:
                 self._hold(digest, found[digest])
-        return EchoStream(() if lost else echo(submission.prompt, found), lost, self.pause_s, _fault(fault))
+        return EchoStream(self, () if lost else echo(submission.prompt, found), lost, _fault(fault))
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Cache an item without a request."""
@@ -141,6 +156,27 @@ class EchoEngine:
         """Remove all items."""
         for digest in list(self._items):
             self._drop(digest)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A request is under way inside."""
+        self._answers += 1
+        self.progress.set_requests(self._answers)
+        try:
+            yield
+        finally:
+            self._answers -= 1
+            self.progress.set_requests(self._answers)
+
+    async def step(self) -> None:
+        """Make a step, unless it hangs."""
+        while self.hangs:  # noqa: ASYNC110
+            await asyncio.sleep(_HANG_S)
+        self.progress.step()
+
+    def kill(self) -> None:
+        """There is no process to end."""
+        self.killed = True
 
     async def close(self) -> None:
         """Nothing to end."""
@@ -164,7 +200,15 @@ class EchoEngine:
 
 
 def _fault(name: object) -> EngineFault | None:
-    return "first_token" if name == "first_token" else "second_token" if name == "second_token" else None
+    return next((fault for fault in get_args(EngineFault) if fault == name), None)
+
+
+async def _suffer(fault: EngineFault) -> None:
+    if fault == "hang":
+        await asyncio.Event().wait()
+    if fault in ("death", "late_death"):
+        raise EngineDead("the engine has died of the request, as asked")
+    raise _failure()
 
 
 def _failure() -> EngineFailed:

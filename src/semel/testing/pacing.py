@@ -91,6 +91,7 @@ class PacedEngine(EchoEngine):
         stream = PacedStream(self, tokens if isinstance(tokens, int) else _DEFAULT_TOKENS)
         self._phases[self._begun % len(self._phases)].add(stream)
         self._begun += 1
+        self.progress.set_requests(self.running)
         if self._timer is None:
             self._due = asyncio.get_running_loop().time()
             self._wait()
@@ -102,6 +103,7 @@ class PacedEngine(EchoEngine):
             if stream in phase:
                 phase.remove(stream)
                 self.aborted += 1
+        self.progress.set_requests(self.running)
 
     def _wait(self) -> None:
         self._due += self._step_s  # not from now on: otherwise one delay would shift all later steps
@@ -112,6 +114,8 @@ class PacedEngine(EchoEngine):
         self._steps += 1
         for stream in [stream for stream in phase if not stream.step()]:
             phase.remove(stream)
+        self.progress.step()
+        self.progress.set_requests(self.running)
         self._timer = None
         if self.running:
             self._wait()

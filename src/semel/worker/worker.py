@@ -20,9 +20,11 @@ from semel.cache import Borrower, borrowed_feature
 from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Turn
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
+from semel.engine.progress import MAX_GAP_S
 from semel.errors import (
     EngineDead,
     EngineFailed,
+    EngineHung,
     FeatureMissing,
     ProtocolError,
     RequestError,
@@ -31,7 +33,16 @@ from semel.errors import (
 )
 from semel.ledger import Gone, Have, Holdings, Intake
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import DESK_BYTES, MM_CACHE_BYTES, MM_CACHE_CAPACITY, MM_CACHE_ITEMS, NEEDS, RESUBMISSIONS
+from semel.telemetry.metrics import (
+    DESK_BYTES,
+    ENGINE_STEPS,
+    ENGINE_WAITED_SECONDS,
+    MM_CACHE_BYTES,
+    MM_CACHE_CAPACITY,
+    MM_CACHE_ITEMS,
+    NEEDS,
+    RESUBMISSIONS,
+)
 from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.wire import messages
@@ -49,6 +60,9 @@ _LOAD_S: Final = 0.02
 _ANNOUNCE_S: Final = 0.005
 _FEATURES_S: Final = 120.0
 """How long a request waits for features before it is given up."""
+
+_LOOK_S: Final = 0.5
+"""How often the engine's progress is looked at."""
 
 _SETTLE_S: Final = 0.1
 """How long a worker that drains stays at least: what was on its way when it said so is answered too."""
@@ -85,6 +99,7 @@ class Worker:
         *,
         tracing: Tracing = NO_TRACING,
         turns: EngineTurns | None = None,
+        progress_s: float = 0.0,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
@@ -98,24 +113,31 @@ class Worker:
         self._frontends: dict[Peer, dict[str, _Request]] = {}
         self._desk: Intake[Peer] = Intake()
         self._holdings: Holdings[Peer] = Holdings()
+        self._progress_s = progress_s
+        """How long the engine may be busy without a step; 0 for as long as it likes."""
+
         self._died = asyncio.Event()
+        self._hung = ""
+        """Why the engine counts as hung, if it does."""
+
         self._draining = False
         self._telling: asyncio.TimerHandle | None = None
         self._announcing: asyncio.TimerHandle | None = None
         engine.watch(self)
 
     async def run(self) -> None:
-        """Serve until the listener is closed; raise `EngineDead` as soon as the engine is."""
+        """Serve until the listener is closed; raise `EngineDead` as soon as the engine is, `EngineHung` if it hangs."""
         serving = asyncio.create_task(self._serve())
         dying = asyncio.create_task(self._died.wait())
+        watching = asyncio.create_task(self._watch_progress())
         try:
             await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                raise EngineDead("the engine has died; its log says why")
+                raise self._end_sessions()
             serving.result()
         finally:
-            serving.cancel()
-            dying.cancel()
+            for task in (serving, dying, watching):
+                task.cancel()
             for peer in list(self._frontends):
                 self._forget(peer)
             for timer in (self._telling, self._announcing):
@@ -136,7 +158,7 @@ class Worker:
     def reason(self) -> str:
         """Why it takes no requests; empty if it does."""
         if self._died.is_set():
-            return "the engine has died"
+            return self._hung or "the engine has died"
         return "the worker is shutting down" if self._draining else ""
 
     async def reset(self) -> None:
@@ -168,7 +190,34 @@ class Worker:
         yield MM_CACHE_BYTES, self._holdings.nbytes, ("worker",)
         yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
         yield from self._turns.samples()
+        yield ENGINE_STEPS, self._engine.progress.steps, ()
+        yield ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
         yield from self._tracing.samples()
+
+    async def _watch_progress(self) -> None:
+        """End the engine when it hangs (threats S22). What keeps this loop from looking is not the engine's fault."""
+        progress = self._engine.progress
+        while not progress.is_hung(self._progress_s):
+            await asyncio.sleep(min(_LOOK_S, MAX_GAP_S / 2))
+            progress.clock.tick()
+        self._hung = f"engine_hung: the engine has made no step for {progress.waited_s:.0f} s; it is being replaced"
+        logger.error(
+            "engine_hung: no step for %.1f s with requests under way (--engine-progress-s %g; its longest step took "
+            "%.1f s, this was to be step %d): the engine is killed, and the worker ends",
+            progress.waited_s,
+            self._progress_s,
+            progress.longest_s,
+            progress.steps + 1,
+        )
+        self._engine.kill()
+        self._died.set()
+
+    def _end_sessions(self) -> EngineDead:
+        """Let frontends know how the engine ended; returns that as an error."""
+        error = EngineHung(self._hung) if self._hung else EngineDead("the engine has died; its log says why")
+        for peer in self._frontends:
+            self._listener.close(peer, str(error), code=error.code)
+        return error
 
     async def _serve(self) -> None:
         async for peer, event in self._listener:

@@ -8,7 +8,8 @@ of vLLM's item cache: where it is not as semel knows it, nothing is said about w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ __all__ = [
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "TESTED",
+    "core_pids",
     "dropped_rows",
     "encoder_arguments",
     "installed_version",
@@ -32,7 +34,9 @@ __all__ = [
     "show_items",
     "skip_grammar_checks",
     "takes_seeds",
+    "watch_calls",
     "watch_removals",
+    "watch_steps",
     "worker_of",
 ]
 
@@ -53,6 +57,7 @@ SOCKET_FOLDER: Final = "VLLM_RPC_BASE_PATH"
 SOCKET_NAME_CHARS: Final = 37
 """What vLLM adds to that folder: a slash and a UUID."""
 
+_COLLECTIVE: Final = "collective_rpc"
 _MIRRORED: Final = "LruKeyReplicatedSenderCache"
 _ABORT_AT_ONCE: Final = "abort_immediately"
 _MIRROR_PARTS: Final = ("_on_remove", "clear", "maxsize")
@@ -190,3 +195,55 @@ async def show_items(llm: Any, request: Any) -> None:
     setattr(request, _ABORT_AT_ONCE, True)
     llm.input_processor.assign_request_id(request)
     await llm.engine_core.add_request_async(request)
+
+
+def watch_steps(llm: Any, on_step: Callable[[], None], on_outputs: Callable[[], None]) -> bool:
+    """Call `on_step` for every step of the engine core, and `on_outputs` when its outputs have been handed out.
+
+    False if this engine does not report all of its steps: one that generates nothing, such as a chunk of a prompt, is
+    reported by its statistics only.
+    """
+    client = llm.engine_core
+    if not getattr(llm, "log_stats", False):
+        logger.warning("without the engine's statistics (--disable-log-stats) a hung engine is not noticed")
+        return False
+    if not hasattr(client, "get_output_async"):
+        logger.warning("vLLM %s does not tell of its steps: a hung engine is not noticed", installed_version())
+        return False
+    get_output = client.get_output_async
+
+    async def get_output_async() -> Any:
+        on_outputs()
+        outputs = await get_output()
+        on_step()
+        return outputs
+
+    client.get_output_async = get_output_async
+    return True
+
+
+def watch_calls(llm: Any, during: Callable[[str], AbstractContextManager[Callable[[Any], None]]]) -> None:
+    """Enter `during` for every call into the engine core, by the method's name; it is passed what the call returns.
+
+    Of a call into the worker processes the name is `collective_rpc.` and that of the method there.
+    """
+    client = llm.engine_core
+    call: Callable[..., Awaitable[Any]] | None = getattr(client, "_call_utility_async", None)
+    if call is None:
+        logger.warning("vLLM %s does not tell of pauses: they count as time without a step", installed_version())
+        return
+
+    async def call_utility_async(method: str, *args: Any, **kwargs: Any) -> Any:
+        name = f"{method}.{args[0]}" if method == _COLLECTIVE and args else method
+        with during(name) as on_result:
+            result = await call(method, *args, **kwargs)
+            on_result(result)
+            return result
+
+    client._call_utility_async = call_utility_async
+
+
+def core_pids(llm: Any) -> list[int]:
+    """The processes of the engine core on this host; none if it is elsewhere."""
+    manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
+    return [process.pid for process in getattr(manager, "processes", ()) if process.pid is not None]

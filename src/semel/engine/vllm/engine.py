@@ -30,6 +30,7 @@ from semel.core import (
     Submission,
     Timeline,
 )
+from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat import show_items, takes_seeds
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -38,6 +39,7 @@ from semel.engine.vllm.inputs import engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
+from semel.engine.vllm.progress import StepCounter, kill_processes
 from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
 from semel.errors import (
     EngineDead,
@@ -81,6 +83,7 @@ class VllmEngine:
         self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars)
         self._defaults = Defaults.of(llm.model_config)
         self._takes_seeds = takes_seeds(llm.vllm_config)
+        self._steps = StepCounter(llm)
         self._order = asyncio.Lock()
         self._prefix_era: str | None = None
 
@@ -135,6 +138,11 @@ class VllmEngine:
     def contract(self) -> Contract:
         """What this engine expects."""
         return self._contract
+
+    @property
+    def progress(self) -> StepWatch:
+        """Its steps; of an engine that does not report all of them, none and no request."""
+        return self._steps.watch
 
     @property
     def item_cache(self) -> ItemCache:
@@ -194,7 +202,8 @@ class VllmEngine:
             if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
                 with refusals():
                     collector = await self._added(request_id, prompt, params, options)
-                return VllmStream(self._llm, collector, self._items, (), reader)
+                self._steps.review()
+                return VllmStream(self._llm, collector, self._items, (), reader, self._steps)
             await self._validated(request_id, prompt, params)
             async with self._order:
                 self._llm.check_admission(params.n, request_id)
@@ -204,7 +213,8 @@ class VllmEngine:
                 except BaseException:
                     self._items.take_back(admission)
                     raise
-        return VllmStream(self._llm, collector, self._items, admission.referred, reader)
+        self._steps.review()
+        return VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
@@ -230,6 +240,11 @@ class VllmEngine:
         """Forget all cached items, embeddings and prefixes."""
         with _failures():
             await asyncio.shield(self._reset())  # half a reset would leave the item cache and its mirror apart
+
+    def kill(self) -> None:
+        """End the engine's processes at once, also stopped ones."""
+        if self._llm is not None:
+            kill_processes(self._llm)
 
     async def close(self) -> None:
         """End the engine and its processes. Closing twice does no harm."""
@@ -319,8 +334,10 @@ class VllmStream:
         item_cache: ItemCache,
         referred: tuple[Digest, ...],
         reader: AnswerReader | None = None,
+        steps: StepCounter | None = None,
     ) -> None:
         self._llm = llm
+        self._steps = steps
         self._collector = collector
         self._items = item_cache
         self._referred = referred
@@ -350,6 +367,8 @@ class VllmStream:
         if not self._finished:
             self._finished = True
             await self._llm.abort(self._collector.request_id, internal=True)
+            if self._steps is not None:
+                self._steps.review()
 
     def _failure(self) -> SemelError:
         if self._begun or not self._referred:

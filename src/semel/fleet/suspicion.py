@@ -1,0 +1,190 @@
+"""Requests that were under way when an engine died, of which one may have killed it (threats S22). Pure: no clock.
+
+Who was under way gets a strike. It may go elsewhere once and *alone*: until its first output, no other such request is
+at the same engine. If that engine dies too, it is the lone request that gets the second strike; without one, all that
+were there. With two strikes, of two engines, a tenant's content is refused for 10 minutes. An answer that comes to its
+end clears its content. Content that has a strike is answered one at a time: a client that sends again what is on trial
+must not kill a third engine with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from semel.core import LruMap, Submission, tenant_name
+from semel.errors import NotReady, RequestQuarantined
+
+__all__ = ["ALONE_S", "KEEP_S", "MAX_STRIKES", "Content", "EngineRun", "Suspect", "Suspicion"]
+
+KEEP_S: Final = 600.0
+"""How long a strike counts, and how long content with two of them is refused."""
+
+MAX_STRIKES: Final = 2
+ALONE_S: Final = 30.0
+"""How long a request waits for an engine that it can have alone."""
+
+_MAX_TENANTS: Final = 256
+_MAX_CONTENTS: Final = 256
+"""Of one tenant: the strikes of one forget nothing of another."""
+
+_MAX_ENGINES: Final = 1_024
+
+
+class EngineRun(NamedTuple):
+    """An engine, from one start to its end: the address of its worker, and the number of our session with it."""
+
+    worker: str
+    session: int
+
+
+class Content(NamedTuple):
+    """What a request is made of, whatever its sampling parameters."""
+
+    tenant: str
+    hash: int
+    """Not cryptographic, and so ten times as fast: whoever finds two contents with the same one is their own tenant."""
+
+    @classmethod
+    def of(cls, submission: Submission) -> Content:
+        """The content of a submission."""
+        prompt = submission.prompt
+        encoder = tuple(prompt.encoder_token_ids or ())
+        return cls(tenant_name(submission.cache_salt), hash((tuple(prompt.token_ids), encoder, prompt.items)))
+
+
+@dataclass(slots=True, eq=False)
+class Suspect:
+    """One request, from its submission to its end."""
+
+    content: Content
+    engine: EngineRun | None = None
+    """Where it is under way."""
+
+    is_alone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """The strikes of one content."""
+
+    engines: list[EngineRun] = field(default_factory=list)
+    """The engines that died with it under way."""
+
+    until: float = 0.0
+    trial: Suspect | None = None
+    """The request that has it now; others wait for its end."""
+
+
+class Suspicion:
+    """Which content has been under way when engines died, and which engines a suspect has alone."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._tenants: LruMap[str, LruMap[int, _Record]] = LruMap(_MAX_TENANTS)
+        self._lanes: dict[str, Suspect] = {}
+        """By worker, the suspect that has its engine alone."""
+
+        self._blamed: LruMap[EngineRun, bool] = LruMap(_MAX_ENGINES)
+        """Engines that died of a lone suspect: nobody else that had a strike gets another for it."""
+
+    def strikes(self, content: Content) -> int:
+        """How many engines have died with this content under way."""
+        record = self._record(content)
+        return 0 if record is None else len(record.engines)
+
+    def enter(self, content: Content) -> Suspect:
+        """A request is about to be submitted; raises if its content is refused."""
+        suspect = Suspect(content)
+        self.check_strikes(suspect)
+        if (record := self._record(content)) is not None:
+            if record.trial is not None:
+                raise NotReady("the same request was under way when an engine died, and is tried now; try again soon")
+            record.trial = suspect
+        return suspect
+
+    def check_strikes(self, suspect: Suspect) -> None:
+        """Raise if the content of a request is refused."""
+        record = self._record(suspect.content)
+        if record is not None and len(record.engines) >= MAX_STRIKES:
+            left_s = record.until - self._now()
+            raise RequestQuarantined(
+                f"this request was under way when {MAX_STRIKES} engines died; it is refused for {left_s:.0f} s",
+                retry_after_s=left_s,
+            )
+
+    def may_have_alone(self, suspect: Suspect, worker: str) -> bool:
+        """Whether no other suspect is at a worker's engine, and none with the same content on trial."""
+        record = self._record(suspect.content)
+        is_free = self._lanes.get(worker) in (None, suspect)
+        return is_free and (record is None or record.trial in (None, suspect))
+
+    def submit(self, suspect: Suspect, engine: EngineRun, *, alone: bool = False) -> None:
+        """It goes to an engine; `alone` if it was under way when another one died."""
+        self._let_go(suspect)
+        suspect.engine = engine
+        if alone:
+            assert self.may_have_alone(suspect, engine.worker), "the engine is not free"
+            suspect.is_alone = True
+            self._lanes[engine.worker] = suspect
+            if (record := self._record(suspect.content)) is not None:
+                record.trial = suspect
+
+    def begin_answer(self, suspect: Suspect) -> None:
+        """Its first output has come: the next suspect may have the engine."""
+        self._let_go(suspect)
+
+    def finish(self, suspect: Suspect) -> None:
+        """Its answer is complete: nothing is wrong with it."""
+        if (contents := self._tenants.peek(suspect.content.tenant)) is not None:
+            contents.pop(suspect.content.hash)
+        self.leave(suspect)
+
+    def die(self, suspect: Suspect) -> None:
+        """The engine that it was under way at has died."""
+        engine, was_alone = suspect.engine, suspect.is_alone
+        if engine is None:
+            return
+        if was_alone:
+            self._blamed.put(engine, True)
+        is_anothers = not was_alone and (engine in self._blamed or engine.worker in self._lanes)
+        if not (is_anothers and self.strikes(suspect.content)):
+            self._strike(suspect.content, engine)
+        self.leave(suspect)
+
+    def leave(self, suspect: Suspect) -> None:
+        """It is not under way any more."""
+        self._let_go(suspect)
+        suspect.engine = None
+        record = self._record(suspect.content)
+        if record is not None and record.trial is suspect:
+            record.trial = None
+
+    def _let_go(self, suspect: Suspect) -> None:
+        if suspect.is_alone and suspect.engine is not None:
+            del self._lanes[suspect.engine.worker]
+        suspect.is_alone = False
+
+    def _strike(self, content: Content, engine: EngineRun) -> None:
+        record = self._record(content) or _Record()
+        if engine not in record.engines:
+            record.engines.append(engine)
+        record.until = self._now() + KEEP_S
+        self._contents(content).put(content.hash, record)
+
+    def _record(self, content: Content) -> _Record | None:
+        contents = self._tenants.peek(content.tenant)
+        record = None if contents is None else contents.peek(content.hash)
+        if contents is not None and record is not None and record.until <= self._now():
+            contents.pop(content.hash)
+            return None
+        return record
+
+    def _contents(self, content: Content) -> LruMap[int, _Record]:
+        contents = self._tenants.get(content.tenant)
+        if contents is None:
+            contents = LruMap(_MAX_CONTENTS)
+            self._tenants.put(content.tenant, contents)
+        return contents

@@ -1,0 +1,228 @@
+"""Requests that were under way when engines died: who gets a strike, who has an engine alone, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core import Submission
+from semel.errors import NotReady, RequestQuarantined
+from semel.fleet.suspicion import KEEP_S, Content, EngineRun, Suspect, Suspicion
+from tests.worker.pairing import prompt
+
+K = Content("tenant", 1)
+
+
+@dataclass
+class Model:
+    """Slow and obviously right: the whole history is kept, and everything is found in it by searching."""
+
+    now: float = 0.0
+    history: list[tuple[float, Content, EngineRun | None]] = field(default_factory=list)
+    """Strikes with their engine, and clearances without one."""
+
+    def engines(self, content: Content) -> set[EngineRun]:
+        """The engines of strikes that still count: 10 minutes after the last one all are forgotten."""
+        counted: list[tuple[float, EngineRun]] = []
+        for when, whose, engine in self.history:
+            if whose != content:
+                continue
+            if engine is None or (counted and when >= counted[-1][0] + KEEP_S):
+                counted = []
+            if engine is not None:
+                counted.append((when, engine))
+        is_over = bool(counted) and self.now >= counted[-1][0] + KEEP_S
+        return set() if is_over else {engine for _, engine in counted}
+
+
+class Play:
+    """A fleet of three workers, with engines that die, requests of four contents, and a clock."""
+
+    def __init__(self, seed: int, kind: type[Suspicion] = Suspicion) -> None:
+        self.draw = random.Random(seed)
+        self.model = Model()
+        self.suspicion = kind(now=lambda: self.model.now)
+        self.sessions = dict.fromkeys("abc", 1)
+        self.under_way: list[Suspect] = []
+        self.seconds: set[Suspect] = set()
+        self.waiting: list[Suspect] = []
+
+    def run(self) -> None:
+        acts = (self.enter, self.enter, self.begin_answer, self.finish, self.leave, self.die, self.pass_time)
+        for _ in range(self.draw.randrange(120)):
+            self.draw.choice(acts)()
+            self.try_again()
+
+    def engine(self) -> EngineRun:
+        worker = self.draw.choice("abc")
+        return EngineRun(worker, self.sessions[worker])
+
+    def enter(self) -> None:
+        content = Content(self.draw.choice("xy"), self.draw.randrange(2))
+        strikes = len(self.model.engines(content))
+        assert self.suspicion.strikes(content) == strikes
+        record = self.suspicion._record(content)
+        on_trial = record is not None and record.trial is not None
+        try:
+            suspect = self.suspicion.enter(content)
+        except RequestQuarantined:
+            assert strikes >= 2
+        except NotReady:
+            assert strikes == 1
+            assert on_trial
+        else:
+            assert strikes < 2
+            assert not on_trial
+            self.suspicion.submit(suspect, self.engine())
+            self.under_way.append(suspect)
+
+    def begin_answer(self) -> None:
+        if self.under_way:
+            self.suspicion.begin_answer(self.draw.choice(self.under_way))
+
+    def finish(self) -> None:
+        if (suspect := self.take()) is not None:
+            self.suspicion.finish(suspect)
+            self.model.history.append((self.model.now, suspect.content, None))
+
+    def leave(self) -> None:
+        if (suspect := self.take()) is not None:
+            self.suspicion.leave(suspect)
+
+    def take(self) -> Suspect | None:
+        return self.under_way.pop(self.draw.randrange(len(self.under_way))) if self.under_way else None
+
+    def die(self) -> None:
+        engine = self.engine()
+        there = [one for one in self.under_way if one.engine == engine]
+        alone = [one for one in there if one.is_alone]
+        assert len(alone) <= 1, "one at a time"
+        had_strikes = {one.content for one in there if self.model.engines(one.content)}
+        for one in there:
+            if not alone or one in alone or one.content not in had_strikes:
+                self.model.history.append((self.model.now, one.content, engine))
+        self.draw.shuffle(there)
+        for one in there:
+            self.suspicion.die(one)
+            self.under_way.remove(one)
+            if one not in self.seconds:
+                self.waiting.append(one)
+        for one in there:
+            assert self.suspicion.strikes(one.content) == len(self.model.engines(one.content))
+        self.sessions[engine.worker] += 1
+
+    def pass_time(self) -> None:
+        self.model.now += self.draw.choice([0.0, 1.0, 200.0, KEEP_S])
+
+    def try_again(self) -> None:
+        for suspect in list(self.waiting):
+            engine = self.engine()
+            if self.suspicion.strikes(suspect.content) < 2 and self.suspicion.may_have_alone(suspect, engine.worker):
+                self.waiting.remove(suspect)
+                self.seconds.add(suspect)
+                self.suspicion.submit(suspect, engine, alone=True)
+                self.under_way.append(suspect)
+
+
+@given(st.integers(0, 2**32))
+def test_strikes_are_those_of_a_model_that_keeps_the_whole_history(seed: int) -> None:
+    Play(seed).run()
+
+
+class Unfair(Suspicion):
+    """Gives everybody a strike, whoever was alone."""
+
+    def die(self, suspect: Suspect) -> None:
+        assert suspect.engine is not None
+        self._strike(suspect.content, suspect.engine)
+        super().die(suspect)
+
+
+def test_the_model_tells_apart_a_rule_that_gives_everybody_a_strike() -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(300):
+            Play(seed, Unfair).run()
+
+
+def engine(name: str, session: int = 1) -> EngineRun:
+    return EngineRun(name, session)
+
+
+def test_two_engines_and_the_content_is_refused_to_its_tenant_for_10_minutes() -> None:
+    now = 0.0
+    suspicion = Suspicion(now=lambda: now)
+    suspect = suspicion.enter(K)
+    suspicion.submit(suspect, engine("a"))
+    suspicion.die(suspect)
+    suspicion.submit(suspect, engine("b"), alone=True)
+    suspicion.die(suspect)
+    with pytest.raises(RequestQuarantined, match="2 engines died; it is refused for 600 s") as refusal:
+        suspicion.enter(K)
+    assert refusal.value.status == 503
+    assert refusal.value.retry_after_s == KEEP_S
+    suspicion.enter(K._replace(tenant="another"))
+    now = KEEP_S
+    suspicion.enter(K)
+
+
+def test_one_engine_with_the_same_content_three_times_is_one_strike() -> None:
+    suspicion = Suspicion(now=lambda: 0.0)
+    suspects = [suspicion.enter(K) for _ in range(3)]
+    for one in suspects:
+        suspicion.submit(one, engine("a"))
+    for one in suspects:
+        suspicion.die(one)
+    assert suspicion.strikes(K) == 1
+
+
+def test_what_is_on_trial_is_not_tried_a_second_time_meanwhile() -> None:
+    suspicion = Suspicion(now=lambda: 0.0)
+    first, second = suspicion.enter(K), suspicion.enter(K)
+    for one in (first, second):
+        suspicion.submit(one, engine("a"))
+        suspicion.die(one)
+    suspicion.submit(first, engine("b"), alone=True)
+    assert not suspicion.may_have_alone(second, "c")
+    with pytest.raises(NotReady):
+        suspicion.enter(K)
+    suspicion.finish(first)
+    assert suspicion.may_have_alone(second, "c")
+    suspicion.enter(K)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_engine_that_a_lone_suspect_killed_is_no_second_strike_for_others(order: tuple[int, int]) -> None:
+    """Whoever is told first. The other had been under way with it before, and had begun to answer."""
+    suspicion = Suspicion(now=lambda: 0.0)
+    innocent = Content("tenant", 2)
+    both = [suspicion.enter(innocent), suspicion.enter(K)]
+    for one in both:
+        suspicion.submit(one, engine("a"))
+    for one in both:
+        suspicion.die(one)
+    suspicion.submit(both[0], engine("b"), alone=True)
+    assert not suspicion.may_have_alone(both[1], "b")
+    suspicion.begin_answer(both[0])
+    suspicion.submit(both[1], engine("b"), alone=True)
+    for number in order:
+        suspicion.die(both[number])
+    assert (suspicion.strikes(innocent), suspicion.strikes(K)) == (1, 2)
+
+
+def test_content_is_of_a_tenant_and_not_of_its_sampling_parameters_or_salt() -> None:
+    one = Submission("r1", prompt([1]), {}, {"seed": 1}, "\0acme\n")
+    assert Content.of(one) == Content.of(Submission("r2", prompt([1]), {}, {"seed": 2}, "\0acme\n\1salt"))
+    assert Content.of(one) != Content.of(Submission("r1", prompt([2]), {}, {}, "\0acme\n"))
+    assert Content.of(one) != Content.of(Submission("r1", prompt([1]), {}, {}, "\0other\n"))
+
+
+def test_the_strikes_of_one_tenant_forget_nothing_of_another() -> None:
+    suspicion = Suspicion(now=lambda: 0.0)
+    for number, content in enumerate([K, *(Content("many", n) for n in range(256)), K]):
+        suspect = Suspect(content, engine("a", number))
+        suspicion.die(suspect)
+    assert suspicion.strikes(K) == 2
