@@ -128,7 +128,7 @@ class Failover:
     def begin(self, engine: EngineRun) -> None:
         """It goes to a worker's engine: the first, or the other."""
         worker = engine.worker
-        self._suspicion.submit(self._under_way, engine, alone=self._saw_death)
+        self._suspicion.submit(self._under_way, engine, alone=self.must_be_alone)
         if self._attempt is not None and self._attempt is not self._suspect:
             self._health.cancel(self._attempt)
         self._is_second = self._attempt is not None
