@@ -116,7 +116,11 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s21_texts.py::test_mutant_a_route_without_room_charges_the_body_only",
         "test_s21_answers.py::test_mutant_an_uncharged_backlog_grows_without_bound",
     ),
-    22: ("test_s22_failing_workers.py::test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred",),
+    22: (
+        "test_s22_failing_workers.py::test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred",
+        "test_s22_dead_engines.py::test_of_three_workers_a_request_that_kills_engines_ends_at_most_two_and_once",
+        "test_s22_dead_engines.py::test_control_without_strikes_it_ends_all_three",
+    ),
     24: (
         "test_s24_upstream_answers.py::test_a_directive_of_blanks_takes_linear_time",
         "test_s24_upstream_answers.py::test_mutant_quantifiers_that_share_their_blanks_take_quadratic_time",
