@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
+from semel.render.long_string import LongString
+
 __all__ = ["is_cheap", "run"]
 
 _T = TypeVar("_T")
@@ -27,6 +29,8 @@ def is_cheap(*values: object) -> bool:
                 media += len(value)
             else:
                 text += len(value)
+        elif isinstance(value, LongString):
+            media += len(value)
         elif isinstance(value, Mapping):
             pending += value.values()
         elif isinstance(value, Iterable):

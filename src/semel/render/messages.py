@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest
+from semel.render.long_string import LongString
 from semel.render.placeholder_escape import map_strings, strings_in
 from semel.render.source import Source, media_from_base64, source_from
 
-__all__ = ["MESSAGE", "Attachment", "Conversation", "Message", "Part", "Text", "ToolReference"]
+__all__ = ["MESSAGE", "Attachment", "Conversation", "Message", "Part", "Text", "ToolReference", "put_media"]
 
 _TEXT_FIELDS: Final = {
     "input_text": "text",
@@ -32,6 +33,7 @@ _URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
     "input_image": ("image_url", "image"),
     "video_url": ("video_url", "video"),
 }
+_URL_NAMES: Final = frozenset(name for name, _ in _URL_FIELDS.values())
 _SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_URL_FIELDS, "input_audio", "tool_reference"})
 _AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
 _TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference")
@@ -147,6 +149,31 @@ class Conversation:
         )
 
 
+def put_media(messages: Sequence[dict[str, Any]], strings: Mapping[str, LongString]) -> int:
+    """Put long strings into messages where a field that takes media has their token. Returns how many were put."""
+    put = 0
+    for fields, name in _media_fields(messages):
+        value = fields.get(name)
+        if isinstance(value, str) and value in strings:
+            fields[name] = strings[value]
+            put += 1
+    return put
+
+
+def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects in messages that may have media, each with the name of the field."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict):
+                continue
+            for name in _URL_NAMES:
+                value = part.get(name)
+                yield (value, "url") if isinstance(value, dict) else (part, name)
+            if isinstance(audio := part.get("input_audio"), dict):
+                yield audio, "data"
+
+
 def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
         raise InvalidRequest.of(where, f"must be an object, not {_kind(message)}")
@@ -199,9 +226,9 @@ def _text(part: dict[str, Any], kind: str, extra: dict[str, object], where: str)
     return Text(_string(text, f"{where}.{name}"), extra)
 
 
-def _url(value: object, where: str) -> str:
+def _url(value: object, where: str) -> str | LongString:
     """A URL is a string, or an object with the string in "url"."""
-    return _string(value.get("url") if isinstance(value, dict) else value, where)
+    return _encoded(value.get("url") if isinstance(value, dict) else value, where)
 
 
 def _input_audio(value: object, where: str) -> Media:
@@ -209,7 +236,7 @@ def _input_audio(value: object, where: str) -> Media:
         raise InvalidRequest.of(
             f"{where}.input_audio", f'must be an object with "data" and "format", not {_kind(value)}'
         )
-    data = _string(value.get("data"), f"{where}.input_audio.data")
+    data = _encoded(value.get("data"), f"{where}.input_audio.data")
     format_ = _string(value.get("format"), f"{where}.input_audio.format")
     if not _AUDIO_FORMAT.fullmatch(format_):
         raise InvalidRequest.of(
@@ -261,6 +288,10 @@ def _arguments(arguments: object) -> dict[str, object]:
         except (ValueError, RecursionError):
             return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def _encoded(value: object, where: str) -> str | LongString:
+    return value if isinstance(value, LongString) else _string(value, where)
 
 
 def _string(value: object, where: str) -> str:

@@ -13,6 +13,7 @@ import pybase64
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, MediaError
 from semel.media.fetch.url import Url, parse_url
+from semel.render.long_string import LongString
 
 __all__ = ["MediaUrl", "Source", "media_from_base64", "source_from"]
 
@@ -33,20 +34,20 @@ class MediaUrl:
 Source = Media | MediaUrl
 
 
-def source_from(text: str, modality: Modality, *, where: str) -> Source:
+def source_from(text: str | LongString, modality: Modality, *, where: str) -> Source:
     """The source that a URL names; `where` is the part of the request for errors."""
     if text[:5].lower() == "data:":
-        return _from_data_url(text[5:], modality, where)
+        return _from_data_url(text, modality, where)
     try:
-        return MediaUrl(modality, parse_url(text), where)
+        return MediaUrl(modality, parse_url(text[:]), where)
     except InvalidRequest as error:
         raise InvalidRequest.of(where, str(error)) from None
 
 
-def media_from_base64(text: str, modality: Modality, *, mime: str | None, where: str) -> Media:
+def media_from_base64(text: str | LongString, modality: Modality, *, mime: str | None, where: str) -> Media:
     """The media that `text` encodes."""
     try:
-        data = pybase64.b64decode(text, validate=True)
+        data = pybase64.b64decode(text if isinstance(text, str) else text.data, validate=True)
     except ValueError:
         raise MediaError.of(where, f"the {modality} is not valid base64: encode it without line breaks") from None
     if not data:
@@ -54,17 +55,19 @@ def media_from_base64(text: str, modality: Modality, *, mime: str | None, where:
     return Media(modality, data, mime)
 
 
-def _from_data_url(rest: str, modality: Modality, where: str) -> Media:
+def _from_data_url(text: str | LongString, modality: Modality, where: str) -> Media:
     # The head is bounded before it is split: a URL of semicolons alone would become as many strings.
-    head, comma, _ = rest[:_MAX_HEAD_CHARS].partition(",")
+    head, comma, _ = text[5 : 5 + _MAX_HEAD_CHARS].partition(",")
     mime, *parameters = (field.strip() for field in head.split(";"))
     if not comma or not parameters or parameters[-1] != "base64":
         raise InvalidRequest.of(
-            where, f"{_excerpt('data:' + rest[: _EXCERPT_CHARS + 1])} is not of the form data:{modality}/…;base64,…"
+            where, f"{_excerpt('data:' + text[5 : 6 + _EXCERPT_CHARS])} is not of the form data:{modality}/…;base64,…"
         )
     if mime and mime.partition("/")[0].lower() != modality:
         raise InvalidRequest.of(where, f"a data URL of type {_excerpt(mime)} cannot be used as {modality}")
-    return media_from_base64(rest[len(head) + 1 :], modality, mime=mime or None, where=where)
+    start = 6 + len(head)
+    data = text[start:] if isinstance(text, str) else text.from_(start)
+    return media_from_base64(data, modality, mime=mime or None, where=where)
 
 
 def _excerpt(text: str) -> str:

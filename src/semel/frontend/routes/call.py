@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from semel.core import Tenant
 from semel.frontend.budget import Account
-from semel.frontend.http.body import CLIENT_CLOSED, parse, read, unless_disconnected
+from semel.frontend.http.body import CLIENT_CLOSED, parse_body, read, unless_disconnected
 from semel.frontend.http.download import Download
 from semel.frontend.http.sse import EventStream
 from semel.frontend.limits import BodyLimits
@@ -134,12 +134,12 @@ async def serve_call(
 
 
 async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
-    return call.admit(parse(await read(request, service.body, call.account), kind))
+    return call.admit(await parse_body(await read(request, service.body, call.account), kind))
 
 
 async def read_prompt_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
     """Read a JSON body whose prompt may be a list of tokens."""
-    return call.admit(parse(await read(request, prompt_limits(service, call), call.account), kind))
+    return call.admit(await parse_body(await read(request, prompt_limits(service, call), call.account), kind))
 
 
 def prompt_limits(service: FrontendState, call: Call) -> BodyLimits:

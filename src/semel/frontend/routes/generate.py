@@ -29,7 +29,7 @@ from semel.frontend.api.generate_request import GenerateRequest, RequestItem
 from semel.frontend.api.generate_response import Generated, GeneratedChunk, GenerateResponse
 from semel.frontend.api.render_response import PROMPT, features_body
 from semel.frontend.execution import submit
-from semel.frontend.http.body import parse, read_bytes, take_values
+from semel.frontend.http.body import parse_body, read_bytes, take_values
 from semel.frontend.http.respond import respond
 from semel.frontend.items.client_features import IdentifiedItem, Owner, features_of, identify_items
 from semel.frontend.items.ownership import features_with_tags
@@ -39,6 +39,7 @@ from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import read_file
 from semel.render import ChatRenderer
+from semel.render.inline import run
 from semel.telemetry.stages import Stopwatch
 from semel.web.multipart import FORM
 from semel.web.openapi import EVENTS, JSON, events_of, shape
@@ -49,6 +50,7 @@ _REQUEST: Final = TypeAdapter(GenerateRequest)
 _ANSWERS: Final = {JSON: shape(Generated), EVENTS: events_of(GeneratedChunk)}
 _FILE: Final = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
 _MAX_NAMED: Final = 16
+_SHORT_CHARS: Final = 65_536
 _REFUSED_TYPES: Final = frozenset({FORM, "application/octet-stream"})
 
 
@@ -86,8 +88,12 @@ async def _ask_file(
     body = await read_bytes(request, service.body, call.account)
     limits = prompt_limits(service, call)
 
+    def encode(text: str) -> bytes:
+        take_values(data := text.encode(errors="surrogatepass"), limits, call.account)
+        return data
+
     def admit(text: str) -> None:
-        take_values(text.encode(errors="surrogatepass"), limits, call.account)
+        encode(text)
 
     file = await asyncio.to_thread(read_file, memoryview(body), admit=admit, spend=call.account.take)
     if (prompt := file.texts.get(PROMPT)) is None:
@@ -95,8 +101,7 @@ async def _ask_file(
             f"the file has no prompt: its metadata needs {PROMPT!r}, as /v1/chat/completions/render gives it with "
             f"Accept: {SAFETENSORS}"
         )
-    admit(prompt)
-    parsed = parse(prompt.encode(errors="surrogatepass"), kind)
+    parsed = await parse_body(await run(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS), kind)
     return call.admit(parsed).with_tensors(features_of(file.entries))
 
 
