@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -215,13 +215,21 @@ async def upstream() -> tuple[asyncio.Server, str]:
 
 
 @contextlib.contextmanager
-def running(kind: Against, model: Path, home: Path, upstream_url: str) -> Iterator[Target]:
+def running(
+    kind: Against,
+    model: Path,
+    home: Path,
+    upstream_url: str,
+    *,
+    keys: Mapping[str, str] = KEYS,
+    flags: Sequence[str] = (),
+) -> Iterator[Target]:
     """The server under attack, ready; ended with everything that belongs to it."""
     port = free_port()
     if kind == "semel":
-        keys = home / "keys"
-        keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-        keys.chmod(0o600)
+        file = home / "keys"
+        file.write_text("".join(f"{name} {key}\n" for name, key in keys.items()))
+        file.chmod(0o600)
         command = [
             sys.executable,
             "-m",
@@ -231,7 +239,7 @@ def running(kind: Against, model: Path, home: Path, upstream_url: str) -> Iterat
             *FLAGS,
             *SEMEL_FLAGS,
             "--api-keys-file",
-            str(keys),
+            str(file),
         ]
         command += ["--allowed-media-domains", upstream_url.partition("//")[2]]
     else:
@@ -240,7 +248,7 @@ def running(kind: Against, model: Path, home: Path, upstream_url: str) -> Iterat
     log = home / f"{kind}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            [*command, *flags, "--host", "127.0.0.1", "--port", str(port)],
             stdout=output,
             stderr=output,
             env=os.environ | ENVIRONMENT | {"TMPDIR": str(home)},

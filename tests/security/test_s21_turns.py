@@ -19,7 +19,7 @@ async def steps_of(made: Shop, *tasks: asyncio.Task[int]) -> int:
     """The engine's steps until requests are answered."""
     steps = 0
     while not all(task.done() for task in tasks):
-        made.engine.step()
+        made.engine.advance()
         steps += 1
         for _ in range(3):
             await asyncio.sleep(0.001)
@@ -71,5 +71,5 @@ async def test_while_both_send_a_short_request_does_not_wait_for_the_end_of_a_lo
 
 async def steps_of_first(made: Shop) -> int:
     await until(lambda: bool(made.engine.streams))
-    made.engine.step()
+    made.engine.advance()
     return 1

@@ -85,7 +85,7 @@ class SteppedEngine(EchoEngine):
         if stream in self.streams:
             self.streams.remove(stream)
 
-    def step(self) -> None:
+    def advance(self) -> None:
         running = [(stream, index) for stream in self.streams for index in stream.left][: self.capacity]
         for stream, index in running:
             stream.generate(index)
@@ -94,4 +94,4 @@ class SteppedEngine(EchoEngine):
         """Step again and again, as long as the task is not cancelled."""
         while True:
             await asyncio.sleep(0.001)
-            self.step()
+            self.advance()

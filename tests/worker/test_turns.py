@@ -101,7 +101,7 @@ async def test_without_names_everything_goes_to_the_engine_in_order_of_arrival(t
         assert numbers == sorted(numbers)
         assert made.waiting == 0
         for _ in range(60):
-            made.engine.step()
+            made.engine.advance()
         await asyncio.gather(*tasks)
         await is_quiet(made)
 
@@ -123,7 +123,7 @@ async def test_whoever_stops_waiting_leaves_the_queue(tmp_path: Path, way: str) 
         (short,) = made.start("globex", 1)
         await until(lambda: made.engine.sequences == 1)
         for _ in range(4):
-            made.engine.step()
+            made.engine.advance()
         assert await short == 4
 
 
@@ -139,7 +139,7 @@ async def test_a_request_that_waits_is_not_accepted_yet_and_its_abort_frees_noth
         assert made.metric(ENGINE_SEQUENCES) == WINDOW.places
         assert made.metric(DESK_BYTES) == 0
         for _ in range(8):
-            made.engine.step()
+            made.engine.advance()
         await asyncio.gather(*running)
         await is_quiet(made)
 
@@ -176,12 +176,12 @@ async def test_items_that_are_lost_while_a_request_waits_or_later_are_sent_and_i
         await until(lambda: made.waiting == 1)
         await made.engine.reset()
         for _ in range(8):
-            made.engine.step()
+            made.engine.advance()
         await asyncio.gather(first, *others)
         await until(lambda: made.engine.sequences == 1)
         assert made.rig.worker.needs == 1
         for _ in range(4):
-            made.engine.step()
+            made.engine.advance()
         assert await evicted == 4
         await made.rig.knows(made.frontend, 1)
         made.engine.lost.add(digest_of(1))
@@ -190,7 +190,7 @@ async def test_items_that_are_lost_while_a_request_waits_or_later_are_sent_and_i
         assert made.rig.worker.resubmissions == 1
         assert made.metric(ENGINE_SEQUENCES) == 1
         for _ in range(4):
-            made.engine.step()
+            made.engine.advance()
         assert await lost == 4
         await is_quiet(made)
 
@@ -230,10 +230,10 @@ async def test_answers_of_one_request_take_a_place_each_until_each_has_ended(tmp
         (wide,) = made.start("acme", 1, n=7)
         await until(lambda: made.metric(ENGINE_SEQUENCES) == 7)
         made.engine.streams[0].left[3] = 1
-        made.engine.step()
+        made.engine.advance()
         await until(lambda: made.metric(ENGINE_SEQUENCES) == 6)
         for _ in range(3):
-            made.engine.step()
+            made.engine.advance()
         assert await wide == 25
         await is_quiet(made)
 
@@ -247,12 +247,12 @@ async def test_within_a_tenant_priority_decides(tmp_path: Path) -> None:
         early = asyncio.create_task(made.ask("acme", priority=-3))
         await until(lambda: made.waiting == 2)
         while len(made.engine.arrivals) < WINDOW.places + 2:
-            made.engine.step()
+            made.engine.advance()
             await asyncio.sleep(0.001)
         *_, second_last, last = (int(one.rpartition("-")[2]) for one in made.engine.arrivals)
         assert second_last > last  # the one that came last began first
         for _ in range(20):
-            made.engine.step()
+            made.engine.advance()
         assert await asyncio.gather(*running, late, early) == [4] * (WINDOW.places + 2)
 
 

@@ -1,0 +1,191 @@
+"""Four tenants, cheap and dear, at one engine: does each get its share? `python -m tests.security.shares`.
+
+A real `semel serve` on a tiny model, with an API key for each tenant. Each tenant always has more requests under way
+than its share of the engine, of its own kind: short chats, long prompts with long answers, pictures, many answers to
+one prompt. The run ends after `--requests`. Printed are, for each tenant, its requests, its tokens, and the smallest
+part of an equal share of tokens that it had over any 10 s; beside it the frontend's bytes in flight and memory. Exit
+code 1 if a tenant had less than 0.8 of its share, or the frontend more than its budget. `--one-queue` is the control:
+the engine serves in order of arrival (`--disable-tenant-turns`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from semel.testing.models import build
+from tests.security.attack import Target, running
+from tests.security.attacks import BUDGET_BYTES, CHAT, MIB, chat, picture, text
+from tests.serve.served import sum_of
+
+WINDOW_S: Final = 10.0
+WARM_S: Final = 5.0
+LEAST: Final = 0.8
+AT_A_TIME: Final = 48
+"""Requests that each tenant has under way: three times its share of the engine's 64 sequences."""
+
+Draw = Callable[[random.Random], dict[str, Any]]
+
+
+def short(seed: random.Random) -> dict[str, Any]:
+    return chat(text(f"Say {seed.random()}."), max_tokens=seed.randint(1, 16))
+
+
+def long(seed: random.Random) -> dict[str, Any]:
+    words = " ".join(str(seed.randrange(10)) for _ in range(seed.randint(200, 1_000)))
+    return chat(text(words), max_tokens=seed.randint(64, 256), ignore_eos=True)
+
+
+def pictures(seed: random.Random) -> dict[str, Any]:
+    return chat(picture(seed.randrange(40), 112), text(f"{seed.random()}?"), max_tokens=seed.randint(8, 64))
+
+
+def wide(seed: random.Random) -> dict[str, Any]:
+    return chat(text(f"{seed.random()}"), n=seed.randint(2, 8), max_tokens=seed.randint(8, 32), temperature=1.0)
+
+
+KINDS: Final[dict[str, Draw]] = {"short": short, "long": long, "pictures": pictures, "wide": wide}
+
+
+@dataclass
+class Tenant:
+    """What one tenant got."""
+
+    tokens: list[tuple[float, int]] = field(default_factory=list)
+    """When, and how many: of a prompt with its first token, of an answer as they came."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Run:
+    """All that was seen."""
+
+    left: int
+    tenants: dict[str, Tenant]
+    began: float = 0.0
+    ended: float = 0.0
+    bytes_in_flight: float = 0.0
+    rss_bytes: int = 0
+
+    def least_share(self, name: str) -> float:
+        """The smallest part of an equal share of tokens over any 10 s."""
+        least, start = float("inf"), self.began + WARM_S
+        while start + WINDOW_S <= self.ended:
+            every = {each: self._tokens(each, start) for each in self.tenants}
+            least = min(least, every[name] * len(every) / max(1, sum(every.values())))
+            start += 1.0
+        return least
+
+    def _tokens(self, name: str, start: float) -> int:
+        return sum(count for when, count in self.tenants[name].tokens if start <= when < start + WINDOW_S)
+
+
+async def ask(client: httpx.AsyncClient, body: dict[str, Any], tenant: Tenant) -> None:
+    """Stream one answer, and note the tokens as they come."""
+    stream = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    seen = 0
+    try:
+        async with client.stream("POST", CHAT, json=body | stream) as reply:
+            tenant.answers[str(reply.status_code)] += 1
+            if reply.status_code != 200:
+                await reply.aread()
+                await asyncio.sleep(0.2)
+                return
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {") and (usage := json.loads(line[6:]).get("usage")):
+                    total = usage["total_tokens"]
+                    tenant.tokens.append((time.monotonic(), max(0, total - seen)))
+                    seen = max(seen, total)
+    except httpx.HTTPError as error:
+        tenant.answers[type(error).__name__] += 1
+
+
+async def keep_asking(target: Target, key: str, draw: Draw, tenant: Tenant, run: Run, seed: random.Random) -> None:
+    """As many requests at a time as a tenant has, until there are none left."""
+    headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=AT_A_TIME)
+
+    async def one(client: httpx.AsyncClient) -> None:
+        while run.left > 0:
+            run.left -= 1
+            await ask(client, draw(seed), tenant)
+        run.ended = run.ended or time.monotonic()
+
+    async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=600, limits=limits) as client:
+        await asyncio.gather(*(one(client) for _ in range(AT_A_TIME)))
+
+
+async def observe(target: Target, run: Run) -> None:
+    """The frontend's bytes in flight, and its memory."""
+    async with httpx.AsyncClient(base_url=target.url, headers={"Authorization": "Bearer " + key_of("short")}) as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                metrics = (await client.get("/metrics", timeout=10)).text
+                run.bytes_in_flight = max(run.bytes_in_flight, sum_of(metrics, "semel_media_in_flight_bytes"))
+            run.rss_bytes = max(run.rss_bytes, target.http_process().memory_info().rss)
+            await asyncio.sleep(0.5)
+
+
+def key_of(name: str) -> str:
+    return f"{name}-0123456789abcdef"
+
+
+async def drive(target: Target, requests: int) -> Run:
+    """Let all tenants ask at the same time."""
+    run = Run(requests, {name: Tenant() for name in KINDS}, began=time.monotonic())
+    observing = asyncio.create_task(observe(target, run))
+    try:
+        await asyncio.gather(
+            *(
+                keep_asking(target, key_of(name), draw, run.tenants[name], run, random.Random(name))
+                for name, draw in KINDS.items()
+            )
+        )
+    finally:
+        observing.cancel()
+    return run
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Run it; 1 if a tenant had too little, or the frontend too much."""
+    flags = ("--disable-tenant-turns",) if arguments.one_queue else ()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        model = build("qwen2-vl", Path(folder) / "model")
+        keys = {name: key_of(name) for name in KINDS}
+        with running("semel", model, Path(folder), "http://127.0.0.1:1", keys=keys, flags=flags) as target:
+            before = target.http_process().memory_info().rss
+            run = await drive(target, arguments.requests)
+            growth = run.rss_bytes - before
+    tell("| tenant | answers | tokens | least part of an equal share over 10 s |\n|---|---|---|---|")
+    shares = {name: run.least_share(name) for name in KINDS}
+    for name, tenant in run.tenants.items():
+        answers = ", ".join(f"{count:,} × {status}" for status, count in tenant.answers.most_common(3))
+        tell(f"| {name} | {answers} | {sum(count for _, count in tenant.tokens):,} | {shares[name]:.2f} |")
+    in_flight = f"at most {run.bytes_in_flight / MIB:.1f} MiB of {BUDGET_BYTES / MIB:.0f} in flight"
+    tell(f"\n{arguments.requests:,} requests in {run.ended - run.began:.0f} s; {in_flight}, {growth / MIB:+.0f} MiB")
+    is_over = run.bytes_in_flight > BUDGET_BYTES or growth > BUDGET_BYTES + 256 * MIB
+    return int(is_over or min(shares.values()) < LEAST)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--one-queue", action="store_true", help="The control: no turns of tenants at the engine.")
+    sys.exit(asyncio.run(main(parser.parse_args())))
