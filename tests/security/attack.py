@@ -163,7 +163,7 @@ async def attacking(name: str, target: Target, key: str, seen: Seen) -> AsyncIte
     try:
         yield
     finally:
-        printed, _ = await attacker.communicate()
+        printed, _ = await attacker.communicate(b"")  # closes its standard input
         seen.answers.update(json.loads(printed or b"{}"))
 
 
