@@ -15,6 +15,7 @@ from semel.core import EngineWindow, Prompt, Submission, Tenant, Timeline
 from semel.errors import NotReady, SemelError
 from semel.fleet.stream import RemoteStream
 from semel.telemetry.metrics import DESK_BYTES, ENGINE_SEQUENCES, ENGINE_WAITING, Metric
+from semel.worker.turns import EngineTurns
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, digest_of
 from tests.worker.pairing import ITEM_BYTES, Frontend, Rig, prompt, rig
@@ -254,6 +255,22 @@ async def test_within_a_tenant_priority_decides(tmp_path: Path) -> None:
         for _ in range(20):
             made.engine.advance()
         assert await asyncio.gather(*running, late, early) == [4] * (WINDOW.places + 2)
+
+
+async def test_a_request_that_is_cancelled_in_the_moment_of_its_turn_takes_no_place() -> None:
+    turns = EngineTurns(EngineWindow(1, 1_000))
+    one = Submission("one", Prompt((1, 2, 3), Timeline.decoder(()), ()), {}, {}, Tenant("acme").prefix_salt)
+    first, _ = await turns.take(one), await turns.take(one)
+    waiting = asyncio.create_task(turns.take(one))
+    await asyncio.sleep(0)
+    assert {metric: value for metric, value, _ in turns.samples()} == {ENGINE_SEQUENCES: 2, ENGINE_WAITING: 1}
+    turns.release(first)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert {metric: value for metric, value, _ in turns.samples()} == {ENGINE_SEQUENCES: 1, ENGINE_WAITING: 0}
+    async with asyncio.timeout(1):
+        await turns.take(one)
 
 
 def test_the_window_is_that_of_vllm_s_scheduler() -> None:
