@@ -72,8 +72,9 @@ class DrawnPool:
         group: object = None,
         tenant: str = "",
         apart: bool = False,
+        spend: object = None,
     ) -> Feature:
-        del options, group, tenant
+        del options, group, tenant, spend
         await self._turn("apart" if apart else "process", number_of(media))
         self.processed += 1
         return drawn(replace(media, data=str(number_of(media)).encode()))

@@ -12,7 +12,8 @@ import pytest
 
 from semel.cache import SharedCache
 from semel.core import Digest, Media
-from semel.errors import MediaUndecodable, ServiceError
+from semel.errors import MediaTooLarge, MediaUndecodable, ServiceError
+from semel.frontend.budget import Budget, BudgetLimits
 from semel.processing import HfProcessor
 from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, content, picture
@@ -95,3 +96,26 @@ async def test_what_is_made_apart_takes_no_room_E1(pool: Pool, memory: SharedCac
     assert memory.occupied == 0
     assert memory.evictions == before
     assert all(feature.nbytes for feature in kept)
+
+
+async def test_a_feature_without_room_is_charged_before_it_comes_and_one_with_room_is_not_S21(
+    pool: Pool, memory: SharedCache
+) -> None:
+    spent: list[int] = []
+    media = picture(140, 84)
+    inside = await pool.process(media, spend=spent.append)
+    assert spent == []
+    all_of_it = memory.reserve(ROOM - memory.occupied - 4_096)
+    assert all_of_it is not None
+    outside = await pool.process(picture(280, 280), spend=spent.append)
+    assert len(spent) == 1
+    assert spent[0] >= outside.nbytes
+    apart = await pool.process(media, apart=True, spend=spent.append)
+    assert spent[1] >= apart.nbytes == inside.nbytes
+    account, (pid,) = Budget(BudgetLimits(1_000, 1_000)).open(), pool.pids
+    with pytest.raises(MediaTooLarge, match="--feature-cache-gb"):
+        await pool.process(picture(280, 280), spend=account.take_feature)
+    assert account.charged == 0
+    assert pool.pids == (pid,)
+    all_of_it.release()
+    del inside

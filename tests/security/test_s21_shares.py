@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ import httpx
 import pytest
 
 from semel.cache import LruCache
-from semel.core import Keyring
+from semel.core import Feature, Keyring, Media
 from semel.core.claims import Claims
 from semel.frontend.budget import Account, Budget, BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer
 from tests.frontend.rig import Rig, rig, stalled_first_tokens
 from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import FEATURE_BYTES, Drawing, chat
+from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
 from tests.waiting import until
 from tests.web.test_server import served
 
@@ -195,3 +195,27 @@ async def test_alone_a_tenant_has_everything(folder: Path, parts_renderer: ChatR
         assert one.budget.by_tenant() == {"acme": (4 * STALLED_BYTES, 4)}
         assert (await one.post("acme", {**BODY, "user": "x" * 100_000})).status_code == 429
         assert one.budget.called_back == {}
+
+
+@pytest.mark.parametrize("feature_bytes", [1 << 20, LIMITS.max_bytes + 1])
+async def test_features_that_have_no_room_in_shared_memory_are_charged_until_they_are_sent(
+    folder: Path, parts_renderer: ChatRenderer, feature_bytes: int
+) -> None:
+    charged: list[int] = []
+
+    async def process(media: Media, _: Mapping[str, object], *, spend: Callable[[int], None], **__: object) -> Feature:
+        spend(feature_bytes)
+        charged.append(app.service.budget.in_flight)
+        return drawn(media)
+
+    pipeline = replace(Drawing(parts_renderer, LruCache(8 * FEATURE_BYTES)).pipeline, process=process)
+    async with rig(folder, pipeline) as app:
+        app.service.budget = Budget(LIMITS)
+        answer = await app.post(CHAT, {"messages": list(chat(1, 2).messages)})
+        assert app.service.budget.in_flight == 0
+    if feature_bytes > LIMITS.max_bytes:
+        assert (answer.status_code, charged) == (413, [])
+        assert "--feature-cache-gb" in answer.json()["error"]["message"]
+    else:
+        assert answer.status_code == 200, answer.text
+        assert max(charged) > 2 * feature_bytes

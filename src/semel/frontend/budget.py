@@ -202,6 +202,23 @@ class Account:
             self._brought += nbytes
             self._hold(self._charged + nbytes)
 
+    def take_feature(self, nbytes: int) -> None:
+        """Charge a feature of `nbytes` that has no room in shared memory, or refuse it.
+
+        It is none of the bytes that the request brings. Once the request has ended, nothing is charged: others may wait
+        for the same feature.
+        """
+        with self._budget._lock:
+            if not self._open:
+                return
+            if self._charged + nbytes > (limit := self._budget.limits.max_bytes):
+                raise MediaTooLarge(
+                    f"the request with its preprocessed items would hold more than {limit:,} bytes: send fewer items, "
+                    "or raise it with --max-media-bytes-in-flight, or the room for them with --feature-cache-gb"
+                )
+            self._make_room(nbytes)
+            self._hold(self._charged + nbytes)
+
     @contextmanager
     def lend(self, nbytes: int) -> Iterator[None]:
         """Charge `nbytes` to the tenant for a while, or refuse them.

@@ -32,11 +32,19 @@ class ProcessItem(Protocol):
     """Makes an item's feature from its media and the request's `mm_processor_kwargs`, in any process."""
 
     def __call__(
-        self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None, tenant: str = ""
+        self,
+        media: Media,
+        options: Mapping[str, object],
+        /,
+        *,
+        group: Hashable | None = None,
+        tenant: str = "",
+        spend: Callable[[int], None] | None = None,
     ) -> Awaitable[Feature]:
         """The feature. `group` identifies the request, so that requests share the processes fairly.
 
-        What an item of one `tenant` does to its process counts against no other tenant.
+        What an item of one `tenant` does to its process counts against no other tenant. `spend` is called with the size
+        of a feature that has no room in shared memory, before it is stored, and raises if it is not allowed.
         """
         ...
 
@@ -84,6 +92,9 @@ class ParsedRequest:
 
     tenant: str = ""
     """The name of the tenant whose request it is."""
+
+    spend: Callable[[int], None] | None = field(default=None, repr=False)
+    """Charges features that have no room in shared memory."""
 
     def assembled(self) -> ParsedRequest:
         """The parts that are still needed after the prompt is made: each media once, to make its feature again."""

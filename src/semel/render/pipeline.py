@@ -126,13 +126,15 @@ class Pipeline:
         intent: Intent = "execute",
         admit: Admit = _admit_all,
         spend: Spend = _free,
+        spend_feature: Spend | None = None,
         max_chars: int | None = None,
         room: TextRoom = unlimited_room,
     ) -> ParsedRequest:
         """Parse a chat, and fetch the media that it names by URL.
 
         `admit` is called with its sources before any is fetched, and raises if there are too many. `spend` is called
-        with the number of fetched bytes before they are stored, and raises if they are not allowed. A chat whose texts
+        with the number of fetched bytes before they are stored, and raises if they are not allowed; so is
+        `spend_feature` with the size of features that have no room in shared memory. A chat whose texts
         have more than `max_chars` is refused, and its text becomes tokens in a `room`.
         """
         if self.chat_renderer is None:
@@ -153,7 +155,7 @@ class Pipeline:
         watch.lap("digest")
         bare_request = replace(request, messages=())  # the parsed request must not keep their base64
         assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light, room)
-        return ParsedRequest(items, media, request.mm_processor_kwargs, assembling, _name(tenant))
+        return ParsedRequest(items, media, request.mm_processor_kwargs, assembling, _name(tenant), spend_feature)
 
     def read_completion(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, room: TextRoom = unlimited_room
@@ -244,7 +246,9 @@ class Pipeline:
             return feature
 
         async def work() -> Feature:
-            made = await self.process(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
+            made = await self.process(
+                draft.media[digest], draft.options, group=draft, tenant=draft.tenant, spend=draft.spend
+            )
             return self.cache.put(digest, made, tenant=draft.tenant)
 
         return await self.flight.do(digest, work)

@@ -93,8 +93,10 @@ class Job(ABC, Generic[_T]):
         """What a process answered with, or the error; `room` is where it was told to write."""
 
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
-        """Refuse what a process offers if nobody could use it, or if its request may not hold so much."""
-        del limits
+        """Refuse what a process offers if nobody could use it."""
+
+    def pay(self, offer: Offer) -> None:
+        """Charge its request for what is not written into the shared memory, or refuse it."""
         if self.spend is not None:
             self.spend(offer.nbytes)
 
@@ -122,7 +124,6 @@ class FeatureJob(Job[Feature]):
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
         """Refuse a feature that is too large for any worker or any prompt."""
         limits.check(self.media.modality, offer)
-        Job.admit(self, offer, limits)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
         """The feature."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -164,13 +165,15 @@ class Pool:
         group: Hashable | None = None,
         tenant: str = "",
         apart: bool = False,
+        spend: Spend | None = None,
     ) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`.
 
         Items of one `group`, a request, are begun in the order in which they came; the groups of a `tenant` take turns,
         an item each, and so do tenants. Without a group the item is one of its own. An item that ends its process is
         refused to its tenant only. What is made `apart` takes no room in the pool's memory, so that nothing is evicted
-        for it.
+        for it. `spend` is called with the size of a feature that has no room there, before it is stored, and raises if
+        it is not allowed.
         """
         self._admit(media)
         item = next(self._items)
@@ -178,7 +181,7 @@ class Pool:
         order = encode_work(item, media, options)
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
         return await self._wait_for(
-            FeatureJob(item, made if group is None else group, media, options, order, made, apart, tenant=tenant)
+            FeatureJob(item, made if group is None else group, media, options, order, made, apart, spend, tenant=tenant)
         )
 
     async def lay_out(
@@ -300,9 +303,11 @@ class Pool:
             async with asyncio.timeout(self._load.timeout_s):
                 answer, payload = await child.ask(job.order, job.media.data)
                 if isinstance(answer, Offer):
-                    await _admit_offer(child, job, answer, self._offer_limits)
+                    await _unless_refused(child, partial(job.admit, answer, self._offer_limits))
                     if self._memory is not None and not job.apart:
                         room = self._memory.reserve(answer.nbytes, tenant=job.tenant)
+                    if room is None:
+                        await _unless_refused(child, partial(job.pay, answer))
                     order = Send() if room is None else Write(room.offset)
                     answer, payload = await child.ask(encode(order))
             if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
@@ -340,10 +345,10 @@ class Pool:
         return ServiceError(f"the preprocessing process that worked on the {modality} died; send the request again")
 
 
-async def _admit_offer(child: PoolProcess, job: Job[Any], offer: Offer, limits: OfferLimits) -> None:
-    """Let a process keep what it offers, and raise, if the request may not hold it."""
+async def _unless_refused(child: PoolProcess, check: Callable[[], None]) -> None:
+    """Let a process drop what it offers, and raise, if a check refuses it."""
     try:
-        job.admit(offer, limits)
+        check()
     except SemelError:
         await child.ask(encode(Drop()))
         raise
