@@ -203,7 +203,10 @@ async def test_features_that_have_no_room_in_shared_memory_are_charged_until_the
 ) -> None:
     charged: list[int] = []
 
-    async def process(media: Media, _: Mapping[str, object], *, spend: Callable[[int], None], **__: object) -> Feature:
+    async def process(
+        media: Media, _: Mapping[str, object], *, spend: Callable[[int], None] | None = None, **__: object
+    ) -> Feature:
+        assert spend is not None
         spend(feature_bytes)
         charged.append(app.service.budget.in_flight)
         return drawn(media)
