@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -365,3 +367,31 @@ def test_of_one_tenant_alone_nothing_is_kept_for_another() -> None:
         gate.enter("")
     gate.leave(places[0])
     assert gate.enter("").tenant == ""
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 40)), max_size=80))
+def test_whatever_tenants_do_a_refusal_has_its_reason_and_nothing_is_lost_S21(
+    moves: list[tuple[str, bool, int]],
+) -> None:
+    """None of them can be called back: they are refused if it is full, or if they have a third and another waits."""
+    clock = [0.0]
+    gate = RequestLimiter(ConcurrencyLimits(max_requests=6), now=lambda: clock[0])
+    places: list[Place] = []
+    refused: dict[str, float] = {}
+    for tenant, enters, passed_s in moves:
+        clock[0] += passed_s
+        count = sum(place.tenant == tenant for place in places)
+        if enters:
+            try:
+                places.append(gate.enter(tenant))
+            except Busy:
+                is_full = len(places) == 6
+                waiting = [other for other, when in refused.items() if other != tenant and clock[0] - when <= 60]
+                assert is_full or (count >= 2 and waiting)
+                if is_full:
+                    refused[tenant] = clock[0]
+        elif count:
+            place = next(place for place in places if place.tenant == tenant)
+            places.remove(place)
+            gate.leave(place)
+        assert gate.requests == len(places) <= 6
