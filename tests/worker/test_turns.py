@@ -23,6 +23,7 @@ from tests.worker.stepping import SteppedEngine
 
 SEQUENCES = 8
 WINDOW = EngineWindow(SEQUENCES, step_tokens=1_000)
+PLACES = SEQUENCES + WINDOW.lead
 IDS = itertools.count()
 
 
@@ -90,7 +91,7 @@ async def test_the_engine_gets_its_window_and_all_are_answered(tmp_path: Path) -
     async with shop(tmp_path) as made:
         tasks = made.start("acme", 60)
         assert await asyncio.gather(*tasks) == [4] * 60
-        assert made.engine.most == WINDOW.places
+        assert made.engine.most == PLACES
         await is_quiet(made)
 
 
@@ -111,7 +112,7 @@ async def test_without_names_everything_goes_to_the_engine_in_order_of_arrival(t
 async def test_whoever_stops_waiting_leaves_the_queue(tmp_path: Path, way: str) -> None:
     async with shop(tmp_path, is_stepping=False) as made:
         long = made.start("acme", 20, frontend=1, max_tokens=9)
-        await until(lambda: made.waiting == 20 - WINDOW.places)
+        await until(lambda: made.waiting == 20 - PLACES)
         if way == "abort":
             for task in long:
                 task.cancel()
@@ -130,14 +131,14 @@ async def test_whoever_stops_waiting_leaves_the_queue(tmp_path: Path, way: str) 
 
 async def test_a_request_that_waits_is_not_accepted_yet_and_its_abort_frees_nothing_twice(tmp_path: Path) -> None:
     async with shop(tmp_path, is_stepping=False) as made:
-        running = made.start("acme", WINDOW.places)
-        await until(lambda: made.engine.sequences == WINDOW.places)
+        running = made.start("acme", PLACES)
+        await until(lambda: made.engine.sequences == PLACES)
         waiting = made.start("acme", 3, 1, 2)
         await until(lambda: made.waiting == 3 and made.metric(DESK_BYTES) == 2 * ITEM_BYTES)
         for _ in range(3):
             waiting.pop().cancel()
         await until(lambda: made.waiting == 0)
-        assert made.metric(ENGINE_SEQUENCES) == WINDOW.places
+        assert made.metric(ENGINE_SEQUENCES) == PLACES
         assert made.metric(DESK_BYTES) == 0
         for _ in range(8):
             made.engine.advance()
@@ -171,8 +172,8 @@ async def test_items_that_are_lost_while_a_request_waits_or_later_are_sent_and_i
         (first,) = made.start("acme", 1, 1)
         await until(lambda: made.engine.sequences == 1)
         await made.rig.knows(made.frontend, 1)
-        others = made.start("acme", WINDOW.places - 1)
-        await until(lambda: made.engine.sequences == WINDOW.places)
+        others = made.start("acme", PLACES - 1)
+        await until(lambda: made.engine.sequences == PLACES)
         (evicted,) = made.start("acme", 1, 1)
         await until(lambda: made.waiting == 1)
         await made.engine.reset()
@@ -241,20 +242,20 @@ async def test_answers_of_one_request_take_a_place_each_until_each_has_ended(tmp
 
 async def test_within_a_tenant_priority_decides(tmp_path: Path) -> None:
     async with shop(tmp_path, is_stepping=False) as made:
-        running = made.start("acme", WINDOW.places)
-        await until(lambda: made.engine.sequences == WINDOW.places)
+        running = made.start("acme", PLACES)
+        await until(lambda: made.engine.sequences == PLACES)
         late = asyncio.create_task(made.ask("acme", priority=3))
         await until(lambda: made.waiting == 1)
         early = asyncio.create_task(made.ask("acme", priority=-3))
         await until(lambda: made.waiting == 2)
-        while len(made.engine.arrivals) < WINDOW.places + 2:
+        while len(made.engine.arrivals) < PLACES + 2:
             made.engine.advance()
             await asyncio.sleep(0.001)
         *_, second_last, last = (int(one.rpartition("-")[2]) for one in made.engine.arrivals)
         assert second_last > last  # the one that came last began first
         for _ in range(20):
             made.engine.advance()
-        assert await asyncio.gather(*running, late, early) == [4] * (WINDOW.places + 2)
+        assert await asyncio.gather(*running, late, early) == [4] * (PLACES + 2)
 
 
 async def test_a_request_that_is_cancelled_in_the_moment_of_its_turn_takes_no_place() -> None:
@@ -283,4 +284,5 @@ def test_the_window_is_that_of_vllm_s_scheduler() -> None:
     )
     window = window_of(SimpleNamespace(scheduler_config=scheduler))
     assert window == EngineWindow(256, 8192, None, 9)
-    assert (window.places, window.common_places, window.prompt_tokens) == (272, 224, 16384)
+    assert (window.lead, window.common_places, window.prompt_tokens) == (16, 224, 32768)
+    assert [window.ends(tokens) for tokens in (1, 4, 16, 1_000, None)] == [128, 128, 32, 0, 0]

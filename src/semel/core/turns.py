@@ -25,6 +25,9 @@ __all__ = ["EngineWindow", "Turn", "Turns"]
 _ABOUT_S: Final = 600.0
 """How long after its last request a tenant may come back and find a place free."""
 
+_UNKNOWN_STEPS: Final = 2
+"""Steps that an engine has begun before the output of a step is seen: it plans a step while another one runs."""
+
 _AT_HAND: Final = 2
 """Requests of a tenant that may be ahead of the engine whatever their length: one is computed, one is next."""
 
@@ -46,20 +49,24 @@ class EngineWindow:
     """Of requests that have not begun, over which requests are refused."""
 
     @property
-    def places(self) -> int:
-        """Sequences that it gets: some more than it runs, so that the next one is there when one ends."""
-        return self.sequences + max(1, self.sequences // 16)
+    def lead(self) -> int:
+        """Sequences that it gets beyond those that it runs, so that the next one is there when one ends."""
+        return max(1, self.sequences // 16)
 
     @property
     def common_places(self) -> int:
-        """Those of them that a tenant may use beyond its share while others are about."""
+        """Sequences that a tenant may have beyond its share while others are about."""
         reserve = max(1, self.sequences // 8) if self.sequences > 3 else 0
         return self.sequences - reserve
 
     @property
     def prompt_tokens(self) -> int:
-        """Of prompts that it gets ahead of its need: two steps of them."""
-        return 2 * self.step_tokens
+        """Of prompts that it gets ahead of its need: half of them are computed before that is known here."""
+        return 2 * _UNKNOWN_STEPS * self.step_tokens
+
+    def ends(self, max_tokens: int | None) -> int:
+        """How many of sequences so short have ended before that is known here; for long ones none."""
+        return 0 if max_tokens is None else min(_UNKNOWN_STEPS * self.sequences // max_tokens, self.sequences // 2)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,13 +87,26 @@ class _Tenant:
 class Turn:
     """A request that waits, or that the engine has."""
 
-    __slots__ = ("_is_ahead", "_key", "_passes", "_tenant", "is_waiting", "places", "prompt_tokens", "sequences")
+    __slots__ = (
+        "_ends",
+        "_is_ahead",
+        "_key",
+        "_passes",
+        "_tenant",
+        "is_waiting",
+        "places",
+        "prompt_tokens",
+        "sequences",
+    )
 
-    def __init__(self, tenant: _Tenant, sequences: int, places: int, prompt_tokens: int, key: tuple[int, int]) -> None:
+    def __init__(
+        self, tenant: _Tenant, sequences: int, prompt_tokens: int, places: int, ends: int, key: tuple[int, int]
+    ) -> None:
         self.sequences = sequences
         """That have not ended."""
         self.places = places
         """Of the window that it takes: as many, but never more than one tenant can have."""
+        self._ends = ends
         self.prompt_tokens = prompt_tokens
         self.is_waiting = True
         self._is_ahead = False
@@ -127,15 +147,19 @@ class Turns:
     def __repr__(self) -> str:
         return f"Turns({self.places} places in use, {self.waiting} requests wait, {len(self._tenants)} tenants)"
 
-    def join(self, name: str, prompt_tokens: int, *, sequences: int = 1, priority: int = 0) -> Turn:
+    def join(
+        self, name: str, prompt_tokens: int, *, max_tokens: int | None = None, sequences: int = 1, priority: int = 0
+    ) -> Turn:
         """A request has come: it waits. The lower its priority the earlier it begins, among those of its tenant."""
+        window = self.window
         tenant = self._see(name)
         if not tenant.queue:
             waiting = (other.counter for other in self._tenants.values() if other.queue)
             tenant.counter = max(tenant.counter, min(waiting, default=0 if self._last is None else self._last.counter))
-        places = sequences if self.window is None else min(sequences, self.window.common_places)
+        places = sequences if window is None else min(sequences, window.common_places)
+        ends = 0 if window is None else window.ends(max_tokens)
         self._numbers += 1
-        turn = Turn(tenant, sequences, places, prompt_tokens, (priority, self._numbers))
+        turn = Turn(tenant, sequences, prompt_tokens, places, ends, (priority, self._numbers))
         insort(tenant.queue, turn)
         self.waiting += 1
         self.sequences += sequences
@@ -218,14 +242,15 @@ class Turns:
             return True
         if tenant.ahead >= _AT_HAND and self._ahead_tokens >= window.prompt_tokens:
             return False
-        return self.places + places <= self._limit(window, tenant, places)
+        return self.places + places <= self._limit(window, turn, places)
 
-    def _limit(self, window: EngineWindow, tenant: _Tenant, places: int) -> int:
+    def _limit(self, window: EngineWindow, turn: Turn, places: int) -> int:
+        tenant, most = turn._tenant, window.sequences + max(window.lead, turn._ends)
         if len(self._tenants) == 1:
-            return window.places
+            return most
         active = max(2, sum(not other.is_idle for other in self._tenants.values()))  # another may come at any time
         is_within_share = (tenant.places + places - 1) * active < window.sequences  # of one place at least
-        return window.places if is_within_share else window.common_places
+        return most if is_within_share else window.common_places + turn._ends
 
     def _see(self, name: str) -> _Tenant:
         now = self._now()

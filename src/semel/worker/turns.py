@@ -28,11 +28,16 @@ class EngineTurns:
         """Wait for a request's turn; whoever has one gives it back."""
         prompt = submission.prompt
         tokens = len(prompt.token_ids) + len(prompt.encoder_token_ids or ())
-        sequences = submission.sampling.get("n")
-        sequences = sequences if isinstance(sequences, int) and sequences > 0 else 1
+        sequences = _positive(submission, "n") or 1
         self._check_room(sequences, tokens)
         tenant = tenant_name(submission.cache_salt)
-        turn = self._turns.join(tenant, tokens, sequences=sequences, priority=submission.priority)
+        turn = self._turns.join(
+            tenant,
+            tokens,
+            max_tokens=_positive(submission, "max_tokens"),
+            sequences=sequences,
+            priority=submission.priority,
+        )
         self._advance()
         if turn.is_waiting:
             future = self._futures[turn] = asyncio.get_running_loop().create_future()
@@ -80,3 +85,9 @@ class EngineTurns:
         ):
             if limit is not None and present + more > limit:
                 raise NotReady("the engine's queue is full (--max-num-queued-reqs, --max-num-queued-tokens)")
+
+
+def _positive(submission: Submission, name: str) -> int | None:
+    """A sampling parameter that is a number of something; None if it is not there. The engine checks it."""
+    value = submission.sampling.get(name)
+    return value if isinstance(value, int) and value > 0 else None
