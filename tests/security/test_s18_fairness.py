@@ -4,7 +4,8 @@ Real processes: a frontend with two preprocessing processes, an engine that answ
 who have a key of their own. Alone and beside take turns, so that whatever else the machine does is in both.
 
 Beside requests that are refused a good one is almost as fast as alone. Beside valid and dear ones it is answered, and
-the frontend stays ready; how late it is answered has no bound here. For preprocessing it has one (`test_s21_turns`).
+the frontend stays ready; how late it is answered has no bound here. For preprocessing it has one
+(`test_s21_pool_turns`).
 """
 
 from __future__ import annotations

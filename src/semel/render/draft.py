@@ -41,10 +41,11 @@ class ProcessItem(Protocol):
         tenant: str = "",
         spend: Callable[[int], None] | None = None,
     ) -> Awaitable[Feature]:
-        """The feature. `group` identifies the request, so that requests share the processes fairly.
+        """The feature. `group` identifies the request, so that the requests of a `tenant` share its turns fairly.
 
-        What an item of one `tenant` does to its process counts against no other tenant. `spend` is called with the size
-        of a feature that has no room in shared memory, before it is stored, and raises if it is not allowed.
+        Tenants share the processes fairly. What an item of one tenant does to its process counts against no other.
+        `spend` is called with the size of a feature that has no room in shared memory, before it is stored, and raises
+        if it is not allowed.
         """
         ...
 

@@ -70,7 +70,10 @@ class Job(ABC, Generic[_T]):
     """Is asked before what is made is taken."""
 
     tenant: str = ""
-    """Whose item it is: what it does to a process is held against nobody else's."""
+    """Whose item it is: whose turn and place in the queue it takes, and whose room in the shared memory.
+
+    What it does to a process is held against nobody else's.
+    """
 
     context: Context = field(default_factory=copy_context)
     """Of whoever asked first: a process is handed the next item by whoever is there."""
