@@ -213,6 +213,16 @@ def test_a_tenant_that_asks_for_nothing_any_more_is_entitled_to_nothing_S21(hold
     assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 0, 5, 11], "C has used something since"
 
 
+def test_of_those_that_ask_for_nothing_whoever_did_longest_ago_yields_first_S21(holding: Cache, clock: Clock) -> None:
+    put_all(holding, "A", range(8))
+    put_all(holding, "B", range(100, 108))
+    clock.now_s = 1
+    holding.get(digest_of(0))
+    clock.now_s = 2 * IDLE_S
+    put_all(holding, "C", range(200, 204))
+    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABC"] == [8, 4, 4]
+
+
 def test_nothing_is_kept_of_tenants_whose_features_are_gone(holding: Cache) -> None:
     for number in range(100):
         holding.put(digest_of(number), feature_of(number, 300), tenant=f"tenant {number}")
