@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, field_validator
 
 from semel.errors import InvalidRequest, excerpt
 from semel.frontend.api.fields import fault_of
-from semel.wire.events import Closed
+from semel.wire.events import Reset
 from tests.frontend.conftest import app, drawing, folder, parts_renderer
 from tests.frontend.rig import Rig
 from tests.waiting import until
@@ -77,7 +77,7 @@ async def test_no_probe_and_no_refusal_says_where_a_worker_is_S7(app: Rig, caplo
     """Both once told the address of the socket, and in whose words the connection had broken."""
     name = app.worker.name
     assert name.startswith("ipc://")
-    app.worker._lose(Closed(f"the connection to {name} broke: it was closed"))
+    app.worker._lose(Reset("gone", f"the connection to {name} broke: it was closed"))
     app.service.suspend(app.worker.reason)
     await until(lambda: bool(app.service.reason))
     ready = await app.client.get("/ready")
