@@ -1,7 +1,8 @@
 """S22: a request that kills engines ends at most two of them, once, and takes nobody else's answer with it.
 
-Workers are processes, and all goes over real sockets. Who gets a strike stands in tests/fleet/test_suspicion.py, an
-engine that hangs in tests/worker/test_progress.py and, with vLLM, in tests/serve/test_hung_engine.py.
+So does one on which they hang. Workers are processes, and all goes over real sockets. Who gets a strike stands in
+tests/fleet/test_suspicion.py, when an engine hangs in tests/engine/test_progress.py, what its worker does then in
+tests/worker/test_progress.py, and all of it with vLLM in tests/serve/test_hung_engine.py.
 """
 
 from __future__ import annotations
@@ -77,16 +78,19 @@ class Three:
 
 
 @asynccontextmanager
-async def three_workers(folder: Path, *, pause_s: float = 0.02) -> AsyncIterator[Three]:
+async def three_workers(
+    folder: Path, *, pause_s: float = 0.02, first_fault: str = "", progress_s: float = 0.0
+) -> AsyncIterator[Three]:
     fleet = Fleet(health=FleetHealth(meter=Meter()))
     async with AsyncExitStack() as stack:
         members = Membership(fleet, connect)
         stack.push_async_callback(members.close)
-        processes = []
+        processes: list[Process] = []
         for name in "abc":
             (folder / name).mkdir(mode=0o700, parents=True)
             address = f"ipc://{folder}/{name}/w.sock"
-            command = (sys.executable, "-m", "tests.frontend.echo_process", address, str(pause_s))
+            arguments = (address, str(pause_s), "" if processes else first_fault, str(progress_s))
+            command = (sys.executable, "-m", "tests.frontend.echo_process", *arguments)
             process = await asyncio.create_subprocess_exec(*command, stderr=DEVNULL)
             stack.push_async_callback(ended, process)
             processes.append(process)
@@ -153,6 +157,35 @@ async def test_who_was_under_way_with_it_is_answered_elsewhere_and_not_refused(t
         for number in range(20, 32):
             assert await three.ask(number) == expected([number]), "nobody else is refused"
         assert three.dead == 2
+
+
+async def test_what_an_engine_that_hangs_had_not_streamed_is_answered_elsewhere(tmp_path: Path) -> None:
+    """Control: without a time for its progress they wait for ever."""
+    for progress_s, is_answered in ((1.0, True), (0.0, False)):
+        folder = tmp_path / str(is_answered)
+        async with three_workers(folder, first_fault="hang", progress_s=progress_s) as three:
+            with patch("semel.fleet.fleet.choose", lambda *_: 0):
+                asking = [asyncio.create_task(three.ask(number)) for number in range(50, 54)]
+                done, waiting = await asyncio.wait(asking, timeout=10.0 if is_answered else 4.0)
+            assert bool(done) is is_answered
+            assert not waiting or not is_answered
+            assert [task.result() for task in asking if task in done] == [expected([n]) for n in range(50, 54) if done]
+            await three.until_dead(int(is_answered))
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_request_on_which_engines_hang_ends_at_most_two(tmp_path: Path) -> None:
+    async with three_workers(tmp_path, progress_s=1.0) as three:
+        for _ in range(3):
+            with pytest.raises(ServiceError):
+                await three.ask(KILLER, "hang")
+        await three.until_dead(2)
+        with pytest.raises(RequestQuarantined):
+            await three.ask(KILLER, "hang")
+        assert await three.ask(1) == expected([1])
+        assert any("engine_hung" in worker.reason for worker in three.fleet.workers)
 
 
 class Counting(Failover):

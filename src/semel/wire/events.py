@@ -57,10 +57,10 @@ class Closed:
 class Reset:
     """The session is over, everything in transit is lost, and the owner must open a new one.
 
-    Codes, for metrics: `busy` too many peers · `gone` the connection broke · `handshake` a message before its time ·
-    `key` another fleet key · `malformed` cannot be read · `order` a rule between messages is broken · `overrun` the
-    peer does not read · `protocol` another version · `sequence` a gap, a repeat, a swap · `session` another epoch ·
-    `silence` nothing received in time.
+    Codes, for metrics: `busy` too many peers · `engine_dead`, `engine_hung` the worker ends with its engine · `gone`
+    the connection broke · `handshake` a message before its time · `key` another fleet key · `malformed` cannot be read
+    · `order` a rule between messages is broken · `overrun` the peer does not read · `protocol` another version ·
+    `sequence` a gap, a repeat, a swap · `session` another epoch · `silence` nothing received in time.
     """
 
     code: str

@@ -131,7 +131,9 @@ class Worker:
         dying = asyncio.create_task(self._died.wait())
         watching = asyncio.create_task(self._watch_progress())
         try:
-            await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, dying, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
             if not serving.done():
                 raise self._end_sessions()
             serving.result()
