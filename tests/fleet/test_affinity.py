@@ -55,6 +55,17 @@ def test_words_items_tenant_and_where_a_part_ends_tell_conversations_apart() -> 
     assert len(set(keys)) == len(keys)
 
 
+def test_words_count_up_to_a_megabyte_and_items_behind_it_count() -> None:
+    long = "x" * 2**20
+    assert key([user(long + "a", "b", IMAGE)], items(1)) == key([user(long + "c", "d", IMAGE)], items(1))
+    assert key([user(long, IMAGE)], items(1)) != key([user(long, IMAGE)], items(2))
+    assert key([user(long[9:] + "a")]) != key([user(long[9:] + "b")])
+
+
+def test_a_role_that_is_no_text_is_left_to_be_refused() -> None:
+    assert key([{"role": {"a": [1] * 9}, "content": "a"}]) == key([{"content": "a"}])
+
+
 def test_a_text_is_the_same_as_a_string_and_as_a_part() -> None:
     assert key([{"role": "user", "content": "a"}]) == key([user("a")])
 

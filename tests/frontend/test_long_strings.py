@@ -212,7 +212,7 @@ def test_a_body_is_parsed_to_the_same_as_before_and_refused_with_the_same_words(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
-@settings(QUICK, max_examples=5_000)
+@settings(QUICK, max_examples=1_000)
 @given(body=bodies(), kind=st.sampled_from(KINDS))
 def test_thousands_of_bodies_are_parsed_to_the_same_as_before(body: bytearray, kind: TypeAdapter[Any]) -> None:
     compare(body, kind)

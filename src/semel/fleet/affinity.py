@@ -16,6 +16,9 @@ from semel.core import Item, Tenant, hash_parts
 __all__ = ["ConversationPrefix"]
 
 _KEY_BYTES: Final = 16
+_CHAT_CHARS: Final = 1 << 20
+"""How much of a chat's words is hashed, on the event loop: 1 ms."""
+
 _PROMPT_CHARS: Final = 1_024
 _PROMPT_TOKENS: Final = 256
 """How much of a prompt is its opening: long enough to tell prompts apart, short enough to leave out what varies."""
@@ -35,12 +38,13 @@ class ConversationPrefix:
     def of_chat(cls, messages: Iterable[Mapping[str, Any]]) -> Self:
         """Of messages as they came; those that make no sense are refused elsewhere."""
         words: list[str] = []
-        items = 0
+        items, room = 0, _CHAT_CHARS
         for message in messages:
-            role = str(message.get("role"))
-            texts = [*_texts(message.get("content"))]
-            items += texts.count(None)
-            words += [role, *("" if text is None else text for text in texts)]
+            role = message.get("role")
+            for text in (role if isinstance(role, str) else "", *_texts(message.get("content"))):
+                items += text is None
+                words.append((text or "")[:room])
+                room -= len(words[-1])
             if role == "user":
                 break
         return cls(_hash(word.encode(errors="surrogatepass") for word in words), items)
