@@ -228,6 +228,7 @@ def no_token_is_missed(messages: list[dict[str, Any]], strings: dict[str, LongSt
 
 
 MUTANTS = (
+    (long_strings, "_OTHER_ESCAPE", re.compile(rb"\\[^/n]")),
     (long_strings, "_is_base64", everything_is_base64),
     (long_strings, "_HEAD", re.compile(rb"data:[^,]{0,512},")),
     (body_module, "put_media", no_token_is_missed),

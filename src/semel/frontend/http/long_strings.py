@@ -32,6 +32,8 @@ _PIECE: Final = 1 << 20  # a multiple of 4, as base64 is
 _HEAD: Final = re.compile(rb"data:[ !#-+\--\[\]-~]{0,512},", re.IGNORECASE)
 """The head of a data URL up to its first comma: ASCII without control characters, quotes and backslashes."""
 
+_OTHER_ESCAPE: Final = re.compile(rb"\\[^/]")
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -100,9 +102,9 @@ def _unescape(body: bytes | bytearray, start: int, end: int) -> memoryview | Non
         stop = min(start + _PIECE, end)
         if stop < end and body[stop - 1] == ord("\\"):
             stop += 1  # an escape stays in one piece
-        piece = body[start:stop].replace(b"\\/", b"/")
-        if b"\\" in piece:
+        if _OTHER_ESCAPE.search(body, start, stop) or body[stop - 1] == ord("\\"):
             return None
+        piece = body[start:stop].replace(b"\\", b"")  # in 1 ms; replacing two characters takes 6
         plain[size : size + len(piece)] = piece
         start, size = stop, size + len(piece)
     return memoryview(plain)[:size]
