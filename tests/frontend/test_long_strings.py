@@ -186,6 +186,7 @@ def compare(body: bytearray, kind: TypeAdapter[Any]) -> None:
     assert outcome(parse_now, body, kind) == outcome(parse, body, kind)
 
 
+@pytest.mark.slow
 def test_many_of_these_bodies_are_parsed_without_their_long_strings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control: what is always parsed whole cannot differ."""
     shorten(monkeypatch)
