@@ -109,7 +109,7 @@ async def parse_body(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
         return parse(body, kind)
     if (parsed := await _parse_without_long_strings(body, kind)) is not None:
         return parsed
-    return await asyncio.to_thread(parse, body, kind)
+    return await asyncio.to_thread(_parse_only, [body], kind)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -135,6 +135,11 @@ async def _parse_without_long_strings(body: bytes | bytearray, kind: TypeAdapter
     if not cut.strings:
         return None
     return await run(partial(_parse_cut, cut, kind), light=len(cut.rest) <= _SMALL_BYTES)
+
+
+def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T]) -> _T:
+    """Parse the only body of a list and take it out: a thread keeps its arguments for a moment after its result."""
+    return parse(bodies.pop(), kind)
 
 
 def _parse_cut(cut: Cut, kind: TypeAdapter[_T]) -> _T | None:
