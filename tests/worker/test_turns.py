@@ -280,9 +280,16 @@ def test_the_window_is_that_of_vllm_s_scheduler() -> None:
     from semel.engine.vllm.engine import window_of
 
     scheduler = SimpleNamespace(
-        max_num_seqs=256, max_num_batched_tokens=8192, max_num_queued_reqs=None, max_num_queued_tokens=9
+        max_num_seqs=256,
+        max_num_active_seqs=None,
+        max_num_batched_tokens=8192,
+        max_num_scheduled_tokens=None,
+        max_num_queued_reqs=None,
+        max_num_queued_tokens=9,
     )
     window = window_of(SimpleNamespace(scheduler_config=scheduler))
     assert window == EngineWindow(256, 8192, None, 9)
     assert (window.lead, window.common_places, window.prompt_tokens) == (16, 224, 32768)
+    scheduler.max_num_active_seqs, scheduler.max_num_scheduled_tokens = 64, 1024
+    assert window_of(SimpleNamespace(scheduler_config=scheduler)) == EngineWindow(64, 1024, None, 9)
     assert [window.ends(tokens) for tokens in (1, 4, 16, 1_000, None)] == [128, 128, 32, 0, 0]

@@ -380,8 +380,8 @@ def window_of(config: Any) -> EngineWindow:
     """What an engine with this configuration of vLLM's takes at a time."""
     scheduler = config.scheduler_config
     return EngineWindow(
-        sequences=scheduler.max_num_seqs,
-        step_tokens=scheduler.max_num_batched_tokens,
+        sequences=scheduler.max_num_active_seqs or scheduler.max_num_seqs,
+        step_tokens=scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
         max_sequences=scheduler.max_num_queued_reqs,
         max_prompt_tokens=scheduler.max_num_queued_tokens,
     )
