@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from semel.render.inline import is_cheap
+from semel.render.long_string import LongString
 
 
-def chat(text: str = "what is this ?", *urls: str) -> object:
+def long(chars: int) -> LongString:
+    return LongString(memoryview(b"A" * chars))
+
+
+def chat(text: str = "what is this ?", *urls: str | LongString) -> object:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
@@ -20,6 +25,8 @@ def chat(text: str = "what is this ?", *urls: str) -> object:
         (chat("x" * 9_000), False),
         (chat("x", "data:image/png;base64," + "A" * 350_000), True),
         (chat("x", *["data:image/png;base64," + "A" * 350_000] * 3), False),
+        (chat("x", long(350_000)), True),
+        (chat("x", *[long(350_000)] * 3), False),
         (chat("x", *["data:,"] * 60), False),
         (None, True),
         ([{"role": "user", "content": 7}], True),
