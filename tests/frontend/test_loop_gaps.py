@@ -42,7 +42,7 @@ MAX_GAP_MS = 25
 """On a quiet machine it is under 10."""
 
 MAX_TEXT_GAP_MS = 60
-"""A text is parsed whole, 8 MB in 20 ms, and with the interpreter's lock."""
+"""A text is parsed whole, 8 MB in 20 to 30 ms, and with the interpreter's lock."""
 
 
 def chat(*parts: Mapping[str, Any]) -> bytes:
