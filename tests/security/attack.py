@@ -40,7 +40,7 @@ Against = Literal["semel", "vllm"]
 
 FLAGS: Final = (
     *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
-    *("--max-model-len", "4096", "--max-num-seqs", "64"),
+    *("--max-model-len", "4096", "--max-num-seqs", "32"),
 )
 ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 SEMEL_FLAGS: Final = (
@@ -72,6 +72,7 @@ class Target:
     process: subprocess.Popen[bytes]
     url: str
     upstream: str
+    metrics_url: str = ""
 
     @property
     def probe(self) -> str:
@@ -225,7 +226,7 @@ def running(
     flags: Sequence[str] = (),
 ) -> Iterator[Target]:
     """The server under attack, ready; ended with everything that belongs to it."""
-    port = free_port()
+    port, metrics_port = free_port(), free_port()
     if kind == "semel":
         file = home / "keys"
         file.write_text("".join(f"{name} {key}\n" for name, key in keys.items()))
@@ -241,7 +242,7 @@ def running(
             "--api-keys-file",
             str(file),
         ]
-        command += ["--allowed-media-domains", upstream_url.partition("//")[2]]
+        command += ["--allowed-media-domains", upstream_url.partition("//")[2], "--metrics-port", str(metrics_port)]
     else:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *FLAGS]
         command += ["--served-model-name", str(model), "--allowed-media-domains", "127.0.0.1"]
@@ -254,7 +255,7 @@ def running(
             env=os.environ | ENVIRONMENT | {"TMPDIR": str(home)},
             process_group=0,
         )
-    target = Target(kind, process, f"http://127.0.0.1:{port}", upstream_url)
+    target = Target(kind, process, f"http://127.0.0.1:{port}", upstream_url, f"http://127.0.0.1:{metrics_port}")
 
     def is_up() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3_000:]
