@@ -64,6 +64,7 @@ async def signals() -> AsyncIterator[None]:
 @pytest.mark.parametrize("number", HEARD)
 async def test_it_hears_the_signals_of_its_process(number: signal.Signals) -> None:
     """SIGHUP once ended a process at once: no draining, and the key of a run stayed on the disk."""
+    signal.signal(number, signal.SIG_DFL)  # these tests may run under `nohup`
     stopping = ShutdownSignal.listening()
     os.kill(os.getpid(), number)
     async with asyncio.timeout(10):
