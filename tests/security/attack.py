@@ -54,8 +54,8 @@ COLUMNS: Final = (
 )
 VICTIM_S: Final = 0.25
 PROBE_S: Final = 0.05
-ALONE_S: Final = 10.0
-STOPPED_S: Final = 120.0
+ALONE_S: Final = 5.0
+STOPPED_S: Final = 90.0
 UNANSWERED_S: Final = 1.0
 """A chat that is not answered when the watch ends counts as failed if it is older."""
 
