@@ -225,6 +225,7 @@ class Fleet:
         Of a `BufferedAnswer` at any time. As long as it may be submitted again its media are held.
         """
         content = Content.of(submission)
+        await self._until_tried(content)
         failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
         again = (replace(submission, features={}), make) if self._has_other(worker.name) else None
         try:
@@ -256,6 +257,12 @@ class Fleet:
         self._health.count_failover(error)
         failover.begin(EngineRun(other.name, other.sessions))
         return other, await other.submit(submission, make, watcher=failover)
+
+    async def _until_tried(self, content: Content) -> None:
+        """Wait while the same content is tried after an engine died, but not for ever: most often it is innocent."""
+        deadline = asyncio.get_running_loop().time() + ALONE_S
+        while self._health.suspicion.is_on_trial(content) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_ALONE_LOOK_S)
 
     async def _until_alone(self, lost: RemoteWorker, failover: Failover, error: SemelError) -> None:
         """Wait until a request that may have killed an engine can have another one to itself, but not for ever."""

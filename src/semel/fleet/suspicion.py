@@ -95,8 +95,13 @@ class Suspicion:
         record = self._record(content)
         return 0 if record is None else len(record.engines)
 
+    def is_on_trial(self, content: Content) -> bool:
+        """Whether a request with this content, which has a strike, is under way: others with it wait for its end."""
+        record = self._record(content)
+        return record is not None and record.trial is not None
+
     def enter(self, content: Content) -> Suspect:
-        """A request is about to be submitted; raises if its content is refused."""
+        """A request is about to be submitted; raises if its content is refused, or on trial."""
         suspect = Suspect(content)
         self.check_strikes(suspect)
         if (record := self._record(content)) is not None:
