@@ -261,7 +261,9 @@ class Fleet:
     async def _until_tried(self, content: Content) -> None:
         """Wait while the same content is tried after an engine died, but not for ever: most often it is innocent."""
         deadline = asyncio.get_running_loop().time() + ALONE_S
-        while self._health.suspicion.is_on_trial(content) and asyncio.get_running_loop().time() < deadline:
+        while self._health.suspicion.is_on_trial(content):
+            if asyncio.get_running_loop().time() > deadline:
+                return  # it is refused then
             await asyncio.sleep(_ALONE_LOOK_S)
 
     async def _until_alone(self, lost: RemoteWorker, failover: Failover, error: SemelError) -> None:
