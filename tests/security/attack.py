@@ -40,7 +40,7 @@ Against = Literal["semel", "vllm"]
 
 FLAGS: Final = (
     *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
-    *("--max-model-len", "4096", "--max-num-seqs", "32"),
+    *("--max-model-len", "4096", "--max-num-seqs", "256"),
 )
 ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 SEMEL_FLAGS: Final = (

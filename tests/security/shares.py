@@ -165,7 +165,7 @@ def tell(line: str) -> None:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Run it; 1 if a tenant had too little, or the frontend too much."""
-    flags = ("--disable-tenant-turns",) if arguments.one_queue else ()
+    flags = ("--max-num-seqs", "32", *(("--disable-tenant-turns",) if arguments.one_queue else ()))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         model = build("qwen2-vl", Path(folder) / "model")
         keys = {name: key_of(name) for name in KINDS}
