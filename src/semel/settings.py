@@ -23,8 +23,7 @@ from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import ConfigError
 from semel.fleet.ejection import EjectionLimits
-from semel.frontend.budget import BudgetLimits
-from semel.frontend.limits import BodyLimits, ConcurrencyLimits, RefusalLimits
+from semel.frontend.limits import BodyLimits, BudgetLimits, ConcurrencyLimits, RefusalLimits
 from semel.media.decode.limits import DecodeLimits, ProcessingLimits
 from semel.media.fetch.settings import FetchSettings
 from semel.web.limits import ConnectionLimits

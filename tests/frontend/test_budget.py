@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
-from semel.frontend.budget import Account, Budget, BudgetLimits
+from semel.frontend.budget import Account, Budget
+from semel.frontend.limits import BudgetLimits
 from tests.effort import examples
 
 LIMITS = BudgetLimits(max_request_bytes=100, max_bytes=150, max_requests=3)

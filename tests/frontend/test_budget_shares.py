@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from semel.core.claims import Claims
 from semel.errors import Busy, MediaTooLarge, TooManyBytes
-from semel.frontend.budget import Account, Budget, BudgetLimits
+from semel.frontend.budget import Account, Budget
+from semel.frontend.limits import BudgetLimits
 from tests.effort import examples
 from tests.waiting import until
 

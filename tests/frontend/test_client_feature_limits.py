@@ -13,8 +13,9 @@ import pytest
 from semel.cache import SharedCache
 from semel.core import Feature, Field, Layout, Mask, Media, Submission, Tensor
 from semel.errors import FeatureRejected
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.render import SAFETENSORS
 from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer

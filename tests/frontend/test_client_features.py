@@ -19,11 +19,12 @@ from semel.cache import LruCache
 from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Submission, Tenant, Tensor
 from semel.errors import FeatureRejected
 from semel.frontend.api.generate_request import Place, RequestItem
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.items import client_features as given
 from semel.frontend.items.client_features import Owner, identify_items
 from semel.frontend.items.ownership import feature_digest
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import ServedModel
 from semel.interchange.safetensors import FeatureEntry, read_file, write

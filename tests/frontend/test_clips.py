@@ -14,8 +14,9 @@ import pytest
 
 from semel.core import Output, Submission
 from semel.errors import MediaTooLarge
-from semel.frontend.budget import Account, Budget, BudgetLimits
+from semel.frontend.budget import Account, Budget
 from semel.frontend.items.clips import PIECES_AT_ONCE, Chain
+from semel.frontend.limits import BudgetLimits
 from semel.media import DecodeLimits, cut_audio
 from semel.telemetry.stages import Stage
 from tests.frontend.hearing import ROUTE, Hearing, Spoken, clip, hearing_rig, refusal, send, settled

@@ -19,8 +19,9 @@ from semel.core import Feature, Media, Output, Submission
 from semel.core.flag import flags_of
 from semel.engine import Stream
 from semel.frontend.api.requests import ChatCompletionRequest
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
+from semel.frontend.limits import BudgetLimits
 from semel.settings import ServingSettings
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig

@@ -21,7 +21,8 @@ from starlette.formparsers import MultiPartParser
 
 from semel.errors import InvalidRequest
 from semel.frontend.api.transcription_response import Marks, segments
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.transcriptions import LANGUAGES, decoder_text
 from semel.media.duration import clip_seconds
 from semel.web.multipart import read_form

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
+from semel.frontend.limits import BudgetLimits
 from semel.media.fetch.fetch import Fetcher
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.media.origin import Names, Origin, Seen, fetcher, origin, reply

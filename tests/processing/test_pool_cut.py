@@ -11,7 +11,8 @@ import pytest
 
 from semel.core import Media, Target
 from semel.errors import MediaTooLarge, MediaUndecodable, ProtocolError
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
+from semel.frontend.limits import BudgetLimits
 from semel.media import DecodeLimits, cut_audio
 from semel.processing.pool.pipe import Heard, decode_answer, encode, pieces_of
 from semel.processing.pool.pool import Pool

@@ -13,7 +13,8 @@ import pytest
 from semel.cache import SharedCache
 from semel.core import Digest, Media
 from semel.errors import MediaTooLarge, MediaUndecodable, ServiceError
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
+from semel.frontend.limits import BudgetLimits
 from semel.processing import HfProcessor
 from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, content, picture

@@ -13,9 +13,10 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from semel.cache import LruCache
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.http.download import Download
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.render import SAFETENSORS
 from semel.render import ChatRenderer
 from tests.frontend.asgi import Exchange, stream_of

@@ -23,8 +23,9 @@ from starlette.requests import Request
 from semel.cache import LruCache
 from semel.core import Feature, Media
 from semel.errors import InvalidRequest, MediaError, MediaUndecodable, SemelError
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits, read
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer, Tokenizer, source_from
 from semel.render.source import media_from_base64

@@ -14,7 +14,7 @@ from semel.core import Output, Submission
 from semel.engine import Stream
 from semel.fleet.backlog import output_bytes
 from semel.fleet.fleet import StreamedAnswer
-from semel.frontend.budget import BudgetLimits
+from semel.frontend.limits import BudgetLimits
 from semel.render import ChatRenderer
 from semel.testing.engine import EchoEngine
 from tests.render.conftest import folder, parts_renderer

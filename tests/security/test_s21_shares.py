@@ -19,7 +19,8 @@ import pytest
 from semel.cache import LruCache
 from semel.core import Feature, Keyring, Media
 from semel.core.claims import Claims
-from semel.frontend.budget import Account, Budget, BudgetLimits
+from semel.frontend.budget import Account, Budget
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer
 from tests.frontend.rig import Rig, rig, stalled_first_tokens

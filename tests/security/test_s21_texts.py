@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from semel.cache import LruCache
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.call import Call
 from semel.render import ChatRenderer, Tokenizer
 from semel.render.tokenizer import unlimited_room

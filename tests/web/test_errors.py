@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from semel.errors import Busy, EngineFailed, InvalidRequest, NotReady, SemelError
-from semel.frontend.budget import Budget, BudgetLimits
+from semel.frontend.budget import Budget
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.concurrency import ConcurrencyLimits, RequestLimiter
 from semel.web.errors import error_response
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from semel.core.flag import GIB, flag, same_flag
-from semel.frontend.budget import BudgetLimits
+from semel.frontend.limits import BudgetLimits
 from semel.media.fetch.settings import FetchSettings
 from semel.settings import CacheSettings
 from semel.sizing import Host, Part, memory_of

@@ -69,3 +69,10 @@ class Shares:
             self._amounts[tenant] = left
         else:
             self._amounts.pop(tenant, None)
+
+    def change(self, tenant: str, by: int) -> None:
+        """A tenant has so much more, or less."""
+        if by >= 0:
+            self.add(tenant, by)
+        else:
+            self.release(tenant, -by)

@@ -3,8 +3,8 @@
 Who was under way gets a strike. It may go elsewhere once and *alone*: until its first output, no other such request is
 at the same engine. If that engine dies too, it is the lone request that gets the second strike; without one, all that
 were there. With two strikes, of two engines, a tenant's content is refused for 10 minutes. An answer that comes to its
-end clears its content. Content that has a strike is answered one at a time: a client that sends again what is on trial
-must not kill a third engine with it.
+end clears its content. Content that has a strike is answered one at a time, and others with it wait: a client that
+sends again what is on trial must not kill a third engine with it.
 """
 
 from __future__ import annotations

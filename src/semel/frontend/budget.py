@@ -17,61 +17,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Self
 
 from semel.core import RetryQueue
 from semel.core.claims import Claims
-from semel.core.flag import MIB, flag
-from semel.errors import Busy, ConfigError, InvalidRequest, MediaTooLarge, ServiceError, TooManyBytes
+from semel.errors import Busy, InvalidRequest, MediaTooLarge, ServiceError, TooManyBytes
+from semel.frontend.limits import BudgetLimits
 from semel.web.revocation import Revocation
 
-__all__ = ["Account", "Budget", "BudgetLimits", "Loan"]
+__all__ = ["Account", "Budget", "Loan"]
 
 _EQUAL_SHARES: Final = "the request was called back: while other tenants ask, each has an equal share of the"
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetLimits:
-    """The limits of the memory budget."""
-
-    max_request_bytes: int = flag(
-        512 * MIB,
-        "max-request-media-bytes",
-        help="Maximum bytes of one request: its body, its decoded media and its fetched media; over it the answer is "
-        "413.",
-        group="Limits",
-        unit="bytes",
-        min=1,
-    )
-    max_bytes: int = flag(
-        2_048 * MIB,
-        "max-media-bytes-in-flight",
-        help="Maximum bytes of all requests together until their answers begin; over it the answer is 429. While "
-        "several tenants ask, each has an equal share.",
-        group="Limits",
-        unit="bytes",
-        min=1,
-    )
-    max_requests: int = flag(
-        2_048,
-        "max-waiting-requests",
-        help="Maximum number of requests whose answers have not begun; more are answered with 429. While several "
-        "tenants ask, each has an equal share.",
-        group="Limits",
-        min=1,
-    )
-
-    def __post_init__(self) -> None:
-        if self.max_request_bytes < 1:
-            raise ConfigError(f"--max-request-media-bytes is {self.max_request_bytes:,}: it must be at least 1")
-        if self.max_bytes < self.max_request_bytes:
-            raise ConfigError(
-                f"--max-media-bytes-in-flight is {self.max_bytes:,}, less than the {self.max_request_bytes:,} that one "
-                "request may bring: raise it, or lower --max-request-media-bytes"
-            )
-        if self.max_requests < 1:
-            raise ConfigError(f"--max-waiting-requests is {self.max_requests:,}: it must be at least 1")
 
 
 class Budget:
@@ -340,10 +296,7 @@ class Account:
     def _hold(self, nbytes: int) -> None:
         claims, more = self._budget._bytes, nbytes - self._charged
         self._charged = nbytes
-        if more > 0:
-            claims.shares.add(self._tenant, more)
-        elif more < 0:
-            claims.shares.release(self._tenant, -more)
+        claims.shares.change(self._tenant, more)
         if self._revocation is not None:
             claims.offer(self._tenant, self, nbytes)
 
@@ -402,10 +355,7 @@ class Loan:
     def _set(self, nbytes: int) -> None:
         claims, more = self._account._budget._bytes, nbytes - self._nbytes
         self._nbytes = nbytes
-        if more > 0:
-            claims.shares.add(self._tenant, more)
-        elif more < 0:
-            claims.shares.release(self._tenant, -more)
+        claims.shares.change(self._tenant, more)
         if self._on_revoke is not None:
             claims.offer(self._tenant, self, nbytes)
 

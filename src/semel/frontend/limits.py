@@ -1,4 +1,4 @@
-"""What a frontend allows its clients. Values only; the modules beside this one keep to them (threats S18)."""
+"""What a frontend allows its clients. Values only; the modules beside this one keep to them (threats S18, S21)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from semel.core.flag import MIB, flag
 from semel.errors import ConfigError
 
-__all__ = ["BodyLimits", "ConcurrencyLimits", "RefusalLimits"]
+__all__ = ["BodyLimits", "BudgetLimits", "ConcurrencyLimits", "RefusalLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,49 @@ class BodyLimits:
         unit="seconds",
         min=0.001,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """The limits of the memory budget."""
+
+    max_request_bytes: int = flag(
+        512 * MIB,
+        "max-request-media-bytes",
+        help="Maximum bytes of one request: its body, its decoded media and its fetched media; over it the answer is "
+        "413.",
+        group="Limits",
+        unit="bytes",
+        min=1,
+    )
+    max_bytes: int = flag(
+        2_048 * MIB,
+        "max-media-bytes-in-flight",
+        help="Maximum bytes of all requests together until their answers begin; over it the answer is 429. While "
+        "several tenants ask, each has an equal share.",
+        group="Limits",
+        unit="bytes",
+        min=1,
+    )
+    max_requests: int = flag(
+        2_048,
+        "max-waiting-requests",
+        help="Maximum number of requests whose answers have not begun; more are answered with 429. While several "
+        "tenants ask, each has an equal share.",
+        group="Limits",
+        min=1,
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_request_bytes < 1:
+            raise ConfigError(f"--max-request-media-bytes is {self.max_request_bytes:,}: it must be at least 1")
+        if self.max_bytes < self.max_request_bytes:
+            raise ConfigError(
+                f"--max-media-bytes-in-flight is {self.max_bytes:,}, less than the {self.max_request_bytes:,} that one "
+                "request may bring: raise it, or lower --max-request-media-bytes"
+            )
+        if self.max_requests < 1:
+            raise ConfigError(f"--max-waiting-requests is {self.max_requests:,}: it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

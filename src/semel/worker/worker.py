@@ -20,7 +20,6 @@ from semel.cache import Borrower, borrowed_feature
 from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Turn
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
-from semel.engine.progress import MAX_GAP_S
 from semel.errors import (
     EngineDead,
     EngineFailed,
@@ -62,7 +61,7 @@ _FEATURES_S: Final = 120.0
 """How long a request waits for features before it is given up."""
 
 _LOOK_S: Final = 0.5
-"""How often the engine's progress is looked at."""
+"""How often the engine's progress is looked at: well within what its clock takes for awake."""
 
 _SETTLE_S: Final = 0.1
 """How long a worker that drains stays at least: what was on its way when it said so is answered too."""
@@ -200,7 +199,7 @@ class Worker:
         """End the engine when it hangs (threats S22). What keeps this loop from looking is not the engine's fault."""
         progress = self._engine.progress
         while not progress.is_hung(self._progress_s):
-            await asyncio.sleep(min(_LOOK_S, MAX_GAP_S / 2))
+            await asyncio.sleep(_LOOK_S)
             progress.clock.tick()
         self._hung = f"engine_hung: the engine has made no step for {progress.waited_s:.0f} s; it is being replaced"
         logger.error(
