@@ -177,9 +177,9 @@ def oversized(feature: Feature) -> Feature:
     """A well-formed image of more embeddings than the engine's encoder cache holds."""
     side = 2 * 100
     pixels = Tensor("uint8", (side * side, 1176), memoryview(bytes(side * side * 1176)))
-    grid = np.array([[1, side, side]]).data.cast("B")
+    grid = np.array([1, side, side]).data.cast("B")
     pad = feature.layout.token_ids[0]
-    tensors = {"pixel_values": pixels, "image_grid_thw": Tensor("int64", (1, 3), grid)}
+    tensors = {"pixel_values": pixels, "image_grid_thw": Tensor("int64", (3,), grid)}
     return Feature("image", tensors, Layout((pad,) * (side * side // 4)))
 
 
@@ -195,7 +195,7 @@ def zero(array: Array, index: Any) -> Array:
 
 def ones_at(array: Array, run: slice) -> Array:
     array[:] = 0
-    array[0, run] = 1
+    array[run] = 1
     return array
 
 
@@ -209,10 +209,10 @@ WRONG_QWEN2_VL: Final[Mapping[str, Wrong]] = {
     ),
     "a patch too few": Wrong(with_tensor("pixel_values", lambda a: a[1:]), r"image_grid_thw counts .* patches"),
     "a grid that does not tile": Wrong(
-        with_tensor("image_grid_thw", lambda a: np.array([[1, 1, int(a.prod())]])), "does not tile"
+        with_tensor("image_grid_thw", lambda a: np.array([1, 1, int(a.prod())])), "does not tile"
     ),
     "a grid of nothing": Wrong(with_tensor("image_grid_thw", lambda a: a * 0), "does not tile"),
-    "a negative grid": Wrong(with_tensor("image_grid_thw", lambda a: a * np.array([[1, -1, -1]])), "does not tile"),
+    "a negative grid": Wrong(with_tensor("image_grid_thw", lambda a: a * np.array([1, -1, -1])), "does not tile"),
     "a grid that overflows": Wrong(with_tensor("image_grid_thw", lambda a: a * 0 + 2**31), "image_grid_thw counts"),
     "a mask that takes fewer embeddings": Wrong(
         with_layout(lambda ids: Layout(ids, Mask([0] + [1] * (len(ids) - 1)))), "embeddings"
@@ -248,7 +248,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         {
             "a token too many": Wrong(with_layout(one_token_more), "embeddings"),
             "a row of patches": Wrong(
-                with_tensor("image_grid_thw", lambda a: np.array([[1, 1, int(a.prod())]])), "does not tile"
+                with_tensor("image_grid_thw", lambda a: np.array([1, 1, int(a.prod())])), "does not tile"
             ),
             **{
                 f"a video of {seconds:g} s a frame": Wrong(
@@ -266,9 +266,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         lambda: image_chat(1),
         {
             "a token too many": Wrong(with_layout(one_token_more), "pixel_values gives 36 embeddings"),
-            "too few pixels": Wrong(
-                with_tensor("pixel_values", lambda a: a[..., 14:]), r"takes float32\[1, 3, 84, 84\]"
-            ),
+            "too few pixels": Wrong(with_tensor("pixel_values", lambda a: a[..., 14:]), r"takes float32\[3, 84, 84\]"),
         },
     ),
     "idefics3": Family(
@@ -302,7 +300,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         {"images": Questions(chats_with_newlines, items=54, same_places=same_places_within_newlines)},
         lambda: image_chat(1),
         {
-            "a tile too many": Wrong(with_tensor("num_patches", lambda a: a + 1), r"num_patches is \[2\]"),
+            "a tile too many": Wrong(with_tensor("num_patches", lambda a: a + 1), r"num_patches is 2"),
             "too few pixels": Wrong(
                 with_tensor("pixel_values", lambda a: a[..., 14:]), r"takes float32\[1, 3, 112, 112\]"
             ),

@@ -17,11 +17,12 @@ from msgspec.msgpack import Ext
 
 from semel.cache import LruCache
 from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Submission, Tenant, Tensor
-from semel.errors import FeatureRejected
+from semel.errors import FeatureRejected, InvalidRequest
 from semel.frontend.api.generate_request import Place, RequestItem
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.items import client_features as given
+from semel.frontend.items import ownership
 from semel.frontend.items.client_features import Owner, identify_items
 from semel.frontend.items.ownership import feature_digest
 from semel.frontend.limits import BudgetLimits
@@ -250,12 +251,19 @@ def test_an_item_of_vllm_s_is_read_as_vllm_reads_it() -> None:
         assert bytes(read[name].data) == bytes(one.flatten().view(torch.uint8).numpy())
 
 
-def test_an_item_that_was_cut_from_a_batch_becomes_a_batch_of_one() -> None:
-    contract = replace(CONTRACT, fields={"image": {"pixel_values": Field("uint8", (1, None))}})
+def test_tensors_whose_layout_nobody_can_prove_need_a_seal_of_the_fleet_S9() -> None:
+    contract = replace(CONTRACT, fields={"image": {"pixel_values": Field("uint8", (None,))}})
     shown = RequestItem("image", "any", Place(offset=0, length=2), packed=(packed(b"abc"),))
-    (one,) = identify_items([shown], [5, 5], contract, Owner(Tenant(), Key(bytes(32))))
+    owner = Owner(Tenant(), Key(bytes(32)))
+    (one,) = identify_items([shown], [5, 5], contract, owner)  # the control: such tensors are proven otherwise
     assert one.feature is not None
-    assert one.feature.tensors["pixel_values"].shape == (1, 3)
+    sealed_only = replace(contract, needs_seal=("image",))
+    with pytest.raises(InvalidRequest, match="need a seal of this fleet"):
+        identify_items([shown], [5, 5], sealed_only, owner)
+    name = Digest(bytes(range(32)))
+    seal = ownership._seal_of(name, one.item.digest, owner.key)
+    (own,) = identify_items([replace(shown, name=name.hex(), seal=seal)], [5, 5], sealed_only, owner)
+    assert own.item.digest == name
 
 
 class _Payload:

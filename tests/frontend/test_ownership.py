@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from semel.core import Digest, Feature, Key, Layout, Mask, Tenant, Tensor
+from semel.core import Digest, Feature, Key, Layout, Mask, Origin, Tenant, Tensor
 from semel.frontend.items.ownership import feature_digest, has_tag, is_sealed, tag_of
 
 KEY = Key(bytes(range(32)))
@@ -50,3 +52,11 @@ def test_what_is_shown_of_a_tenants_items_is_stable(tenant: Tenant, tag: str, ma
     assert feature_digest(FEATURE, tenant, KEY).hex() == made
     assert has_tag(DIGEST, tag, tenant, KEY)
     assert is_sealed(DIGEST, Digest(bytes.fromhex(made)), seal, KEY)
+
+
+def test_the_origin_of_a_feature_is_part_of_its_identity_S9() -> None:
+    made = {
+        feature_digest(replace(FEATURE, origin=origin), Tenant(), KEY)
+        for origin in (None, Origin((56, 56)), Origin((56, 84)), Origin((56, 56), None, {"min_pixels": 1}))
+    }
+    assert len(made) == 4

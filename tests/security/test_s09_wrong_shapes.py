@@ -5,15 +5,14 @@ The real engine with malformed features is in `tests/engine`, the contract's eve
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semel.core import Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Submission, Tensor, Timeline
-from semel.engine.vllm.inputs import engine_input
+from semel.core import Contract, Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Submission, Tensor, Timeline
+from semel.engine.vllm.inputs import build_items, check_prompt
 from semel.errors import FeatureRejected, InvalidRequest
 from semel.interchange.safetensors import FeatureEntry
 from semel.worker.injection import inject
@@ -57,6 +56,10 @@ class _NaiveEngine:
         _ = grid.data.cast("B").cast("q")[2]
 
 
+def _to_the_letter(given: Feature, contract: Contract) -> None:
+    contract.check(given)
+
+
 def test_a_naive_engine_is_ended_by_one_request() -> None:
     naive = _NaiveEngine()
     naive.submit(feature())
@@ -80,14 +83,12 @@ def test_a_wrong_feature_of_a_request_is_refused_before_the_engine_s_input_is_bu
     def build(_: Feature) -> None:
         raise AssertionError("the engine saw it")
 
-    inputs = ModuleType("vllm.inputs")
-    inputs.tokens_input = None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.inputs", inputs)
-    model: Any = SimpleNamespace(is_encoder_decoder=False, build=build, fault=build)
+    model: Any = SimpleNamespace(is_encoder_decoder=False, build=build, check=build, admit=_to_the_letter)
     layout = given.layout
     place = Placeholder(0, len(layout), layout.mask)
     prompt = Prompt(layout.token_ids, Timeline.decoder([place]), (Item(given.modality, DIGEST),))
     cache: Any = None
+    submission = Submission("r", prompt, {DIGEST: given})
     with pytest.raises((FeatureRejected, InvalidRequest)):
-        engine_input(Submission("r", prompt, {DIGEST: given}), CONTRACT, model, cache)
+        check_prompt(submission, CONTRACT, model, cache)
+        build_items(submission, CONTRACT, model)

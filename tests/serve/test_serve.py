@@ -253,7 +253,7 @@ async def next_event(link: FrontendLink, kind: type[Event]) -> Any:
 async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_S9(served: Served) -> None:
     key = read_key(served.folder / "key")
     pixels = Tensor("float32", (16, 1176), memoryview(bytes(16 * 1176 * 4)))
-    grid = Tensor("int64", (1, 3), np.array([[1, 4, 4]]).data.cast("B"))
+    grid = Tensor("int64", (3,), np.array([1, 4, 4]).data.cast("B"))
     feature = Feature("image", {"pixel_values": pixels, "image_grid_thw": grid}, Layout((1018,) * 4))
     digest = Digest(b"x" * 32)
     prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))

@@ -230,7 +230,7 @@ async def test_what_waits_here_counts_against_the_limits_of_the_engine_s_queue(
 async def test_answers_of_one_request_take_a_place_each_until_each_has_ended(tmp_path: Path) -> None:
     async with shop(tmp_path, is_stepping=False) as made:
         (wide,) = made.start("acme", 1, n=7)
-        await until(lambda: made.metric(ENGINE_SEQUENCES) == 7)
+        await until(lambda: made.metric(ENGINE_SEQUENCES) == 7 and bool(made.engine.streams))
         made.engine.streams[0].left[3] = 1
         made.engine.advance()
         await until(lambda: made.metric(ENGINE_SEQUENCES) == 6)

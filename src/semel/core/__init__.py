@@ -3,7 +3,7 @@
 from semel.core.answer_parsing import AnswerParsing
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
-from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Tensor
+from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Origin, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
@@ -34,6 +34,7 @@ __all__ = [
     "Media",
     "Modality",
     "Normalisation",
+    "Origin",
     "Output",
     "Placeholder",
     "Prompt",

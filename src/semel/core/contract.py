@@ -49,6 +49,10 @@ class Field:
             and all(mine is None or mine == its for mine, its in zip(self.shape, tensor.shape, strict=True))
         )
 
+    def has_form_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor has this dtype and as many dimensions."""
+        return tensor.dtype == self.dtype and len(tensor.shape) == len(self.shape)
+
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join('*' if size is None else str(size) for size in self.shape)}]"
 
@@ -77,8 +81,18 @@ class Contract:
     cache_bytes: int = 0
     """Capacity of the engine's item cache; 0 if it is off."""
 
+    needs_seal: tuple[Modality, ...] = ()
+    """The modalities whose tensors a client may send only with a seal of the fleet."""
+
     def check(self, feature: Feature) -> None:
         """Reject a feature with wrong names, dtypes, shapes or size."""
+        for name in self.check_form(feature):
+            raise FeatureRejected(
+                f"{name} is {feature.tensors[name]!r}, {self.model} takes {self.fields[feature.modality][name]}"
+            )
+
+    def check_form(self, feature: Feature) -> list[str]:
+        """Reject a feature with wrong names, dtypes, ranks or size. Returns the names of tensors of other shapes."""
         fields = self.fields.get(feature.modality)
         if fields is None:
             raise FeatureRejected(
@@ -90,7 +104,7 @@ class Contract:
                 f"{self.model} takes {sorted(fields)}"
             )
         for name, field in fields.items():
-            if not field.admits(feature.tensors[name]):
+            if not field.has_form_of(feature.tensors[name]):
                 raise FeatureRejected(f"{name} is {feature.tensors[name]!r}, {self.model} takes {field}")
         if not feature.layout.num_embeds:
             raise FeatureRejected(f"the {feature.modality} feature has no embedding: {feature.layout!r}")
@@ -99,3 +113,4 @@ class Contract:
                 f"the {feature.modality} feature has {feature.layout.num_embeds:,} embeddings, the engine's encoder "
                 f"cache holds {self.max_embeds:,}; start the engine with a larger --max-num-batched-tokens"
             )
+        return [name for name, field in fields.items() if not field.admits(feature.tensors[name])]

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from msgspec import Struct
 
 from semel.core.media import Modality
 from semel.core.prompt import Mask
 
-__all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Layout", "Tensor"]
+__all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Layout", "Origin", "Tensor"]
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
@@ -82,13 +84,35 @@ class Layout:
         return f"Layout({len(self)} tokens, {self.num_embeds} embeddings)"
 
 
+class Origin(Struct, frozen=True, array_like=True):
+    """What an item was made of, without its content: enough to compute the layout again.
+
+    A struct, because it is sent as it is.
+    """
+
+    shape: tuple[int, ...]
+    """Of an image (height, width), of a clip (samples,), of a video (frames, height, width)."""
+
+    metadata: dict[str, Any] | None = None
+    """The numbers of a video's frames and their times, as the model's processor received them."""
+
+    options: dict[str, Any] | None = None
+    """The request's `mm_processor_kwargs`."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Feature:
-    """An item's preprocessed tensors, by the model's field names, and its layout."""
+    """One item as the engine takes it: its tensors, by the model's field names, its layout and its origin.
+
+    The tensors are those of the one item, without the dimension of a batch. A field that is a list of numbers is a
+    tensor of one dimension here; the engine's own field says that it is a list.
+    """
 
     modality: Modality
     tensors: Mapping[str, Tensor]
     layout: Layout
+    origin: Origin | None = None
+    """None for tensors that an outside framework made; it need not say of what."""
 
     @property
     def nbytes(self) -> int:

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Modality, Tensor
+from semel.core import DTYPE_BYTES, Digest, Feature, Layout, Mask, Modality, Origin, Tensor
 from semel.errors import InvalidRequest
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
@@ -131,6 +131,7 @@ class _Rest(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...], Meta(min_length=1, max_length=MAX_LAYOUT_TOKENS)
     ]
     mask: Annotated[tuple[bool, ...], Meta(max_length=MAX_LAYOUT_TOKENS)] | None = None
+    origin: Origin | None = None
 
 
 def _free(_: object) -> None:
@@ -290,9 +291,13 @@ def _entry(name: str, heads: Mapping[str, _Head], rest: object, body: memoryview
     tensors = {field: _tensor(head, body, begin) for field, head in heads.items()}
     try:
         described = msgspec.convert(rest, _Rest)
-        return FeatureEntry(Digest(bytes.fromhex(name)), Feature(described.modality, tensors, _layout(described)))
+        return FeatureEntry(Digest(bytes.fromhex(name)), _feature(described, tensors))
     except (msgspec.ValidationError, ValueError) as error:
         return Faulty(name, f"its layout cannot be used: {_excerpt(str(error))}")
+
+
+def _feature(described: _Rest, tensors: Mapping[str, Tensor]) -> Feature:
+    return Feature(described.modality, tensors, _layout(described), described.origin)
 
 
 def _tensor(head: _Head, body: memoryview, begin: int) -> Tensor:
@@ -323,9 +328,8 @@ def _layout(described: _Rest) -> Layout:
 
 def _rest(feature: Feature) -> _Rest:
     mask = feature.layout.mask
-    return _Rest(
-        feature.modality, feature.layout.token_ids, None if mask is None else tuple(bool(bit) for bit in mask.bits)
-    )
+    bits = None if mask is None else tuple(bool(bit) for bit in mask.bits)
+    return _Rest(feature.modality, feature.layout.token_ids, bits, feature.origin)
 
 
 def _excerpt(text: str) -> str:

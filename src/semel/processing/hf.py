@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from semel.cache import LayoutCache
-from semel.core import Feature, Layout, Media, Modality, Target
+from semel.core import Feature, Layout, Media, Modality, Origin, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, Video, cut_audio, decode_audio, decode_image, decode_video
 from semel.processing.families import Family, family_of
@@ -117,13 +117,17 @@ class HfProcessor:
     def _process(self, media: Media, decoded: Any, options: Mapping[str, object]) -> Feature:
         output = self._call(media.modality, decoded, options)
         values = {name: value for name, value in output.items() if name not in _TEXT_OUTPUTS}
-        tensors = {name: self._as_target(value) for name, value in self.family.tensors(values).items()}
+        tensors = {
+            name: self._as_target(value[0] if name in self.family.batched else value)
+            for name, value in self.family.tensors(values).items()
+        }
         layout = self._layout(output)
         if not layout.num_embeds:
             raise MediaDegenerate(
                 f"the {media.modality} is too small or too short for this model to see anything of it"
             )
-        return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout)
+        origin = _origin(media.modality, decoded, options)
+        return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout, origin)
 
     def cut(self, media: Media) -> Pieces:
         """A clip in pieces that the model's encoder takes, each of which can be processed."""
@@ -212,6 +216,17 @@ class HfProcessor:
     def _layout(self, output: Mapping[str, Any]) -> Layout:
         ids = output.get("input_ids", [[]])[0]
         return self.family.layout(self.config, ids if isinstance(ids, list) else ids.tolist())
+
+
+def _origin(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
+    chosen = dict(options) or None
+    if isinstance(decoded, Video):
+        described = {**describe_frames(decoded.header, decoded.indices), "do_sample_frames": False}
+        return Origin(tuple(decoded.frames.shape[:3]), described, chosen)
+    if modality == "audio":
+        return Origin((len(decoded),), None, chosen)
+    width, height = decoded.size
+    return Origin((height, width), None, chosen)
 
 
 def _video_arguments(video: Video) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from semel.core import AnswerParsing, Contract, Digest, Modality, Trace
+from semel.core import AnswerParsing, Contract, Digest, Modality, Origin, Trace
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -184,6 +184,7 @@ class Payload(Struct, frozen=True, array_like=True, tag=22):
     """Of the layout: int32, little endian."""
 
     mask: bytes | None = None
+    origin: Origin | None = None
 
 
 class Chunk(Struct, frozen=True, array_like=True, tag=23):
@@ -215,6 +216,7 @@ class Lend(Struct, frozen=True, array_like=True, tag=27):
     lease: Count
     offset: Count
     nbytes: Count
+    origin: Origin | None = None
 
 
 class Drain(Struct, frozen=True, array_like=True, tag=25):

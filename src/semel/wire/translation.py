@@ -143,7 +143,7 @@ def _items(submit: Submit) -> tuple[Item, ...]:
 
 def payload_of(transfer: int, digest: Digest, feature: Feature) -> Payload:
     """The first message of a feature."""
-    return Payload(transfer, digest, feature.modality, _heads(feature), *_layout_fields(feature.layout))
+    return Payload(transfer, digest, feature.modality, _heads(feature), *_layout_fields(feature.layout), feature.origin)
 
 
 def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
@@ -157,6 +157,7 @@ def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
         lease.id,
         lease.offset,
         lease.nbytes,
+        feature.origin,
     )
 
 
@@ -190,7 +191,7 @@ def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Featur
             head.name: Tensor(head.dtype, head.shape, buffer)
             for head, buffer in zip(message.tensors, buffers, strict=True)
         }
-        return Feature(message.modality, tensors, layout_of(message))
+        return Feature(message.modality, tensors, layout_of(message), message.origin)
     except ValueError as error:
         raise ProtocolError(f"{message.digest!r} is no feature: {error}") from error
 

@@ -460,4 +460,4 @@ def _borrowed(borrowers: Borrower | None, lend: Lend) -> Feature:
         raise ProtocolError("this worker has no shared memory with anyone")
     sizes_of(lend)  # names and dtypes are in order
     heads = [(head.name, head.dtype, head.shape) for head in lend.tensors]
-    return borrowed_feature(borrowers.borrow(lease_of(lend)), lend.modality, heads, layout_of(lend))
+    return borrowed_feature(borrowers.borrow(lease_of(lend)), lend.modality, heads, layout_of(lend), lend.origin)

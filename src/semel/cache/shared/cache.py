@@ -172,7 +172,7 @@ class SharedCache:
             return feature
         self.segment.populate(reservation.offset + reservation.nbytes)
         view = reservation.view()
-        stored = borrowed_feature(view, feature.modality, heads, feature.layout)
+        stored = borrowed_feature(view, feature.modality, heads, feature.layout, feature.origin)
         # The copy comes last: it evicts everything else from the CPU's caches, so code after it is slow.
         copy_into(view, feature)
         return self._hold(digest, stored, reservation.offset, view)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from semel.cache.shared.arena import align
-from semel.core import DTYPE_BYTES, Feature, Layout, Modality, Tensor
+from semel.core import DTYPE_BYTES, Feature, Layout, Modality, Origin, Tensor
 from semel.errors import ProtocolError
 
 __all__ = ["Head", "borrowed_feature", "copy_into", "heads_of", "packed_bytes", "tensor_offsets"]
@@ -46,7 +46,9 @@ def copy_into(view: memoryview, feature: Feature) -> None:
             view[offset : offset + tensor.nbytes] = tensor.data.cast("B")
 
 
-def borrowed_feature(view: memoryview, modality: Modality, heads: Sequence[Head], layout: Layout) -> Feature:
+def borrowed_feature(
+    view: memoryview, modality: Modality, heads: Sequence[Head], layout: Layout, origin: Origin | None = None
+) -> Feature:
     """The feature over a range of memory, without a copy. Its tensors are read-only."""
     sizes = _sizes(heads)
     offsets, total = tensor_offsets(sizes)
@@ -60,7 +62,7 @@ def borrowed_feature(view: memoryview, modality: Modality, heads: Sequence[Head]
         }
     except ValueError as error:
         raise ProtocolError(f"a peer described no feature: {error}") from error
-    return Feature(modality, tensors, layout)
+    return Feature(modality, tensors, layout, origin)
 
 
 def _sizes(heads: Sequence[Head]) -> list[int]:

@@ -13,8 +13,10 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Self
 
 from semel.core import (
@@ -35,7 +37,7 @@ from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat import show_items, takes_seeds
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.engine.vllm.grammars import Grammars, client_outputs, constrained_field
-from semel.engine.vllm.inputs import engine_input, items_of
+from semel.engine.vllm.inputs import build_items, check_prompt, engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
@@ -85,6 +87,7 @@ class VllmEngine:
         self._takes_seeds = takes_seeds(llm.vllm_config)
         self._steps = StepCounter(llm)
         self._order = asyncio.Lock()
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="semel-items")  # vLLM's processors are not thread-safe
         self._prefix_era: str | None = None
 
     @classmethod
@@ -128,6 +131,7 @@ class VllmEngine:
                 max_embeds=llm.input_processor.mm_encoder_cache_size,
                 max_tokens=config.max_model_len,
                 cache_bytes=item_cache.capacity,
+                needs_seal=model.needs_seal,
             ),
             item_cache,
             Parsers.of(llm, parsers),
@@ -191,7 +195,7 @@ class VllmEngine:
         """Check a submission and hand it to vLLM."""
         request_id = submission.request_id
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
-        prompt = engine_input(salted, self._contract, self._model, self._items)
+        prompt = await self._checked(salted)
         params, reader = await self._prepared(submission)
         options: dict[str, Any] = {
             "trace_headers": None if submission.trace is None else submission.trace.headers,
@@ -221,7 +225,7 @@ class VllmEngine:
         submission = Submission(f"inject-{digest.hex()}", self._sole_prompt(digest, feature), {digest: feature})
         with _failures():
             try:
-                prompt = engine_input(submission, self._contract, self._model, self._items)
+                prompt = await self._checked(submission)
                 request = await self._validated(submission.request_id, prompt, sampling_params({"max_tokens": 1}))
             except RequestError as error:
                 raise FeatureRejected(f"no prompt can have the {feature.modality} feature: {error}") from error
@@ -249,11 +253,21 @@ class VllmEngine:
     async def close(self) -> None:
         """End the engine and its processes. Closing twice does no harm."""
         llm, self._llm = self._llm, None
+        self._builder.shutdown(wait=False)
         await self._grammars.close()
         if llm is not None:
             if llm.output_handler is not None and not llm.output_processor.has_unfinished_requests():
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
+
+    async def _checked(self, submission: Submission) -> Any:
+        """The input for vLLM of a submission in which everything was checked; new items beside the loop."""
+        check_prompt(submission, self._contract, self._model, self._items)
+        items: Mapping[Digest, Any] = {}
+        if submission.features:
+            build = partial(build_items, submission, self._contract, self._model)
+            items = await asyncio.get_running_loop().run_in_executor(self._builder, build)
+        return engine_input(submission, items, self._model)
 
     async def _prepared(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
         """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done beside the loop."""

@@ -16,24 +16,42 @@ from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 
-__all__ = ["engine_input", "items_of"]
+__all__ = ["build_items", "check_prompt", "engine_input", "items_of"]
 
 
-def engine_input(submission: Submission, contract: Contract, model: VllmModel, cache: ItemCache) -> Any:
-    """The checked input for `AsyncLLM.add_request`, with None for the items that are referred to.
+def check_prompt(submission: Submission, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
+    """Check everything of a submission but the tensors of its features.
 
-    Raises `FeatureMissing` if the cache does not hold one of these.
+    Raises `FeatureMissing` if the cache does not hold an item that comes without its feature.
     """
-    from vllm.inputs import tokens_input
-
     prompt = submission.prompt
     _check_size(prompt, contract)
     _check_side(prompt, model)
+    if prompt.items:
+        _check_places(prompt, _holdings(prompt, submission.features, cache))
+
+
+def build_items(submission: Submission, contract: Contract, model: VllmModel) -> Mapping[Digest, Any]:
+    """The engine's items for the features of a submission, each checked. It takes long: keep it off the event loop."""
+    needed = dict.fromkeys(item.digest for item in submission.prompt.items)
+    features = {digest: submission.features[digest] for digest in needed if digest in submission.features}
+    return {digest: _built(feature, contract, model) for digest, feature in features.items()}
+
+
+def engine_input(submission: Submission, items: Mapping[Digest, Any], model: VllmModel) -> Any:
+    """The input for `AsyncLLM.add_request` of what was checked, with None for the items that are referred to."""
+    from vllm.inputs import tokens_input
+
+    prompt = submission.prompt
     if not prompt.items:
         return tokens_input(list(prompt.token_ids), cache_salt=submission.cache_salt)
-    holdings = _holdings(prompt, submission.features, cache)
-    _check_places(prompt, holdings)
-    items = {digest: _checked_item(digest, submission.features.get(digest), contract, model) for digest in holdings}
+    for digest in dict.fromkeys(item.digest for item in prompt.items):
+        if digest not in items:
+            model.known.refer(digest)
+        elif not model.known.agrees(digest, submission.features[digest]):
+            raise FeatureRejected(
+                f"{digest!r} came before with another layout or other shapes: it stands for one feature"
+            )
     decoder = _multimodal(prompt, items, submission.cache_salt)
     if prompt.encoder_token_ids is None:
         return decoder
@@ -108,17 +126,11 @@ def _misplaced(place: Placeholder, layout: Layout, tokens: Sequence[int]) -> str
     return None
 
 
-def _checked_item(digest: Digest, feature: Feature | None, contract: Contract, model: VllmModel) -> Any:
-    if feature is None:
-        model.known.refer(digest)
-        return None
-    contract.check(feature)
+def _built(feature: Feature, contract: Contract, model: VllmModel) -> Any:
+    model.admit(feature, contract)
     if fault := model.check(feature):
         raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
-    item = model.build(feature)
-    if not model.known.agrees(digest, feature):
-        raise FeatureRejected(f"{digest!r} came before with another layout or other shapes: it stands for one feature")
-    return item
+    return model.build(feature)
 
 
 def _multimodal(prompt: Prompt, items: Mapping[Digest, Any], cache_salt: str | None) -> Any:
@@ -129,7 +141,7 @@ def _multimodal(prompt: Prompt, items: Mapping[Digest, Any], cache_salt: str | N
     hashes: dict[Modality, list[str]] = defaultdict(list)
     ranges: dict[Modality, list[Any]] = defaultdict(list)
     for item, place in zip(prompt.items, prompt.timeline, strict=True):
-        data[item.modality].append(items[item.digest])
+        data[item.modality].append(items.get(item.digest))
         hashes[item.modality].append(item.digest.hex())
         ranges[item.modality].append(_range(place))
     return mm_input(list(prompt.token_ids), MultiModalKwargsItems(data), hashes, ranges, cache_salt=cache_salt)

@@ -6,21 +6,28 @@ is written down here, so a model that vLLM knows keeps its own rules.
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from semel.core import Feature, Field, Layout, Mask, Modality, Target
+from blake3 import blake3
+
+from semel.cache import LayoutCache
+from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
+from semel.engine.vllm.item import ghost_of, lay_out, make_item, parse
+from semel.engine.vllm.item_fields import ItemFields
+from semel.engine.vllm.probes import probes
 from semel.engine.vllm.shape_registry import ShapeRegistry
-from semel.errors import FeatureRejected
-from semel.processing import family_of, to_torch
+from semel.errors import ConfigError, FeatureRejected
+from semel.processing import Family, family_of, to_torch
 
 __all__ = ["VllmModel"]
 
-_PROBE_SIDES: Final = ((112, 112), (168, 224))
-_PROBE_SECONDS: Final = (1.0, 2.5)
-_PROBE_FRAMES: Final = (4, 8)
+_MIN_PROBES: Final = 2
+_MAX_COUNTED_BYTES: Final = 1 << 20
+_MAX_COUNTED_FLOATS: Final = 64
+_FOREIGN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +40,10 @@ class VllmModel:
         self._processor = processor
         self._family = family_of(model_config.hf_config.model_type)
         self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
-        self._tells_layout: frozenset[Modality] = frozenset()
+        self._items: dict[Modality, ItemFields] = {}
+        self._tells_layout: set[Modality] = set()
+        self._layouts: LayoutCache[tuple[object, ...]] = LayoutCache(max_entries=4_096, max_tokens=1 << 20)
+        self._widened: set[tuple[Modality, str]] = set()
         self.known = ShapeRegistry()
 
     @classmethod
@@ -43,7 +53,8 @@ class VllmModel:
 
         config = llm.model_config
         model = cls(config, MULTIMODAL_REGISTRY.create_processor(config, tokenizer=llm.renderer.tokenizer))
-        model._tells_layout = frozenset(filter(model._knows_layout, model.max_items))
+        for modality in model._limits:
+            model._probe(modality)
         return model
 
     @property
@@ -64,14 +75,19 @@ class VllmModel:
     @property
     def max_items(self) -> Mapping[Modality, int]:
         """How many items of a modality one prompt may have; a modality that is switched off is not listed."""
-        limits: Mapping[Modality, int] = self._processor.info.allowed_mm_limits
-        return {modality: limit for modality, limit in limits.items() if limit > 0}
+        return {modality: limit for modality, limit in self._limits.items() if modality in self._items}
+
+    @property
+    def needs_seal(self) -> tuple[Modality, ...]:
+        """The modalities whose tensors a client may send only with a seal of the fleet.
+
+        Nobody can prove of them that the encoder makes as many embeddings of them as their layout has.
+        """
+        return () if type(self._family).check is not Family.check else tuple(self._items)
 
     def fields(self, modality: Modality) -> Mapping[str, Field]:
-        """The tensors of one item, from two probes of different size: what differs between them is free."""
-        first, second = (self._hf_output(modality, probe) for probe in self._probes(modality))
-        names = self._field_configs(modality, first).keys()
-        return {name: _field(first[name], second[name]) for name in sorted(names)}
+        """What the tensors of one item have in common."""
+        return self._items[modality].fields
 
     def check(self, feature: Feature) -> str | None:
         """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
@@ -81,106 +97,113 @@ class VllmModel:
                 return f"{name} has values that are no numbers"
         return self._family.check(self._hf_config, feature)
 
-    def build(self, feature: Feature) -> Any:
-        """The engine's item for a feature that the contract admits.
+    def admit(self, feature: Feature, contract: Contract) -> None:
+        """Hold a feature against the contract.
 
-        Built alone, so that it carries no trace of its neighbours: vLLM's fields keep the slices of the whole batch
-        that they were cut from, which makes serialising k items of one batch cost k².
+        What is only probed may be wider than all probes: a feature that says what it was made of comes from the fleet's
+        own processors, and its layout is proven. One of an unknown origin is held to the letter, and so is one of a
+        family whose shapes are known.
         """
-        tensors = {name: to_torch(tensor) for name, tensor in feature.tensors.items()}
-        configs = self._field_configs(feature.modality, tensors)
-        item = self._item(configs, tensors)
-        self._check_rows(item, tensors)
+        if feature.origin is None or feature.modality not in self.needs_seal:
+            contract.check(feature)
+            return
+        for name in contract.check_form(feature):
+            if (feature.modality, name) not in self._widened:
+                self._widened.add((feature.modality, name))
+                expected = contract.fields[feature.modality][name]
+                logger.warning("%s is wider than all probes: %r for %s", name, feature.tensors[name], expected)
+
+    def build(self, feature: Feature) -> Any:
+        """The engine's item for a feature that the contract admits; its layout is proven."""
+        fields = self._items[feature.modality]
+        item = fields.build(feature)
+        fields.check_rows(self._processor, feature, item)
         self._check_layout(feature, item)
-        for element in item.values():
-            if hasattr(element.field, "slices"):
-                element.field = dataclasses.replace(element.field, slices=[])
         return item
 
-    def _field_configs(self, modality: Modality, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        from transformers import BatchFeature
+    @property
+    def _limits(self) -> Mapping[Modality, int]:
+        limits: Mapping[Modality, int] = self._processor.info.allowed_mm_limits
+        return {modality: limit for modality, limit in limits.items() if limit > 0}
 
-        configs = self._processor._get_mm_fields_config(BatchFeature(dict(tensors)), {})
-        return {name: config for name, config in configs.items() if config.modality == modality and name in tensors}
-
-    def _item(self, configs: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
-        from vllm.multimodal.inputs import MultiModalKwargsItem
-
-        return MultiModalKwargsItem(
-            {name: config.build_elems(name, tensors[name])[0] for name, config in configs.items()}
-        )
-
-    def _check_rows(self, item: Any, tensors: Mapping[str, Any]) -> None:
-        """An item that is cut from its tensors has to use all of them."""
-        for name, element in item.items():
-            if element.data.numel() != tensors[name].numel():
-                raise FeatureRejected(
-                    f"{name} has the shape {list(tensors[name].shape)}, "
-                    f"the feature's other tensors speak of {list(element.data.shape)}"
-                )
+    def _probe(self, modality: Modality) -> None:
+        """Learn the fields of a modality; one that the processor cannot do is switched off."""
+        made = []
+        cause: Exception | None = None
+        for medium in probes(self._processor, modality):
+            try:
+                made.append(make_item(self._processor, modality, parse(self._processor, modality, medium), {}))
+            except Exception as error:  # noqa: BLE001 - foreign code: a probe may be too long or too thin for a model
+                cause = error
+        if len(made) < _MIN_PROBES:
+            logger.error("this model takes no %s: its processor refuses semel's probes: %r", modality, cause)
+            return
+        try:
+            self._items[modality] = ItemFields.of(made)
+        except ConfigError as error:
+            logger.error("this model takes no %s through semel: %s", modality, error)  # noqa: TRY400 - it says all
+            return
+        if self._knows_layout(modality, made[0]):
+            self._tells_layout.add(modality)
 
     def _check_layout(self, feature: Feature, item: Any) -> None:
-        """The model's own replacement for these tensors has to be the feature's layout."""
-        modality = feature.modality
-        if modality in self._tells_layout and (expected := self._replacement(modality, item)) != feature.layout:
+        """The model's own replacement for this item has to be the feature's layout."""
+        modality, origin = feature.modality, feature.origin
+        if origin is not None:
+            expected = self._expected(feature, origin, item)
+        elif modality in self._tells_layout:
+            expected = self._replacement(modality, None, item, {})
+        elif modality in self.needs_seal:
+            raise FeatureRejected(
+                f"the {modality} feature does not say of what it was made, so nothing proves its layout: "
+                "have this fleet render it, and send the file with its metadata"
+            )
+        else:
+            return  # the family's own check has proven it
+        if expected != feature.layout:
             raise FeatureRejected(f"the {modality} feature has {feature.layout!r}, its tensors make {expected!r}")
 
-    def _replacement(self, modality: Modality, item: Any) -> Layout:
-        from vllm.multimodal.inputs import MultiModalKwargsItems
+    def _expected(self, feature: Feature, origin: Origin, item: Any) -> Layout:
+        """The layout that follows from a feature's origin and the numbers in it; computed once for all of a size."""
+        key = (feature.modality, origin.shape, _text(origin.metadata), _text(origin.options), *_counts(feature))
+        if (layout := self._layouts.get(key)) is None:
+            layout = self._replacement(feature.modality, origin, item, origin.options or {})
+            self._layouts.put(key, layout)
+        return layout
+
+    def _replacement(
+        self, modality: Modality, origin: Origin | None, item: Any, options: Mapping[str, object]
+    ) -> Layout:
         from vllm.multimodal.parse import MultiModalDataItems
 
-        items = MultiModalKwargsItems({modality: [item]})
-        updates = self._processor._get_prompt_updates(MultiModalDataItems({}), {}, items)
-        content = next(update for update in updates if update.modality == modality).resolve(0).content
-        mask = None if content.is_embed is None else Mask(content.is_embed(content.full).tolist())
-        return Layout(tuple(content.full), None if mask is None or mask.count == len(mask) else mask)
-
-    def _knows_layout(self, modality: Modality) -> bool:
-        """Whether the model tells the layout of such an item from its tensors alone."""
-        output = self._hf_output(modality, self._probes(modality)[0])
-        item = self._item(self._field_configs(modality, output), output)
         try:
-            self._replacement(modality, item)
-        except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
-            logger.warning(
-                "vLLM does not tell the layout of %s from its tensors alone (%r): a wrong number of embeddings is "
-                "found only if the family's own check finds it",
-                modality,
-                error,
-            )
+            items = MultiModalDataItems({})
+            if origin is not None:
+                items = parse(self._processor, modality, ghost_of(modality, origin))
+            return lay_out(self._processor, modality, items, item, options, self._family, self._hf_config)
+        except _FOREIGN as error:
+            raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
+
+    def _knows_layout(self, modality: Modality, item: Any) -> bool:
+        """Whether the model tells the layout of such an item from its tensors alone."""
+        try:
+            self._replacement(modality, None, item, {})
+        except FeatureRejected:
             return False
         return True
 
-    def _hf_output(self, modality: Modality, probe: Any) -> Mapping[str, Any]:
-        items = self._processor.info.parse_mm_data({modality: [probe]})
-        output: Mapping[str, Any] = self._processor._apply_hf_processor_main(items, {})
-        return output
 
-    def _probes(self, modality: Modality) -> tuple[Any, Any]:
-        import numpy as np
-        from PIL import Image
-
-        if modality == "image":
-            small, large = (Image.new("RGB", size) for size in _PROBE_SIDES)
-            return small, large
-        if modality == "audio":
-            rate = self._processor.info.get_feature_extractor().sampling_rate
-            short, long = (np.zeros(int(seconds * rate), np.float32) for seconds in _PROBE_SECONDS)
-            return short, long
-        few, many = (self._video_probe(frames) for frames in _PROBE_FRAMES)
-        return few, many
-
-    def _video_probe(self, frames: int) -> Any:
-        """Some frames of black; a model that wants to know about time is told that two of them take a second."""
-        import numpy as np
-
-        pixels = np.zeros((frames, *_PROBE_SIDES[0], 3), np.uint8)
-        if not self._processor.data_parser.video_needs_metadata:
-            return pixels
-        metadata = {"total_num_frames": frames, "fps": 2.0, "duration": frames / 2, "video_backend": "opencv"}
-        return pixels, {**metadata, "frames_indices": list(range(frames)), "do_sample_frames": False}
+def _text(value: Mapping[str, object] | None) -> str:
+    return "" if not value else json.dumps(value, sort_keys=True, default=str)
 
 
-def _field(first: Any, second: Any) -> Field:
-    sizes = zip(first.shape, second.shape, strict=True)
-    return Field(str(first.dtype).removeprefix("torch."), tuple(a if a == b else None for a, b in sizes))
+def _counts(feature: Feature) -> list[object]:
+    """What a layout may depend on: the numbers that count, and of pixels and samples the shape."""
+    counts: list[object] = []
+    for name, tensor in feature.tensors.items():
+        counts += (name, tensor.dtype, tensor.shape)
+        is_float = "float" in tensor.dtype
+        few = tensor.nbytes <= (_MAX_COUNTED_FLOATS * 8 if is_float else _MAX_COUNTED_BYTES)
+        if few and tensor.dtype != "uint8":
+            counts.append(blake3(tensor.data).digest())
+    return counts

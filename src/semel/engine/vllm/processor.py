@@ -2,8 +2,7 @@
 
 For any model that vLLM knows, without an engine and without a GPU. Media are decoded by semel, under its limits; the
 processor is given one item alone, and the layout is what it says that item's placeholder gives way to, but for what a
-family of ours counts as text. The tensors are those that the engine's own fields name, before they are cut into items,
-as `VllmModel` takes them.
+family of ours counts as text. The tensors are those of vLLM's own item, as `VllmModel` takes them.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from semel.core import Feature, Layout, Mask, Media, Modality, Target
+from semel.core import Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat import installed_version
+from semel.engine.vllm.item import lay_out, make_item, origin_of, parse, tensors_of
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image, decode_video
-from semel.processing import Family, family_of, from_torch, read_config
+from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.frames import choose_frames, describe_frames
 from semel.processing.options import check_options
@@ -109,10 +109,10 @@ class VllmProcessor:
         if modality not in self.modalities:
             raise InvalidRequest(f"this model takes no {modality}; it takes {', '.join(self.modalities)}")
         check_options(options or {}, self.family.options, max_value=self.limits.max_image_pixels)
-        items, output = self._call(modality, self._decode(media), options or {})
-        layout = self._layout(modality, items, output, options or {})
-        names = _field_configs(self.processor, modality, output, options or {})
-        return Feature(modality, {name: from_torch(self._as_target(output[name])) for name in sorted(names)}, layout)
+        decoded = self._decode(media)
+        items, item = self._call(modality, decoded, options or {})
+        layout = self._layout(modality, items, item, options or {})
+        return Feature(modality, tensors_of(item), layout, origin_of(modality, decoded, options or {}))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """The layout of the feature that `process` would make."""
@@ -136,11 +136,11 @@ class VllmProcessor:
         video = decode_video(media.data, self.limits, choose=choose)
         return video.frames, {**describe_frames(video.header, video.indices), "do_sample_frames": False}
 
-    def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Mapping[str, Any]]:
-        """The item as vLLM parses it, and what the HF processor that vLLM calls makes of it."""
+    def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Any]:
+        """The medium as vLLM parses it, and the item that it makes of it."""
         try:
-            items = self.processor.info.parse_mm_data({modality: [decoded]})
-            return items, self.processor._apply_hf_processor_main(items, options)
+            items = parse(self.processor, modality, decoded)
+            return items, make_item(self.processor, modality, items, options)
         except Exception as error:  # noqa: BLE001 - foreign code, given a client's options, may raise anything
             cause = error.__cause__ or error  # vLLM's own words show the whole item
             if isinstance(cause, MemoryError) or is_out_of_memory(cause):
@@ -150,29 +150,15 @@ class VllmProcessor:
                 f"the model's processor refused the {modality}; check its proportions and `mm_processor_kwargs`"
             ) from None
 
-    def _layout(
-        self, modality: Modality, items: Any, output: Mapping[str, Any], options: Mapping[str, object]
-    ) -> Layout:
+    def _layout(self, modality: Modality, items: Any, item: Any, options: Mapping[str, object]) -> Layout:
         layout = None
         try:
-            layout = self._own_part(_update(self.processor, modality, items, output, options).content)
+            layout = lay_out(self.processor, modality, items, item, options, self.family, self.config)
         except (ArithmeticError, ValueError) as error:
             logger.info("%s has no place for an item: %r", type(self.processor).__name__, error)
         if layout is None or not layout.num_embeds:
             raise MediaDegenerate(f"the {modality} is too small or too short for this model to see anything of it")
         return layout
-
-    def _own_part(self, content: Any) -> Layout:
-        """What is the item's of that which vLLM puts in its place."""
-        part = self.family.item_tokens(self.config, content.full)
-        mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())
-        return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
-
-    def _as_target(self, value: Any) -> Any:
-        import torch
-
-        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-        return tensor.to(self.processor.info.ctx.model_config.dtype) if tensor.is_floating_point() else tensor
 
 
 def _required_version() -> str:

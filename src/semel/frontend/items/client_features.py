@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from semel.core import Contract, Digest, Feature, Field, Item, Key, Layout, Mask, Tenant, Tensor
+from semel.core import Contract, Digest, Feature, Item, Key, Layout, Mask, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest, MediaTooLarge
 from semel.frontend.api.generate_request import Place, RequestItem
 from semel.frontend.items.ownership import feature_digest, has_tag, is_sealed
@@ -73,14 +73,21 @@ def _placed(
         is_own = has_tag(digest, one.tag, owner.tenant, owner.key)
         return IdentifiedItem(Item(one.modality, digest), one.place, None, is_own)
     try:
-        feature = one.feature or _unpacked(one, token_ids, contract)
+        feature = one.feature or _unpacked(one, token_ids)
         _check(feature, contract)
     except (InvalidRequest, FeatureRejected) as error:
         raise InvalidRequest.of("features", f"the {one.modality} at {one.place.offset:,}: {error}") from None
     # A feature of a file is one object for all items that use it, so its bytes are hashed once.
     if (made := digests.get(id(one.feature))) is None or one.feature is None:
         digests[id(one.feature)] = made = feature_digest(feature, owner.tenant, owner.key)
-    return IdentifiedItem(Item(one.modality, _identity(one, made, owner.key)), one.place, feature, is_own=True)
+    identity = _identity(one, made, owner.key)
+    if identity == made and one.modality in contract.needs_seal:
+        raise InvalidRequest.of(
+            "features",
+            f"the {one.modality} at {one.place.offset:,}: tensors for {contract.model} need a seal of this fleet, as "
+            "nothing else proves their layout: send the media, or the render route's file as it was",
+        )
+    return IdentifiedItem(Item(one.modality, identity), one.place, feature, is_own=True)
 
 
 def _identity(one: RequestItem, made: Digest, key: Key) -> Digest:
@@ -97,21 +104,12 @@ def _check(feature: Feature, contract: Contract) -> None:
     contract.check(feature)
 
 
-def _unpacked(one: RequestItem, token_ids: Sequence[int], contract: Contract) -> Feature:
+def _unpacked(one: RequestItem, token_ids: Sequence[int]) -> Feature:
     """The feature of an item in vLLM's form. Where its two parts have the same tensor, the later part counts."""
     tensors: dict[str, Tensor] = {}
     for packed in one.packed:
         tensors |= read_item(packed)
-    fields = contract.fields.get(one.modality, {})
-    shaped = {name: _batched(tensor, fields.get(name)) for name, tensor in tensors.items()}
-    return Feature(one.modality, shaped, _layout(one.place, token_ids))
-
-
-def _batched(tensor: Tensor, field: Field | None) -> Tensor:
-    """The tensor as a processor returns it. vLLM's items are slices of a batch; semel's are batches of one."""
-    if field is not None and len(field.shape) == len(tensor.shape) + 1 and field.shape[0] == 1:
-        return Tensor(tensor.dtype, (1, *tensor.shape), tensor.data)
-    return tensor
+    return Feature(one.modality, tensors, _layout(one.place, token_ids))
 
 
 def _layout(place: Place, token_ids: Sequence[int]) -> Layout:

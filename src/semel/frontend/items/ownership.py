@@ -11,10 +11,13 @@ A seal proves this: it is keyed too, over that digest, the tenant and every byte
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Final
+
+import msgspec
 
 from semel.core import Digest, Feature, Key, Tenant, Tensor, hash_parts
 from semel.frontend.api.render_response import RenderedFeatures, RenderedPrompt
@@ -54,12 +57,14 @@ def has_tag(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
 
 
 def feature_digest(feature: Feature, tenant: Tenant, key: Key) -> Digest:
-    """A feature's identity for a tenant: a digest of its tensors' names, dtypes, shapes and bytes, and its layout."""
+    """A feature's identity for a tenant: a digest of its tensors, with their names, its layout and its origin."""
     mask = feature.layout.mask
     parts: list[bytes | memoryview] = [_FEATURE_DOMAIN, *tenant.parts, feature.modality.encode()]
     parts += [array("q", feature.layout.token_ids).tobytes(), b"" if mask is None else bytes(mask.bits)]
     for name, tensor in sorted(feature.tensors.items()):
         parts += [name.encode(), tensor.dtype.encode(), array("q", tensor.shape).tobytes(), _bytes(tensor)]
+    if feature.origin is not None:
+        parts.append(json.dumps(msgspec.to_builtins(feature.origin), sort_keys=True).encode())
     return Digest(hash_parts(parts, key).digest())
 
 

@@ -25,6 +25,9 @@ class Family:
     layout_from_size: bool = False
     """Whether the layout of an image follows from its size and the options alone."""
 
+    batched: frozenset[str] = frozenset()
+    """The tensors that the HF processor returns with a dimension of a batch; a feature has them without it."""
+
     options: frozenset[str] = frozenset(
         {"crop_size", "do_center_crop", "do_pan_and_scan", "do_resize", "max_dynamic_patch", "max_pixels", "min_pixels"}
         | {"num_crops", "size"}

@@ -22,6 +22,7 @@ class Gemma3(Family):
 
     separates_text = True
     layout_from_size = True
+    batched = frozenset({"num_patches"})
 
     options = Family.options - {"do_pan_and_scan"}
     """Crops would come with words before the image; vLLM advises against them, and its contract admits one size."""
@@ -47,7 +48,7 @@ class Gemma3(Family):
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Images that are not counted right, or that give another number of embeddings than the layout."""
         images = feature.tensors["pixel_values"].shape[0]
-        if (count := to_torch(feature.tensors["num_patches"]).tolist()) != [images]:
+        if (count := int(to_torch(feature.tensors["num_patches"]))) != images:
             return f"num_patches is {count}, pixel_values has {images} images"
         embeds = images * int(config["mm_tokens_per_image"])
         if embeds != feature.layout.num_embeds:

@@ -17,6 +17,7 @@ class Idefics3(Family):
 
     separates_text = True
     layout_from_size = True
+    batched = frozenset({"num_patches"})
 
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tiles of the one image, without the dimension of a batch, and how many they are."""
@@ -30,8 +31,8 @@ class Idefics3(Family):
         import torch
 
         pixels, mask, count = (to_torch(feature.tensors[name]) for name in _NAMES)
-        if count.tolist() != [len(pixels)] or len(mask) != len(pixels):
-            return f"num_patches is {count.tolist()}, pixel_values has {len(pixels)} tiles, the mask {len(mask)}"
+        if int(count) != len(pixels) or len(mask) != len(pixels):
+            return f"num_patches is {int(count)}, pixel_values has {len(pixels)} tiles, the mask {len(mask)}"
         if not bool(pixels.flatten(1).any(dim=1).all()):
             return "pixel_values has a tile of nothing but zeros, which the encoder leaves out"
         rows, columns = mask[:, :, :1], mask[:, :1, :]

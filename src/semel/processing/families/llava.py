@@ -18,6 +18,7 @@ class Llava(Family):
 
     separates_text = True
     layout_from_size = True
+    batched = frozenset({"pixel_values"})
 
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Pixels that give another number of embeddings than the layout."""

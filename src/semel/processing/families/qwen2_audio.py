@@ -16,6 +16,7 @@ class Qwen2Audio(Family):
     """Clips are numbered in the prompt; how many embeddings a clip has follows from its mask."""
 
     separates_text = True
+    batched = frozenset({"feature_attention_mask", "input_features"})
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """The line that the family's own template writes for a clip, without its end."""
@@ -25,7 +26,7 @@ class Qwen2Audio(Family):
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """A mask with holes, or one that gives another number of embeddings than the layout."""
         del config
-        mask = to_torch(feature.tensors["feature_attention_mask"])[0]
+        mask = to_torch(feature.tensors["feature_attention_mask"])
         frames = int(mask.sum())
         if not bool((mask[:frames] == 1).all()) or bool(mask[frames:].any()):
             return "feature_attention_mask is not a run of ones followed by zeros"

@@ -20,6 +20,7 @@ class Qwen2VL(Family):
     separates_text = True
     layout_from_size = True
     video_fps = 2.0
+    batched = frozenset({"image_grid_thw", "second_per_grid_ts", "video_grid_thw"})
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """The placeholder with the marks that the family's own template writes around it."""
@@ -37,7 +38,7 @@ class Qwen2VL(Family):
         """A grid that does not tile into merged patches, or that does not count the patches that are there."""
         name, pixels = _NAMES[feature.modality]
         merge = int(config["vision_config"].get("spatial_merge_size", 2))
-        frames, height, width = to_torch(feature.tensors[name])[0].tolist()
+        frames, height, width = to_torch(feature.tensors[name]).tolist()
         rows = feature.tensors[pixels].shape[0]
         if min(frames, height, width) < 1 or height % merge or width % merge:
             return f"{name} is {(frames, height, width)}, which does not tile into patches merged {merge}×{merge}"
@@ -46,7 +47,7 @@ class Qwen2VL(Family):
         if frames * height * width // merge**2 != feature.layout.num_embeds:
             return f"{name} gives {frames * height * width // merge**2:,} embeddings, {feature.layout!r} has others"
         if (steps := feature.tensors.get("second_per_grid_ts")) is not None:
-            (seconds,) = to_torch(steps).tolist()
+            seconds = float(to_torch(steps))
             if not 0 < seconds * frames <= _MAX_VIDEO_S:  # positions follow it, and their table has an end
                 return f"second_per_grid_ts is {seconds:g}, which makes a video of {seconds * frames:g} s"
         return None

@@ -15,6 +15,7 @@ class Whisper(Family):
     """Every clip is padded or cut to the encoder's length, so every layout is the same."""
 
     encoder_decoder = True
+    batched = frozenset({"input_features"})
 
     def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
         """The encoder's positions; it has no tokens of its own, and 0 stands for each."""

@@ -21,7 +21,7 @@ import msgspec
 
 import semel.errors
 from semel.cache import tensor_offsets
-from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Media, Modality, Target, Tensor
+from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Media, Modality, Origin, Target, Tensor
 from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.processor import Processor, ProcessorKind
@@ -191,6 +191,8 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     is_written: bool = False
     """Whether the tensors are in shared memory, and there is no payload."""
 
+    origin: Origin | None = None
+
     def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
         """Every tensor with where it begins and ends in the payload."""
         offsets, _ = tensor_offsets(head.nbytes for head in self.tensors)
@@ -305,6 +307,7 @@ def made_of(item: int, feature: Feature) -> Made:
         tensors=tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items()),
         token_ids=feature.layout.token_ids,
         mask=None if feature.layout.mask is None else feature.layout.mask.bits,
+        origin=feature.origin,
     )
 
 
@@ -336,6 +339,7 @@ def feature_of(made: Made, payload: memoryview) -> Feature:
             modality=made.modality,
             tensors={head.name: Tensor(head.dtype, head.shape, fixed[start:end]) for head, start, end in made.spans()},
             layout=Layout(made.token_ids, None if made.mask is None else Mask(made.mask)),
+            origin=made.origin,
         )
     except ValueError as error:
         raise ProtocolError(f"a pool process described no feature: {error}") from error

@@ -1,0 +1,112 @@
+"""One item as vLLM has it: made from a medium, written as tensors, and a ghost of the medium to lay it out again.
+
+vLLM calls a model's HF processor and cuts what it returns into items. An item is what the engine's cache holds and what
+its encoder takes, so it is what a feature carries. The layout of an item follows from the item and from what vLLM sees
+of its medium: sizes, lengths and times, never pixels. A ghost has these and takes no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, Final
+
+from semel.core import Layout, Mask, Modality, Origin, Tensor
+from semel.errors import ConfigError, FeatureRejected
+from semel.processing import Family, from_torch
+
+__all__ = ["ghost_of", "is_numbers", "lay_out", "make_item", "origin_of", "parse", "tensors_of"]
+
+_MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
+    "image": (1 << 17, 1 << 17),
+    "audio": (1 << 31,),
+    "video": (1 << 16, 1 << 15, 1 << 15),
+}
+_MAX_SIZE: Final = 1 << 36  # the pixels of a video of 65,536 frames of 1024×1024
+
+
+def parse(processor: Any, modality: Modality, medium: Any) -> Any:
+    """One medium as vLLM's processor takes it."""
+    return processor.info.parse_mm_data({modality: [medium]})
+
+
+def make_item(processor: Any, modality: Modality, items: Any, options: Mapping[str, object]) -> Any:
+    """The item that vLLM's processor makes of the only medium."""
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    output = processor._apply_hf_processor_main(items, options)
+    configs = processor._get_mm_fields_config(output, options)
+    own = {name: config for name, config in configs.items() if config.modality == modality and name in output}
+    (item,) = MultiModalKwargsItems.from_hf_inputs(output, own)[modality]
+    return item
+
+
+def lay_out(
+    processor: Any,
+    modality: Modality,
+    items: Any,
+    item: Any,
+    options: Mapping[str, object],
+    family: Family,
+    config: Mapping[str, Any],
+) -> Layout:
+    """What vLLM puts in the place of the only item of a prompt, but for what its family counts as text."""
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    updates = processor._get_prompt_updates(items, options, MultiModalKwargsItems({modality: [item]}))
+    content = next(update for update in updates if update.modality == modality).resolve(0).content
+    part = family.item_tokens(config, content.full)
+    mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())
+    return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
+
+
+def tensors_of(item: Any) -> Mapping[str, Tensor]:
+    """An item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
+    return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
+
+
+def origin_of(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
+    """What is known of a decoded medium besides its content."""
+    chosen = dict(options) or None
+    if modality == "image":
+        width, height = decoded.size
+        return Origin((height, width), None, chosen)
+    if modality == "audio":
+        return Origin((len(decoded),), None, chosen)
+    frames, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
+    return Origin(tuple(frames.shape[:3]), None if metadata is None else dict(metadata), chosen)
+
+
+def ghost_of(modality: Modality, origin: Origin) -> Any:
+    """A medium with the shape of the original, without content and without memory."""
+    import numpy as np
+
+    limits = _MAX_SHAPES[modality]
+    is_possible = len(origin.shape) == len(limits) and prod(origin.shape) <= _MAX_SIZE
+    if not is_possible or not all(0 < side <= most for side, most in zip(origin.shape, limits, strict=True)):
+        raise FeatureRejected(f"the {modality} feature is said to come from a medium of the shape {origin.shape}")
+    if modality == "audio":
+        return np.broadcast_to(np.float32(0), origin.shape)
+    pixels = np.broadcast_to(np.uint8(0), (*origin.shape, 3))
+    return pixels if origin.metadata is None else (pixels, dict(origin.metadata))
+
+
+def _as_tensor(name: str, data: Any) -> Any:
+    import torch
+
+    if isinstance(data, torch.Tensor):
+        return data
+    if isinstance(data, int | float) or is_numbers(data):
+        return torch.tensor(data, dtype=torch.int64 if _are_whole(data) else torch.float64)
+    raise ConfigError(
+        f"the field {name} of an item is a {type(data).__name__}; semel carries tensors and lists of numbers"
+    )
+
+
+def is_numbers(data: Any) -> bool:
+    """Whether a field's data is a list of numbers."""
+    return isinstance(data, list | tuple) and all(isinstance(number, int | float) for number in data)
+
+
+def _are_whole(data: Any) -> bool:
+    return all(isinstance(number, int) for number in (data if isinstance(data, list | tuple) else (data,)))

@@ -1,0 +1,115 @@
+"""The fields of a modality's items: what the contract says of them, and how an item is built from a feature.
+
+Both are read from items that the model's own processor made of very different media. What all of them have in common is
+fixed; what differs is free. Of vLLM's field objects only their kind matters to the engine, so one of each is enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from semel.core import Feature, Field, Tensor
+from semel.engine.vllm.item import is_numbers, tensors_of
+from semel.errors import ConfigError, FeatureRejected
+from semel.processing import to_torch
+
+__all__ = ["ItemFields"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prototype:
+    """How the engine treats a field."""
+
+    field: Any
+    """vLLM's own, without the slices of a batch: serialising k items of one batch would cost k²."""
+
+    is_numbers: bool
+    is_number: bool
+
+    @classmethod
+    def of(cls, element: Any) -> Self:
+        field = element.field
+        if hasattr(field, "slices"):
+            field = dataclasses.replace(field, slices=[])
+        if hasattr(field, "batch_size"):
+            field = dataclasses.replace(field, batch_size=1)
+        return cls(field, is_numbers(element.data), isinstance(element.data, int | float))
+
+    def data_of(self, tensor: Tensor) -> Any:
+        values = to_torch(tensor)
+        return values.tolist() if self.is_numbers or self.is_number else values
+
+    def batch_of(self, data: Any) -> Any:
+        """A field's data as the HF processor returns it for one item alone."""
+        from vllm.multimodal.inputs import MultiModalBatchedField
+
+        if not isinstance(self.field, MultiModalBatchedField):
+            return data
+        return [data] if self.is_numbers or self.is_number else data.unsqueeze(0)
+
+
+class ItemFields:
+    """The fields of the items of one modality."""
+
+    def __init__(self, prototypes: Mapping[str, _Prototype], fields: Mapping[str, Field]) -> None:
+        self._prototypes = prototypes
+        self.fields = fields
+        """What the contract requires of them."""
+
+    @classmethod
+    def of(cls, items: Sequence[Any]) -> Self:
+        """The fields that all of these items have."""
+        first = items[0]
+        prototypes = {name: _Prototype.of(first[name]) for name in sorted(first)}
+        for item in items:
+            if {name: _Prototype.of(item[name]) for name in sorted(item)} != prototypes:
+                raise ConfigError("the fields of its items differ in kind from item to item")
+        tensors = [tensors_of(item) for item in items]
+        return cls(prototypes, {name: _field(name, [one[name] for one in tensors]) for name in prototypes})
+
+    def build(self, feature: Feature) -> Any:
+        """The engine's item for a feature that the contract admits. It has no trace of any neighbour."""
+        from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem
+
+        return MultiModalKwargsItem(
+            {
+                name: MultiModalFieldElem(data=prototype.data_of(feature.tensors[name]), field=prototype.field)
+                for name, prototype in self._prototypes.items()
+            }
+        )
+
+    def check_rows(self, processor: Any, feature: Feature, item: Any) -> None:
+        """A field that is cut by what another field counts has to be used up by it, as vLLM cuts it."""
+        from transformers import BatchFeature
+
+        batch = {name: prototype.batch_of(item[name].data) for name, prototype in self._prototypes.items()}
+        try:
+            configs = processor._get_mm_fields_config(BatchFeature(batch), _options(feature))
+            cut = {
+                name: config.build_elems(name, batch[name])[0]
+                for name, config in configs.items()
+                if config.modality == feature.modality and name in batch
+            }
+        except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise FeatureRejected(f"the tensors of the {feature.modality} feature do not fit together") from error
+        for name, element in cut.items():
+            if hasattr(element.data, "numel") and element.data.numel() != item[name].data.numel():
+                raise FeatureRejected(
+                    f"{name} has the shape {list(item[name].data.shape)}, "
+                    f"the feature's other tensors speak of {list(element.data.shape)}"
+                )
+
+
+def _options(feature: Feature) -> Mapping[str, object]:
+    return {} if feature.origin is None else feature.origin.options or {}
+
+
+def _field(name: str, tensors: Sequence[Tensor]) -> Field:
+    first = tensors[0]
+    if any((one.dtype, len(one.shape)) != (first.dtype, len(first.shape)) for one in tensors):
+        raise ConfigError(f"{name} differs in dtype or rank from item to item: {', '.join(sorted(map(repr, tensors)))}")
+    sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
+    return Field(first.dtype, tuple(next(iter(own)) if len(own := {*size}) == 1 else None for size in sizes))

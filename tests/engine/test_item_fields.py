@@ -1,0 +1,148 @@
+"""vLLM's items: a feature carries one whole, and nothing but what its origin says goes in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from semel.core import Contract, Feature, Field, Layout, Origin, Target
+from semel.engine.vllm.item import ghost_of, make_item, parse, tensors_of
+from semel.engine.vllm.item_fields import ItemFields
+from semel.engine.vllm.model import VllmModel
+from semel.engine.vllm.processor import VllmProcessor, _model_config
+from semel.errors import ConfigError, FeatureRejected
+from semel.media.decode.warmup_media import SAMPLES
+from semel.processing import Family
+from semel.processing.hf import HfProcessor
+
+Folder = Callable[[str], Path]
+TARGET = Target("float32")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def processor(tiny: Folder) -> VllmProcessor:
+    return VllmProcessor.load(tiny("llava"), TARGET)
+
+
+@pytest.fixture
+def model(tiny: Folder, processor: VllmProcessor, monkeypatch: pytest.MonkeyPatch) -> VllmModel:
+    """LLaVA as a family that semel does not know."""
+    monkeypatch.setattr("semel.engine.vllm.model.family_of", lambda _: Family())
+    made = VllmModel(_model_config(tiny("llava"), TARGET), processor.processor)
+    made._probe("image")
+    return made
+
+
+@pytest.fixture
+def feature(processor: VllmProcessor) -> Feature:
+    return processor.process(SAMPLES["image"](0))
+
+
+def test_an_item_that_was_carried_as_a_feature_is_vllm_s_own(
+    processor: VllmProcessor, model: VllmModel, feature: Feature
+) -> None:
+    decoded = processor._decode(SAMPLES["image"](0))
+    own = make_item(processor.processor, "image", parse(processor.processor, "image", decoded), {})
+    built = model.build(feature)
+    assert built.keys() == own.keys()
+    for name, element in own.items():
+        assert type(built[name].field) is type(element.field)
+        assert built[name].data.equal(element.data)
+
+
+def test_a_layout_that_the_origin_does_not_give_is_refused_S9(model: VllmModel, feature: Feature) -> None:
+    pad = feature.layout.token_ids[0]
+    for count in (len(feature.layout) - 1, len(feature.layout) + 1, 2 * len(feature.layout)):
+        with pytest.raises(FeatureRejected, match="its tensors make"):
+            model.build(replace(feature, layout=Layout((pad,) * count)))
+
+
+def test_without_an_origin_nothing_proves_a_layout_S9(
+    model: VllmModel, feature: Feature, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = replace(feature, origin=None, layout=Layout((feature.layout.token_ids[0],) * 99))
+    with pytest.raises(FeatureRejected, match="does not say of what it was made"):
+        model.build(longer)
+    monkeypatch.setattr(VllmModel, "needs_seal", ())  # the mutant: nobody asks
+    model.build(longer)
+
+
+@pytest.mark.parametrize(
+    "origin", [Origin(()), Origin((0, 5)), Origin((-1, 5)), Origin((5, 5, 5)), Origin((1 << 17, 1 << 18))]
+)
+def test_an_impossible_origin_is_refused_before_anything_is_made_of_it_S9(
+    model: VllmModel, feature: Feature, origin: Origin
+) -> None:
+    with pytest.raises(FeatureRejected, match="medium of the shape"):
+        model.build(replace(feature, origin=origin))
+
+
+def test_a_ghost_of_a_gigapixel_takes_no_memory() -> None:
+    ghost = ghost_of("image", Origin((32_768, 32_768)))
+    assert ghost.shape == (32_768, 32_768, 3)
+    assert ghost.base is not None
+    assert ghost.base.nbytes == 1
+
+
+def test_a_tensor_wider_than_all_probes_is_taken_from_the_fleet_and_refused_from_others(
+    model: VllmModel, feature: Feature, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"image": {"pixel_values": Field("float32", (3, 84, 1))}}
+    contract = Contract("m", "f", TARGET, fields, {"image": 1}, 99, 99)
+    model.admit(feature, contract)
+    model.admit(feature, contract)
+    assert caplog.text.count("is wider than all probes") == 1
+    with pytest.raises(FeatureRejected, match="pixel_values is"):
+        model.admit(replace(feature, origin=None), contract)
+
+
+class _Element:
+    def __init__(self, data: Any) -> None:
+        from vllm.multimodal.inputs import MultiModalBatchedField
+
+        self.data = data
+        self.field = MultiModalBatchedField()
+
+
+class TestNumbers:
+    """Fields that are lists of numbers, as the times of a video's frames."""
+
+    items: ClassVar[list[dict[str, Any]]] = [{"times": _Element([0.5, 1.5])}, {"times": _Element([1.0])}]
+
+    def test_they_travel_as_a_tensor_and_arrive_as_a_list(self) -> None:
+        fields = ItemFields.of(self.items)
+        assert str(fields.fields["times"]) == "float64[*]"
+        built = fields.build(Feature("video", tensors_of(self.items[0]), Layout((1,))))
+        assert built["times"].data == [0.5, 1.5]
+
+    def test_whole_numbers_stay_whole(self) -> None:
+        item = {"counts": _Element([3, 4])}
+        fields = ItemFields.of([item, item])
+        assert fields.build(Feature("video", tensors_of(item), Layout((1,))))["counts"].data == [3, 4]
+
+    def test_what_is_neither_is_told_by_its_name(self) -> None:
+        with pytest.raises(ConfigError, match="field slices of an item is a list"):
+            ItemFields.of([{"slices": _Element([np.zeros(1)])}])
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava", "qwen2-audio", "qwen2-vl", "whisper"])
+def test_a_fast_path_makes_the_same_feature_with_the_same_origin_and_its_layout_is_proven(
+    tiny: Folder, family: str
+) -> None:
+    fast, generic = HfProcessor.load(tiny(family), TARGET), VllmProcessor.load(tiny(family), TARGET)
+    model = VllmModel(_model_config(tiny(family), TARGET), generic.processor)
+    for modality in (modality for modality in fast.modalities if modality in SAMPLES):
+        model._probe(modality)
+        feature = fast.process(SAMPLES[modality](0))
+        assert feature == generic.process(SAMPLES[modality](0))
+        model.build(feature)
+        pad = feature.layout.token_ids[0]
+        with pytest.raises(FeatureRejected, match="its tensors make"):
+            model.build(replace(feature, layout=Layout((pad, *feature.layout.token_ids))))
