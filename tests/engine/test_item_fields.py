@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from semel.core import Contract, Feature, Field, Layout, Origin, Target
+from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
 from semel.engine.vllm.item import ghost_of, make_item, parse, tensors_of
 from semel.engine.vllm.item_fields import ItemFields
 from semel.engine.vllm.model import VllmModel
@@ -94,7 +94,7 @@ def test_a_ghost_of_a_gigapixel_takes_no_memory() -> None:
 def test_a_tensor_wider_than_all_probes_is_taken_from_the_fleet_and_refused_from_others(
     model: VllmModel, feature: Feature, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fields = {"image": {"pixel_values": Field("float32", (3, 84, 1))}}
+    fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("float32", (3, 84, 1))}}
     contract = Contract("m", "f", TARGET, fields, {"image": 1}, 99, 99)
     model.admit(feature, contract)
     model.admit(feature, contract)

@@ -26,6 +26,7 @@ from semel.core import (
     Feature,
     FeatureInfo,
     Item,
+    Modality,
     Output,
     Placeholder,
     Prompt,
@@ -43,6 +44,7 @@ from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
 from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
+from semel.engine.vllm.self_test import SelfTest, assembling
 from semel.errors import (
     EngineDead,
     EngineFailed,
@@ -60,6 +62,8 @@ __all__ = ["VllmEngine", "VllmStream", "window_of"]
 
 _NO_PARSERS: Final = ParserFlags()
 _GRAMMAR_LIMITS: Final = GrammarLimits()
+_NO_SAMPLES: Final[Mapping[Modality, Feature]] = {}
+_ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
 _WARM_SCHEMA: Final = '{"type": "boolean"}'
 
 logger = logging.getLogger(__name__)
@@ -76,12 +80,14 @@ class VllmEngine:
         item_cache: ItemCache,
         parsers: Parsers,
         grammars: GrammarLimits = _GRAMMAR_LIMITS,
+        samples: Mapping[Modality, Feature] = _NO_SAMPLES,
     ) -> None:
         self._llm = llm
         self._model = model
         self._contract = contract
         self._items = item_cache
         self._parsers = parsers
+        self._samples = samples
         self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars)
         self._defaults = Defaults.of(llm.model_config)
         self._takes_seeds = takes_seeds(llm.vllm_config)
@@ -119,24 +125,21 @@ class VllmEngine:
         model = VllmModel.of(llm)
         item_cache = ItemCache.of(llm)
         folder = find_folder(config.model, revision=config.revision)
-        return cls(
-            llm,
-            model,
-            Contract(
-                model=config.served_model_name or config.model,
-                fingerprint=load_processor(processor, folder, model.target).fingerprint,
-                target=model.target,
-                fields={modality: model.fields(modality) for modality in model.max_items},
-                max_items=model.max_items,
-                max_embeds=llm.input_processor.mm_encoder_cache_size,
-                max_tokens=config.max_model_len,
-                cache_bytes=item_cache.capacity,
-                needs_seal=model.needs_seal,
-            ),
-            item_cache,
-            Parsers.of(llm, parsers),
-            grammars,
+        loaded = load_processor(processor, folder, model.target)
+        contract = Contract(
+            model=config.served_model_name or config.model,
+            fingerprint=loaded.fingerprint,
+            target=model.target,
+            fields={modality: model.fields(modality) for modality in model.max_items},
+            max_items=model.max_items,
+            max_embeds=llm.input_processor.mm_encoder_cache_size,
+            max_tokens=config.max_model_len,
+            cache_bytes=item_cache.capacity,
+            needs_seal=model.needs_seal,
         )
+        verdict = SelfTest(loaded, model.processor, model, contract, assembling(loaded, folder)).run()
+        contract = verdict.admitted(contract)
+        return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features)
 
     @property
     def contract(self) -> Contract:
@@ -164,11 +167,30 @@ class VllmEngine:
         return window_of(self._llm.vllm_config)
 
     async def warm(self) -> None:
+        """Let the engine do what it does for the first time, before a client's request makes it."""
+        for modality, feature in self._samples.items():
+            await self._warm_items(modality, feature)
+        await self._warm_grammars()
+
+    async def _warm_items(self, modality: Modality, feature: Feature) -> None:
+        """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
+        digest = Digest(modality.encode().ljust(Digest.size, b"\0"))
+        submission = Submission(f"warm-{modality}", self._sole_prompt(digest, feature), {digest: feature}, _ONE_TOKEN)
+        try:
+            async for _ in await self.submit(submission):
+                pass
+        except EngineDead:
+            raise
+        except SemelError as error:
+            logger.warning("warming up the engine with %s failed: %s", modality, error)
+        await self.reset()
+
+    async def _warm_grammars(self) -> None:
         """Let the engine choose and load its grammar backend now, or the first request would choose it for all."""
         if self._model.is_encoder_decoder or self._llm.input_processor.tokenizer is None:
             return  # no prompt without an item, or no grammars
         self._grammars.start()
-        sampling = {"max_tokens": 1, "structured_outputs": {"json": _WARM_SCHEMA}}
+        sampling = {**_ONE_TOKEN, "structured_outputs": {"json": _WARM_SCHEMA}}
         try:
             await self._grammars.vouch(sampling_params(sampling).structured_outputs)
             stream = await self.submit(Submission("warm", Prompt((0,), Timeline.decoder(()), ()), {}, sampling))

@@ -37,7 +37,8 @@ class VllmModel:
 
     def __init__(self, model_config: Any, processor: Any) -> None:
         self._config = model_config
-        self._processor = processor
+        self.processor = processor
+        """The engine's own, of vLLM."""
         self._family = family_of(model_config.hf_config.model_type)
         self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
         self._items: dict[Modality, ItemFields] = {}
@@ -117,22 +118,22 @@ class VllmModel:
         """The engine's item for a feature that the contract admits; its layout is proven."""
         fields = self._items[feature.modality]
         item = fields.build(feature)
-        fields.check_rows(self._processor, feature, item)
+        fields.check_rows(self.processor, feature, item)
         self._check_layout(feature, item)
         return item
 
     @property
     def _limits(self) -> Mapping[Modality, int]:
-        limits: Mapping[Modality, int] = self._processor.info.allowed_mm_limits
+        limits: Mapping[Modality, int] = self.processor.info.allowed_mm_limits
         return {modality: limit for modality, limit in limits.items() if limit > 0}
 
     def _probe(self, modality: Modality) -> None:
         """Learn the fields of a modality; one that the processor cannot do is switched off."""
         made = []
         cause: Exception | None = None
-        for medium in probes(self._processor, modality):
+        for medium in probes(self.processor, modality):
             try:
-                made.append(make_item(self._processor, modality, parse(self._processor, modality, medium), {}))
+                made.append(make_item(self.processor, modality, parse(self.processor, modality, medium), {}))
             except Exception as error:  # noqa: BLE001 - foreign code: a probe may be too long or too thin for a model
                 cause = error
         if len(made) < _MIN_PROBES:
@@ -179,8 +180,8 @@ class VllmModel:
         try:
             items = MultiModalDataItems({})
             if origin is not None:
-                items = parse(self._processor, modality, ghost_of(modality, origin))
-            return lay_out(self._processor, modality, items, item, options, self._family, self._hf_config)
+                items = parse(self.processor, modality, ghost_of(modality, origin))
+            return lay_out(self.processor, modality, items, item, options, self._family, self._hf_config)
         except _FOREIGN as error:
             raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
 

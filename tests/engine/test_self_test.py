@@ -1,0 +1,198 @@
+"""The self-test of a worker: each planted difference is found, and named in words that help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from semel.core import Contract, Feature, Layout, Mask, Media, Modality, Target, Tensor
+from semel.engine.vllm.model import VllmModel
+from semel.engine.vllm.processor import VllmProcessor, _model_config
+from semel.engine.vllm.self_test import Assemble, SelfTest, assembling
+from semel.errors import ConfigError
+from semel.processing import to_torch
+from semel.processing.hf import HfProcessor
+
+Folder = Callable[[str], Path]
+Change = Callable[[Feature], Feature]
+TARGET = Target("float32")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A processor that is wrong in one way."""
+
+    real: Any
+    change: Change = lambda feature: feature
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
+        return self.change(self.real.process(media, {**(options or {}), **self.options}))
+
+
+@pytest.fixture(scope="module")
+def bench(tiny: Folder) -> Callable[[str], SelfTest]:
+    """The self-test of a family, as a worker runs it."""
+    made: dict[str, SelfTest] = {}
+
+    def of(family: str) -> SelfTest:
+        if family not in made:
+            folder = tiny(family)
+            engine = VllmProcessor.load(folder, TARGET).processor
+            model = VllmModel(_model_config(folder, TARGET), engine)
+            for modality in model._limits:
+                model._probe(modality)
+            processor = HfProcessor.load(folder, TARGET)
+            fields = {modality: model.fields(modality) for modality in model.max_items}
+            contract = Contract(
+                family, processor.fingerprint, TARGET, fields, dict.fromkeys(fields, 4), 1 << 20, 1 << 20
+            )
+            made[family] = SelfTest(processor, engine, model, contract, assembling(processor, folder))
+        return made[family]
+
+    return of
+
+
+def tensor(name: str, change: Callable[[Any], Any]) -> Change:
+    """Another tensor instead of one."""
+
+    def changed(feature: Feature) -> Feature:
+        if name not in feature.tensors:
+            return feature
+        array = np.ascontiguousarray(change(to_torch(feature.tensors[name]).numpy().copy()))
+        shape = change(to_torch(feature.tensors[name]).numpy().copy()).shape
+        return replace(
+            feature, tensors={**feature.tensors, name: Tensor(str(array.dtype), shape, array.data.cast("B"))}
+        )
+
+    return changed
+
+
+def layout(change: Callable[[Layout], Layout]) -> Change:
+    return lambda feature: replace(feature, layout=change(feature.layout))
+
+
+def of_large_ones(change: Change) -> Change:
+    return lambda feature: change(feature) if feature.origin and max(feature.origin.shape) > 1_000 else feature
+
+
+DIFFERENCES: Mapping[str, tuple[str, Change, str]] = {
+    "a dimension": ("llava", tensor("pixel_values", lambda a: a[:, :, 1:]), r"pixel_values is .*\[3, 84, 83\]"),
+    "a dimension more": ("llava", tensor("pixel_values", lambda a: a[None]), r"\[1, 3, 84, 84\]"),
+    "a dtype": ("llava", tensor("pixel_values", lambda a: a.astype(np.float64)), r"Tensor\(float64"),
+    "one value of a hundred thousand": (
+        "llava",
+        tensor("pixel_values", lambda a: np.where(np.arange(a.size).reshape(a.shape) == 7, a + 1, a)),
+        "pixel_values of an image of 56×56 is .* but has other values",
+    ),
+    "colours swapped, of large images only": (
+        "llava",
+        of_large_ones(tensor("pixel_values", lambda a: a[::-1])),
+        "pixel_values of an image of 1024×768 is .* but has other values",
+    ),
+    "a field that is lost": (
+        "qwen2-vl",
+        lambda feature: replace(feature, tensors={k: v for k, v in feature.tensors.items() if "grid" not in k}),
+        "has the tensors",
+    ),
+    "a grid turned round": ("qwen2-vl", tensor("image_grid_thw", lambda a: a[[0, 2, 1]]), "image_grid_thw of an image"),
+    "one token more": (
+        "llava",
+        layout(lambda its: Layout((*its.token_ids, its.token_ids[0]))),
+        "pixel_values gives 36 embeddings",
+    ),
+    "another token": ("qwen2-vl", layout(lambda its: Layout((5,) * len(its))), "its tensors make"),
+    "a mask": (
+        "idefics3",
+        layout(lambda its: Layout(its.token_ids, Mask([1, *its.mask.bits[1:]] if its.mask else [1] * len(its)))),
+        "embeddings",
+    ),
+    "an attention mask": ("idefics3", tensor("pixel_attention_mask", lambda a: a * 0), "pixel_attention_mask"),
+    "a number that is not one": ("llava", tensor("pixel_values", lambda a: a * np.nan), "values that are no numbers"),
+}
+
+
+@pytest.mark.parametrize("planted", DIFFERENCES)
+def test_a_planted_difference_is_found_and_named(bench: Callable[[str], SelfTest], planted: str) -> None:
+    family, change, words = DIFFERENCES[planted]
+    test = bench(family)
+    verdict = replace(test, processor=Planted(test.processor, change)).run()
+    assert set(verdict.faults) >= {"image"}
+    assert re.search(words, verdict.faults["image"]), verdict.faults["image"]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava", "qwen2-audio", "qwen2-vl", "whisper"])
+def test_without_one_every_modality_is_served(bench: Callable[[str], SelfTest], family: str) -> None:
+    test = bench(family)
+    verdict = test.run()
+    assert verdict.faults == {}
+    assert verdict.features.keys() == test.contract.fields.keys()
+    assert verdict.admitted(test.contract) == test.contract
+
+
+def test_an_option_that_is_lost_is_found(bench: Callable[[str], SelfTest]) -> None:
+    test = bench("qwen2-vl")
+    lost = Planted(test.processor, options={"max_pixels": 28 * 28 * 16})
+    assert "of an image of 640×480" in replace(test, processor=lost).run().faults["image"]
+
+
+def test_an_item_that_depends_on_its_company_is_found(bench: Callable[[str], SelfTest]) -> None:
+    test = bench("llava")
+
+    def shorter_in_company(assemble: Assemble) -> Assemble:
+        def changed(text: str, items: Any, layouts: Any) -> Any:
+            cut = [Layout(one.token_ids[1:]) for one in layouts] if len(layouts) > 1 else layouts
+            return assemble(text, items, cut)
+
+        return changed
+
+    verdict = replace(test, assemble=shorter_in_company(test.assemble)).run()
+    assert "a prompt with 2 of the modality image has" in verdict.faults["image"]
+
+
+def test_text_around_an_item_that_is_tokenised_otherwise_is_found(bench: Callable[[str], SelfTest]) -> None:
+    test = bench("gemma3")
+
+    def plain(text: str, items: Any, layouts: Any) -> Any:
+        return test.assemble(text.replace("see ", "see  "), items, layouts)
+
+    assert "a prompt with 1" in replace(test, assemble=plain).run().faults["image"]
+
+
+def test_a_difference_switches_its_modality_off_and_no_other(
+    bench: Callable[[str], SelfTest], caplog: pytest.LogCaptureFixture
+) -> None:
+    test = bench("qwen2-vl")
+    wrong = Planted(test.processor, tensor("video_grid_thw", lambda a: a + 1))
+    verdict = replace(test, processor=wrong).run()
+    assert verdict.faults.keys() == {"video"}
+    contract = verdict.admitted(test.contract)
+    assert contract.fields.keys() == contract.max_items.keys() == {"image"}
+    assert "this worker takes no video, because semel would not serve it as vLLM does: a video of" in caplog.text
+
+
+def test_a_model_of_which_nothing_is_left_is_refused_with_the_difference(bench: Callable[[str], SelfTest]) -> None:
+    test = bench("llava")
+    verdict = replace(test, processor=Planted(test.processor, tensor("pixel_values", lambda a: a + 1))).run()
+    with pytest.raises(ConfigError, match="would not serve llava as vLLM does: pixel_values of an image of 56×56"):
+        verdict.admitted(test.contract)
+
+
+def test_a_foreign_error_is_a_fault_of_that_modality(bench: Callable[[str], SelfTest]) -> None:
+    def fail(_: Feature) -> Feature:
+        raise RuntimeError("boom")
+
+    test = bench("llava")
+    faults: Mapping[Modality, str] = replace(test, processor=Planted(test.processor, fail)).run().faults
+    assert "its self-test failed" in faults["image"]
