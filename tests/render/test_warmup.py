@@ -19,7 +19,7 @@ from semel.media.decode.warmup_media import sample_clip, sample_image
 from semel.render import ChatRenderer, Pipeline, warm_up
 
 Folder = Callable[[str], Path]
-EVERYTHING: Mapping[Modality, int] = {"image": 4, "audio": 1}
+EVERYTHING: Mapping[Modality, int] = {"image": 4, "audio": 1, "video": 1}
 
 
 class Processor:
@@ -90,15 +90,19 @@ def warmed(parts_renderer: ChatRenderer, cache: Cache, caplog: pytest.LogCapture
 async def test_nothing_is_cached_or_counted_afterwards_and_both_durations_are_logged_E3(warmed: Warmed) -> None:
     await warmed.warm_up(EVERYTHING, processes=3)
     assert warmed.left() == [0] * 7
-    assert warmed.processor.given == {"image": 8, "audio": 8}  # on each path once per process, and once in a chat
+    assert warmed.processor.given == {
+        "image": 8,
+        "audio": 8,
+        "video": 8,
+    }  # on each path once per process, and once in a chat
     execute, inspect = warmed.lines(logging.INFO)
-    assert re.fullmatch(r"warmed up execute \(text, audio, image\) in \d+\.\d{3} s", execute)
-    assert re.fullmatch(r"warmed up inspect \(text, audio, image\) in \d+\.\d{3} s", inspect)
+    assert re.fullmatch(r"warmed up execute \(text, audio, image, video\) in \d+\.\d{3} s", execute)
+    assert re.fullmatch(r"warmed up inspect \(text, audio, image, video\) in \d+\.\d{3} s", inspect)
     assert not warmed.lines(logging.WARNING)
 
 
 async def test_what_requests_may_not_have_is_skipped_E3(warmed: Warmed) -> None:
-    await warmed.warm_up({"image": 0, "audio": 1, "video": 1})
+    await warmed.warm_up({"image": 0, "audio": 1})
     assert set(warmed.processor.given) == {"audio"}
     assert "warmed up execute (text, audio)" in warmed.lines(logging.INFO)[0]
     await warmed.warm_up({})
@@ -115,7 +119,7 @@ async def test_a_warm_up_that_fails_is_a_warning_with_its_cause_and_goes_on_with
     cause = str(error) or "MemoryError()"
     assert warnings == [f"warming up {intent} with image failed: {cause}" for intent in ("execute", "inspect")]
     assert warmed.processor.given["audio"] == 6
-    assert all("(text, audio) in" in line for line in warmed.lines(logging.INFO))
+    assert all("(text, audio, video) in" in line for line in warmed.lines(logging.INFO))
     assert warmed.left() == [0] * 7
 
 
