@@ -19,7 +19,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── TemplateError       400  the chat template refused the messages
     │   └── UnknownFeatures     404  items were named by digests that are not held for this tenant
     ├── ServiceError            semel or the engine is at fault: 5xx
-    │   ├── FeatureRejected     500  a feature breaks the model's contract; the engine never saw it
+    │   ├── FeatureRejected     500  a feature breaks the model's contract, or does not fit its encoder's output
     │   ├── EngineFailed        500  the engine gave up on this request
     │   ├── EngineDead          503  the engine is gone
     │   │   └── EngineHung           503  it made no progress, and was ended
@@ -199,7 +199,7 @@ class ServiceError(SemelError):
 
 
 class FeatureRejected(ServiceError):
-    """A feature breaks the model's contract. It was refused before the engine saw it (threats S9)."""
+    """A feature breaks the model's contract, or does not fit what the encoder makes of it (threats S9)."""
 
     code = "feature_rejected"
 

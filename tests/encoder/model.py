@@ -25,6 +25,7 @@ class SlowResidency:
     first_planners: dict[Key, Reference] = field(default_factory=dict)
     orphans: set[Key] = field(default_factory=set)
     evicted: list[Key] = field(default_factory=list)
+    wrong: set[Key] = field(default_factory=set)
     begun: list[tuple[Reference, bool]] = field(default_factory=list)
     queries: int = 0
     hits: int = 0
@@ -89,17 +90,24 @@ class SlowResidency:
             if reference[0] == request:
                 self.release(*reference)
 
+    def discard(self, key: Key) -> None:
+        for reference in self.referrers(key):
+            self.release(*reference)
+        if key in self.sizes:
+            self.evict(key)
+        self.wrong |= {key} & set(self.evicted)
+
     def settle(self) -> Settlement:
         taken_over = [self.referrers(key)[0] for key in self.first_planners if key in self.orphans]
-        evicted = list(dict.fromkeys(key for key in self.evicted if key not in self.sizes))
+        evicted = list(dict.fromkeys(key for key in self.evicted if key not in self.sizes or key in self.wrong))
         self.queries += len(self.begun)
         self.hits += sum(hit and reference not in taken_over for reference, hit in self.begun)
-        self.first_planners, self.orphans, self.begun, self.evicted = {}, set(), [], []
+        self.first_planners, self.orphans, self.begun, self.evicted, self.wrong = {}, set(), [], [], set()
         return Settlement(tuple(evicted), tuple(taken_over))
 
     def reset(self) -> None:
         self.sizes, self.first_planners, self.orphans = {}, {}, set()
-        self.references, self.released, self.begun, self.evicted = [], [], [], []
+        self.references, self.released, self.begun, self.evicted, self.wrong = [], [], [], [], set()
 
 
 def embeds_in(placeholder: Placeholder, start: int, end: int) -> bool:

@@ -75,6 +75,14 @@ class ResidencyMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         assert self.fast.settle() == self.slow.settle()
 
+    @rule(key=KEYS)
+    def discard(self, key: Key) -> None:
+        """Between passes, as vLLM's scheduler hears of a wrong output; its tensor goes even if the key comes back."""
+        self.settle()
+        self.fast.discard(key)
+        self.slow.discard(key)
+        assert self.fast.size(key) is None
+
     @rule()
     def reset(self) -> None:
         self.fast.reset()

@@ -154,6 +154,32 @@ def test_b7_after_the_pass_an_encode_cannot_be_cancelled() -> None:
     assert residency.settle().taken_over == ()
 
 
+@pytest.mark.parametrize("eviction", [OldestReleased, CostAware])
+def test_a_discarded_entry_is_gone_for_all_and_its_tensor_goes_even_if_it_is_allocated_again(
+    eviction: type[Eviction],
+) -> None:
+    residency = Residency(8, eviction())
+    encoded(residency, "r", "wrong", "right")
+    residency.hold("s", 0, "wrong")
+    residency.settle()
+    residency.discard("wrong")
+    assert residency.size("wrong") is None
+    assert (residency.free, residency.reclaimable) == (4, 0)
+    assert (*residency.inputs_of("r"), *residency.inputs_of("s")) == (1,)
+    residency.allocate("t", 0, "wrong", 4)
+    assert residency.settle().evicted == ("wrong",), "where an eviction that is taken back (B6) would not be told"
+    residency.release_all("t")
+    residency.release_all("r")
+    residency.allocate("u", 0, "large", 8)
+    assert sorted(map(str, residency.settle().evicted)) == ["right", "wrong"], "it is a candidate once"
+
+
+def test_what_is_not_there_is_not_discarded() -> None:
+    residency = Residency(4)
+    residency.discard("unknown")
+    assert residency.settle().evicted == ()
+
+
 def test_b8_reset_empties_everything() -> None:
     residency = Residency(8, CostAware())
     encoded(residency, "a", "cat", "dog")

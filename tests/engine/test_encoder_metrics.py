@@ -25,6 +25,7 @@ TOTALS = EncoderTotals(
     planning_ns=1_500_000,
     left_out_bytes=700,
     late_bytes=300,
+    rejected=8,
 )
 
 
@@ -52,7 +53,7 @@ def test_a_page_with_a_name_is_made_where_it_is_not_there(tmp_path: Path) -> Non
 def test_every_total_is_shown_under_its_own_name() -> None:
     page = EncoderPage.create()
     page.write(0, TOTALS)
-    assert [value for _, value, _ in page.samples()] == [9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300]
+    assert [value for _, value, _ in page.samples()] == [9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8]
     page.close()
 
 

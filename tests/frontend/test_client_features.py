@@ -16,7 +16,7 @@ import pytest
 from msgspec.msgpack import Ext
 
 from semel.cache import LruCache
-from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Submission, Tenant, Tensor
+from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Output, Submission, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest
 from semel.frontend.api.generate_request import Place, RequestItem
 from semel.frontend.budget import Budget
@@ -369,6 +369,34 @@ async def test_what_the_worker_finds_wrong_with_a_client_s_tensors_is_the_client
     reply = await post_file(app, content)
     assert (reply.status_code, "does not tile" in reply.text) == (400, True)
     assert (await post_file(app, named)).status_code == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_encoder_finds_wrong_with_a_client_s_tensors_is_the_client_s_fault_S9(
+    app: Rig, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    asked = [rewritten(await file_of(app, *own), lambda one: one.update(stream=stream)) for own in ((1,), ())]
+
+    class Rejecting:
+        async def __aiter__(self) -> AsyncIterator[Output]:
+            none: list[Output] = []
+            for output in none:
+                yield output
+            raise FeatureRejected("the encoder made 4 embeddings of the image feature, its layout has 7")
+
+        async def close(self) -> None: ...
+
+    async def submit(_: Submission) -> Rejecting:
+        return Rejecting()
+
+    monkeypatch.setattr(app.engine, "submit", submit)
+    replies = [await post_file(app, content) for content in asked]
+    assert all("4 embeddings of the image feature" in reply.text for reply in replies)
+    if stream:
+        assert ["feature_rejected" in reply.text for reply in replies] == [False, True]
+    else:
+        assert [reply.status_code for reply in replies] == [400, 500]
+    assert app.service.budget.in_flight == 0
 
 
 async def test_commas_among_tensors_mean_nothing_and_those_of_the_header_are_counted_S18(app: Rig) -> None:

@@ -109,15 +109,16 @@ class Stepper:
 
     def answer(self, step: Step) -> None:
         """Answer a step: a token for every request whose prompt is now computed."""
+        self.scheduler.update_from_output(step.output, self.result(step))
+
+    def result(self, step: Step) -> Any:
+        """What a model runner would make of a step."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        self.scheduler.update_from_output(
-            step.output,
-            ModelRunnerOutput(
-                req_ids=list(step.samples),
-                req_id_to_index={name: index for index, name in enumerate(step.samples)},
-                sampled_token_ids=[[1] if samples else [] for samples in step.samples.values()],
-            ),
+        return ModelRunnerOutput(
+            req_ids=list(step.samples),
+            req_id_to_index={name: index for index, name in enumerate(step.samples)},
+            sampled_token_ids=[[1] if samples else [] for samples in step.samples.values()],
         )
 
 

@@ -57,6 +57,9 @@ class Eviction(Protocol):
     def pop(self) -> Entry:
         """Remove and return the candidate to evict next. Called only if there is one."""
 
+    def discard(self, entry: Entry) -> None:
+        """The entry is gone. It is not a candidate any more, whether or not it was one."""
+
     def clear(self) -> None:
         """Remove every candidate."""
 
@@ -79,6 +82,10 @@ class OldestReleased:
     def pop(self) -> Entry:
         """See `Eviction`."""
         return self._candidates.popitem(last=False)[1]
+
+    def discard(self, entry: Entry) -> None:
+        """See `Eviction`."""
+        self._candidates.pop(entry.key, None)
 
     def clear(self) -> None:
         """See `Eviction`."""
@@ -129,6 +136,10 @@ class CostAware:
             self._past_shows.popitem(last=False)
         return entry
 
+    def discard(self, entry: Entry) -> None:
+        """See `Eviction`."""
+        self._candidates.pop(entry.key, None)
+
     def clear(self) -> None:
         """See `Eviction`."""
         self._floor = 0.0
@@ -153,6 +164,9 @@ class Immediate:
     def pop(self) -> Entry:
         """Never called: there are no candidates."""
         raise LookupError("an immediate eviction has no candidates")
+
+    def discard(self, entry: Entry) -> None:
+        """See `Eviction`."""
 
     def clear(self) -> None:
         """See `Eviction`."""

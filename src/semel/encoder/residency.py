@@ -60,7 +60,7 @@ class Residency:
         # The changes of this pass:
         self._planned: dict[Key, Entry] = {}
         self._begun: dict[Reference, bool] = {}  # references that began, and whether each was a hit
-        self._evicted: dict[Key, None] = {}
+        self._evicted: dict[Key, bool] = {}  # and whether the tensor goes even if the key is allocated again
 
     # Queries.
 
@@ -81,9 +81,10 @@ class Residency:
     def evicted(self) -> tuple[Key, ...]:
         """The keys evicted in this pass so far.
 
-        An entry that is evicted and then allocated again does not lose its tensor: it is not included (B6).
+        An entry that is evicted and then allocated again does not lose its tensor: it is not included (B6), unless it
+        was discarded.
         """
-        return tuple(key for key in self._evicted if key not in self._entries)
+        return tuple(key for key, is_wrong in self._evicted.items() if is_wrong or key not in self._entries)
 
     def claim(self, key: Key) -> int:
         """The free or reclaimable embeddings that holding the entry would use."""
@@ -136,6 +137,21 @@ class Residency:
         """Release all entries of a request, because it ended, was preempted, or was not scheduled after all."""
         for index in tuple(self.inputs_of(request)):
             self.release(request, index)
+
+    def discard(self, key: Key) -> None:
+        """Remove an entry whose tensor is wrong, from all that refer to it; the tensor goes in any case.
+
+        Only between passes, and not for an entry that this pass has planned. Without such an entry nothing changes.
+        """
+        if (entry := self._entries.get(key)) is not None:
+            for request, index in tuple(entry.referrers):
+                self.release(request, index)
+            if key in self._entries:  # else it was evicted with its last reference
+                self._eviction.discard(entry)
+                self.reclaimable -= entry.size
+                self._evict(entry)
+        if key in self._evicted:
+            self._evicted[key] = True
 
     def settle(self, scheduled: Container[str] | None = None) -> Settlement:
         """End the pass: planned entries count as encoded from now on.
@@ -199,7 +215,7 @@ class Residency:
             self._evict(entry)
 
     def _evict(self, entry: Entry) -> None:
-        self._evicted[entry.key] = None
+        self._evicted.setdefault(entry.key, False)
         self.counts.evictions += 1
         self._forget(entry)
 

@@ -18,6 +18,7 @@ __all__ = [
     "ENCODER_LEFT_OUT_BYTES",
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
+    "ENCODER_REJECTED",
     "ENCODER_TAKEN_OVER",
     "ENGINES_LOST",
     "ENGINE_SEQUENCES",
@@ -139,6 +140,12 @@ ENCODER_LATE_BYTES: Final = Metric(
     "semel_encoder_late_bytes_total",
     "counter",
     "Bytes of items that had stayed behind, and were sent with the step that encodes them.",
+    _ENGINE,
+)
+ENCODER_REJECTED: Final = Metric(
+    "semel_encoder_rejected_total",
+    "counter",
+    "Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it.",
     _ENGINE,
 )
 
@@ -348,6 +355,7 @@ METRICS: Final = (
     ENCODER_PLANNING_SECONDS,
     ENCODER_LEFT_OUT_BYTES,
     ENCODER_LATE_BYTES,
+    ENCODER_REJECTED,
     MM_CACHE_QUERIES,
     MM_CACHE_HITS,
     VLLM_MM_CACHE_QUERIES,

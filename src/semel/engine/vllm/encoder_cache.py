@@ -10,7 +10,7 @@ A step ends with `get_freed_mm_hashes`, which is called once per step. With seme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecod
 from vllm.v1.request import RequestStatus
 
 from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Residency, Settlement
-from semel.engine.vllm.compat import is_tested
+from semel.engine.vllm.compat import is_tested, num_embeds
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
 from semel.engine.vllm.shipping import Shipped
 from semel.errors import ConfigError
@@ -82,6 +82,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self._page = EncoderPage.open(config.metrics) if config.metrics else None
         self._row = row
         self._taken_over = 0
+        self._rejected = 0
         self._asker = ""
         self._promised = 0
         self._write_totals()
@@ -119,6 +120,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             planning_ns=self.planning_ns,
             left_out_bytes=self.shipped.left_out_bytes,
             late_bytes=self.shipped.late_bytes,
+            rejected=self._rejected,
         )
 
     def key(self, request: Any, index: int) -> Key:
@@ -139,6 +141,14 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         if shipped != Shipped():
             self.shipped += shipped
             self._write_totals()
+
+    def reject(self, identifiers: Iterable[str], requests: int) -> None:
+        """Forget outputs that are wrong, after so many requests with them were ended."""
+        if self._shares:  # of an encoder-decoder every output went with its request
+            for identifier in identifiers:
+                self.residency.discard(identifier)
+        self._rejected += requests
+        self._write_totals()
 
     def identifiers(self, keys: tuple[Key, ...]) -> list[str]:
         """The keys as vLLM knows them."""
@@ -239,6 +249,5 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
 
 
 def _size(request: Any, index: int) -> int:
-    """The embeddings of an input. vLLM's own count costs 3 µs on first use, also where there is no mask to count."""
-    place = request.mm_features[index].mm_position
-    return int(place.length if place.is_embed is None else place.get_num_embeds())
+    """The embeddings of an input."""
+    return num_embeds(request.mm_features[index])

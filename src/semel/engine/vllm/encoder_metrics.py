@@ -56,6 +56,8 @@ class EncoderTotals:
     """Bytes of items that vLLM would have sent to its worker processes and that stayed behind."""
     late_bytes: int = 0
     """Bytes of items that were sent later than vLLM does, with the step that encodes them."""
+    rejected: int = 0
+    """Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it."""
 
 
 class EncoderPage:
@@ -117,6 +119,7 @@ class EncoderPage:
                 (metrics.ENCODER_PLANNING_SECONDS, totals.planning_ns / 1e9),
                 (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
                 (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
+                (metrics.ENCODER_REJECTED, totals.rejected),
             ):
                 yield metric, value, (str(row),)
 

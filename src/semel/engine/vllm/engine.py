@@ -43,6 +43,7 @@ from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
+from semel.engine.vllm.rejection import Rejection
 from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
 from semel.engine.vllm.self_test import SelfTest, assembling
 from semel.errors import (
@@ -388,8 +389,8 @@ class VllmStream:
             while not self._finished:
                 result = self._collector.get_nowait() or await self._collector.get()
                 self._finished = result.finished
-                if any(part.finish_reason == "error" for part in result.outputs):
-                    raise self._failure()
+                if failed := [part for part in result.outputs if part.finish_reason == "error"]:
+                    raise self._failure(failed[0].stop_reason)
                 for output in outputs_of(result, is_first=not self._has_output):
                     self._has_output = True
                     self._begun = self._begun or bool(output.token_ids)
@@ -406,7 +407,9 @@ class VllmStream:
             if self._steps is not None:
                 self._steps.review()
 
-    def _failure(self) -> SemelError:
+    def _failure(self, reason: object) -> SemelError:
+        if (rejection := Rejection.of_reason(reason)) is not None:
+            return FeatureRejected(str(rejection))
         if self._begun or not self._referred:
             return EngineFailed("the engine gave up on the request; sending it again may succeed")
         return FeatureMissing(self._items.lost(self._referred))

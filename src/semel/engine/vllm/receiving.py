@@ -1,7 +1,8 @@
-"""The worker of vLLM that semel uses: it takes late items before a step, and keeps the generators of seeds in place.
+"""The worker of vLLM that semel uses: late items, a guard around the encoder, and generators of seeds in their place.
 
 vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Late items are the worker processes' side
-of `shipping`; without any it does nothing about them, so it may run under any scheduler.
+of `shipping`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not fit
+the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
 
 A request with a seed has a random generator of its own. While its prompt is computed in chunks, vLLM samples a token
 for every chunk, drops all but the last, and winds the generator back; a CPU's generator cannot be wound back, and that
@@ -18,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from semel.engine.vllm.compat import dropped_rows, received_features, row_generators, worker_of
+from semel.engine.vllm.encoder_guard import EncoderGuard
 from semel.engine.vllm.shipping import LateItems
 
 __all__ = ["ReceivingWorker", "receive", "resting_generators"]
@@ -26,19 +28,30 @@ _Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
 
 
 class ReceivingWorker(_Worker):  # type: ignore[misc]
-    """The worker that vLLM would use on this platform, and late items."""
+    """The worker that vLLM would use on this platform, with late items and a guarded encoder."""
+
+    _guard: EncoderGuard | None = None
+
+    def init_device(self) -> None:
+        """Make the model runner."""
+        super().init_device()
+        self._guard = EncoderGuard.of(self, outlives_errors=current_platform.is_cpu())
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""
         receive(self, scheduler_output)
-        return super().execute_model(scheduler_output)
+        return self._tell(super().execute_model(scheduler_output))
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the tokens of a step."""
         if self.use_v2_model_runner or not current_platform.is_cpu():
-            return super().sample_tokens(grammar_output)
+            return self._tell(super().sample_tokens(grammar_output))
         with resting_generators(self):
-            return super().sample_tokens(grammar_output)
+            return self._tell(super().sample_tokens(grammar_output))
+
+    def _tell(self, output: Any) -> Any:
+        """What a step gives to the scheduler, now or later, with what the guard has found."""
+        return output if self._guard is None else self._guard.tell(output)
 
 
 def receive(worker: Any, scheduler_output: Any) -> None:

@@ -1,9 +1,11 @@
 """vLLM's scheduler, with semel's shipping of items at the end of a step, or with its encoder planning as well.
 
 vLLM calls this interface unstable, so the plug-ins are optional and override little. Shipping overrides the end of a
-step (`schedule`), where large tensors that the step does not encode are left out. Planning overrides what to encode for
-one request (`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and also the end of a
-step, where an encode whose request was preempted in the same step passes to the next request that shows the item (B7).
+step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's results
+(`update_from_output`), where requests end whose items the encoder's output did not fit. Planning overrides what to
+encode for one request (`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and also the
+end of a step, where an encode whose request was preempted in the same step passes to the next request that shows the
+item (B7).
 
 A hit is held when it is planned, since vLLM commits only what has to be encoded; requests that were not scheduled after
 all let go of theirs at the end of the step.
@@ -20,11 +22,13 @@ from weakref import WeakKeyDictionary
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from semel.core import Mask, Placeholder, Timeline
 from semel.encoder import Planner, Request
-from semel.engine.vllm.compat import is_tested
+from semel.engine.vllm.compat import drop_encoder_outputs, forget_prefix, is_tested
 from semel.engine.vllm.encoder_cache import EncoderCache
+from semel.engine.vllm.rejection import Rejection, rejections_of
 from semel.engine.vllm.shipping import Shipping
 
 __all__ = [
@@ -71,6 +75,43 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
             if isinstance(self.encoder_cache_manager, EncoderCache):
                 self.encoder_cache_manager.count(shipped)
         return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take what a step made, and end the requests with items that the encoder's output did not fit."""
+        rejections = rejections_of(model_runner_output)
+        if not rejections:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        ended = self._concerned(rejections)
+        _withhold(model_runner_output, ended)
+        self.encoder_cache_mismatch_reqs.update(ended)  # vLLM ends them with an error
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for output in (output for of_client in outputs.values() for output in of_client.outputs):
+            if (rejection := ended.get(output.request_id)) is not None:
+                output.stop_reason = rejection.reason
+        identifiers = [rejection.identifier for rejection in rejections]
+        if isinstance(self.encoder_cache_manager, EncoderCache):
+            self.encoder_cache_manager.reject(identifiers, len(ended))
+        else:
+            drop_encoder_outputs(self.encoder_cache_manager, identifiers)
+        return outputs
+
+    def _concerned(self, rejections: Iterable[Rejection]) -> dict[str, Rejection]:
+        """The requests that may have used an output which did not fit, or a prefix that was computed with it.
+
+        They have been scheduled; those that wait will have the item encoded for themselves.
+        """
+        ended = {}
+        for rejection in rejections:
+            for request in self.requests.values():
+                if request.status not in (RequestStatus.RUNNING, RequestStatus.PREEMPTED):
+                    continue
+                if (feature := rejection.concerns(request.mm_features)) is None:
+                    continue
+                ended[request.request_id] = rejection
+                if request.status == RequestStatus.RUNNING and not self.is_encoder_decoder:
+                    forget_prefix(self, request.request_id, feature.mm_position.offset)
+                logger.warning("request %s is ended: %s", request.request_id, rejection)
+        return ended
 
     def _settle(self, output: Any) -> None:
         """Amend what the step encodes, before it is decided what travels with it."""
@@ -190,6 +231,18 @@ class PlanningScheduler(ShippingScheduler):
 
 class AsyncPlanningScheduler(PlanningScheduler, AsyncScheduler):  # type: ignore[misc]
     """The same over vLLM's asynchronous scheduler."""
+
+
+def _withhold(output: Any, request_ids: Iterable[str]) -> None:
+    """Take what a step made for requests out of its output: a first token would reach their clients, or be the last."""
+    for request_id in request_ids:
+        output.prompt_logprobs_dict.pop(request_id, None)
+        output.prompt_token_id_logprobs_dict.pop(request_id, None)
+        row = output.req_id_to_index.get(request_id)
+        if row is not None and output.sampled_token_ids:
+            output.sampled_token_ids[row] = []
+        if row is not None and output.pooler_output:
+            output.pooler_output[row] = None
 
 
 def _placeholders(features: Iterable[Any]) -> Iterable[Placeholder]:

@@ -11,7 +11,8 @@ no item (S14). The tokens of an item must be those of its layout (S9).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.core import Digest, Feature, FeatureInfo, Placeholder, Prompt, Submission, Tenant, Timeline
+from semel.core import Digest, Feature, FeatureInfo, Output, Placeholder, Prompt, Submission, Tenant, Timeline
 from semel.engine import Stream
 from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
 from semel.fleet.affinity import ConversationPrefix
@@ -153,12 +154,32 @@ async def _begin(
             raise _unknown([digest])
         return feature
 
+    begin = submit(call.serving, worker, submission, make, kind, account=call.account, keep_bytes=keep_bytes)
+    if not features:
+        return await begin
+    with _clients_fault():
+        return _OwnFeatures(await begin)
+
+
+@contextmanager
+def _clients_fault() -> Iterator[None]:
     try:
-        return await submit(call.serving, worker, submission, make, kind, account=call.account, keep_bytes=keep_bytes)
+        yield
     except FeatureRejected as error:
-        if not features:
-            raise
         raise InvalidRequest.of("features", f"{error}") from None
+
+
+class _OwnFeatures:
+    """An answer to a client that sent features. The engine may still reject one when it encodes it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.close = stream.close
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        with _clients_fault():
+            async for output in self._stream:
+                yield output
 
 
 def _worker_for(

@@ -1,0 +1,396 @@
+"""The guard around the encoder, and what vLLM's real scheduler makes of its findings, stepped by hand.
+
+A test's runner encodes as vLLM's first model runner does, in as far as the guard has to do with it. Real ones are in
+`test_hostile_features`, and what becomes of an engine without the guard in `test_naive_engine`.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.bench.stepping import Kind, Step, Stepper
+from semel.engine.vllm.compat import RECEIVING_WORKER, SHIPPING_SCHEDULER
+from semel.engine.vllm.rejection import Rejection, rejections_of, with_rejections
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+WIDTH = 3
+FEW = Rejection("few", "image", 4, 2)
+
+
+@dataclass
+class Item:
+    """An item of a request, with the embeddings that the encoder will make of it."""
+
+    identifier: str
+    rows: int
+    room: int
+    raises: bool = False
+    modality: str = "image"
+    mask: Any = None
+
+    @property
+    def feature(self) -> Any:
+        from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+        data: Any = self
+        return MultiModalFeatureSpec(data, self.modality, self.identifier, PlaceholderRange(0, self.room, self.mask))
+
+
+@dataclass
+class Runner:
+    """Encodes like vLLM's first model runner: all items of a step in one batch, then one output after the other."""
+
+    requests: dict[str, Any] = field(default_factory=dict)
+    encoder_cache: dict[str, Any] = field(default_factory=dict)
+    mm_budget: None = None
+    saved: list[str] = field(default_factory=list)
+    """What a connector of encoder outputs got."""
+
+    batches: list[list[str]] = field(default_factory=list)
+
+    def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
+        import torch
+
+        steps = scheduler_output.scheduled_encoder_inputs.items()
+        items = [self.requests[name].mm_features[index].data for name, indices in steps for index in indices]
+        self.batches.append([item.identifier for item in items])
+        if any(item.raises for item in items):
+            raise IndexError("index out of range")
+        outputs = [torch.ones(item.rows, WIDTH) for item in items]
+        for item, output in zip(items, outputs, strict=True):
+            self._cache_encoder_output(item.identifier, output, None, [])
+        return outputs
+
+    def _cache_encoder_output(self, identifier: str, output: Any, metadata: None, freed: list[str]) -> None:
+        assert (metadata, freed) == (None, [])
+        self.encoder_cache[identifier] = output
+        self.saved.append(identifier)
+
+
+class Guarded:
+    """A worker process of one request per item."""
+
+    def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
+        from semel.engine.vllm.encoder_guard import EncoderGuard
+
+        self.runner = Runner({item.identifier: SimpleNamespace(mm_features=[item.feature]) for item in items})
+        config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
+        worker = SimpleNamespace(use_v2_model_runner=False, model_runner=self.runner, vllm_config=config)
+        guard = EncoderGuard.of(worker, outlives_errors=outlives_errors)
+        assert guard is not None
+        self.guard = guard
+        self.step = SimpleNamespace(scheduled_encoder_inputs={item.identifier: [0] for item in items})
+
+    def execute(self) -> dict[str, list[float]]:
+        """One step; the first number of every embedding that is stored then."""
+        outputs = self.runner._execute_mm_encoder(self.step)
+        stored = {name: output[:, 0].tolist() for name, output in self.runner.encoder_cache.items()}
+        assert [output[:, 0].tolist() for output in outputs] == [stored[name] for name in self.runner.requests]
+        return stored
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+        assert self.guard.tell(None) is None, "there is no output yet"
+        told = rejections_of(pickle.loads(pickle.dumps(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))))
+        assert rejections_of(EMPTY_MODEL_RUNNER_OUTPUT) == (), "vLLM shares it"
+        assert rejections_of(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "it is told once"
+        return told
+
+
+def test_an_output_that_does_not_fit_is_padded_or_cut_and_is_not_saved() -> None:
+    import torch
+
+    masked = torch.tensor([True, False, True])
+    guarded = Guarded(Item("right", 2, 2), Item("few", 2, 4), Item("many", 5, 4), Item("masked", 2, 3, mask=masked))
+    assert guarded.execute() == {"right": [1, 1], "few": [1, 1, 0, 0], "many": [1] * 4, "masked": [1, 1]}
+    assert guarded.runner.saved == ["right", "masked"]
+    assert guarded.rejections() == (FEW, Rejection("many", "image", 4, 5))
+
+
+def test_an_encoder_that_raises_runs_again_with_each_item_alone_and_the_one_it_raises_on_gets_zeros() -> None:
+    guarded = Guarded(Item("right", 2, 2), Item("raises", 9, 3, raises=True), Item("many", 5, 4))
+    assert guarded.execute() == {"right": [1, 1], "raises": [0, 0, 0], "many": [1] * 4}
+    assert guarded.runner.batches == [["right", "raises", "many"], ["right"], ["raises"], ["many"]]
+    assert guarded.runner.saved == ["right"]
+    assert guarded.rejections() == (Rejection("raises", "image", 3, None), Rejection("many", "image", 4, 5))
+
+
+def test_a_single_item_is_not_tried_twice_and_a_sample_tells_how_wide_its_zeros_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    samples: list[str] = []
+
+    def encode_sample(_: Any, modality: str) -> Any:
+        samples.append(modality)
+        return torch.ones(7, WIDTH)
+
+    monkeypatch.setattr("semel.engine.vllm.encoder_guard.encode_sample", encode_sample)
+    guarded = Guarded(Item("raises", 9, 3, raises=True, modality="audio"))
+    for _ in range(2):
+        assert guarded.execute() == {"raises": [0, 0, 0]}
+        assert guarded.rejections() == (Rejection("raises", "audio", 3, None),)
+    assert guarded.runner.batches == [["raises"], ["raises"]]
+    assert samples == ["audio"]
+
+
+def test_where_an_encoder_s_error_is_not_survived_it_is_not_caught() -> None:
+    guarded = Guarded(Item("raises", 9, 3, raises=True), outlives_errors=False)
+    with pytest.raises(IndexError):
+        guarded.execute()
+
+
+def test_an_output_that_is_awaited_brings_its_rejections_when_it_comes() -> None:
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput
+
+    class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]
+        def get_output(self) -> Any:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+
+    told = with_rejections(Awaited(), (FEW,))
+    assert isinstance(told, AsyncModelRunnerOutput)
+    assert rejections_of(told.get_output()) == (FEW,)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"use_v2_model_runner": True}, "it uses the V2 model runner"),
+        ({"model_runner": SimpleNamespace(encoder_cache={}, requests={})}, "has no _execute_mm_encoder, _cache_enc"),
+    ],
+)
+def test_an_encoder_that_is_not_as_semel_knows_it_is_left_alone_and_the_log_says_so(
+    change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from semel.engine.vllm.encoder_guard import EncoderGuard
+
+    worker = SimpleNamespace(**{"use_v2_model_runner": False, "model_runner": Runner(), **change})
+    with caplog.at_level(logging.WARNING, "semel"):
+        assert EncoderGuard.of(worker, outlives_errors=True) is None
+    assert said in caplog.text
+
+
+def test_with_pipeline_parallelism_the_log_says_that_nobody_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    from semel.engine.vllm.encoder_guard import EncoderGuard
+
+    config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=2))
+    worker = SimpleNamespace(use_v2_model_runner=False, model_runner=Runner(), vllm_config=config)
+    with caplog.at_level(logging.WARNING, "semel"):
+        assert EncoderGuard.of(worker, outlives_errors=True) is not None
+    assert "--pipeline-parallel-size is more than 1" in caplog.text
+
+
+@pytest.mark.parametrize("rejection", [FEW, Rejection("lora:few", "audio", 4, None)])
+def test_a_rejection_travels_as_a_stop_reason_and_other_reasons_are_none(rejection: Rejection) -> None:
+    assert Rejection.of_reason(rejection.reason) == rejection
+    assert [Rejection.of_reason(reason) for reason in (None, 7, "", "stop", "semel-encoder:image:1:2")] == [None] * 5
+
+
+def test_its_words_have_the_modality_and_both_numbers() -> None:
+    assert str(FEW) == "the encoder made 2 embeddings of the image feature, its layout has 4"
+    assert str(Rejection("x", "audio", 4, None)).startswith("the encoder failed on the audio feature")
+
+
+# The scheduler's side.
+
+TOKENS_OF_AN_ITEM = 20
+WRONG = Rejection("wrong", "image", TOKENS_OF_AN_ITEM, 7)
+PARTS = ["stock", "cache", "planning"]
+MakeScheduler = Callable[..., "Scheduled"]
+
+
+class Scheduled:
+    """vLLM's scheduler over a worker process that rejects an item each time that it encodes it."""
+
+    def __init__(self, stepper: Stepper, *, steps_ahead: int) -> None:
+        self.stepper = stepper
+        self.scheduler = stepper.scheduler
+        self.steps_ahead = steps_ahead
+        self.unanswered: list[tuple[Step, tuple[Rejection, ...]]] = []
+        self.tensors: set[str] = set()
+        self.encoded: list[str] = []
+        self.outputs: dict[str, list[Any]] = {}
+
+    def add(self, name: str, *items: tuple[str, int], max_new_tokens: int = 4) -> None:
+        """A request with items at some offsets, whose blocks may be found by their prefix."""
+        from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.request import Request
+
+        init_none_hash(sha256)
+        request = Request(
+            name,
+            prompt_token_ids=[0] * (max(offset for _, offset in items) + TOKENS_OF_AN_ITEM + 30),
+            sampling_params=SamplingParams(max_tokens=max_new_tokens, ignore_eos=True),
+            pooling_params=None,
+            mm_features=[
+                MultiModalFeatureSpec(None, "image", item, PlaceholderRange(offset, TOKENS_OF_AN_ITEM))
+                for item, offset in items
+            ],
+            block_hasher=get_request_block_hasher(16, sha256),
+        )
+        self.scheduler.add_request(request)
+
+    def step(self) -> None:
+        step = self.stepper.plan()
+        self.tensors.difference_update(step.output.free_encoder_mm_hashes)
+        encoded = list(self._encoded(step.output))
+        self.tensors.update(encoded)
+        self.encoded += encoded
+        self.unanswered.append((step, (WRONG,) if WRONG.identifier in encoded else ()))
+        if len(self.unanswered) > self.steps_ahead:
+            self.answer()
+
+    def answer(self) -> None:
+        step, rejections = self.unanswered.pop(0)
+        result = self.stepper.result(step)
+        result.prompt_logprobs_dict = {name: object() for name, samples in step.samples.items() if samples}
+        told = self.scheduler.update_from_output(step.output, with_rejections(result, rejections))
+        for output in (output for of_client in told.values() for output in of_client.outputs):
+            self.outputs.setdefault(output.request_id, []).append(output)
+
+    def run(self) -> None:
+        for _ in range(40):
+            if not self.scheduler.requests:
+                break
+            self.step()
+        while self.unanswered:
+            self.answer()
+        assert not self.scheduler.requests
+
+    def end(self, name: str) -> tuple[str, Rejection | None, int]:
+        """How a request ended: its finish reason, what was rejected, and the tokens that its client got."""
+        *_, last = self.outputs[name]
+        tokens = sum(len(output.new_token_ids) for output in self.outputs[name])
+        return str(last.finish_reason), Rejection.of_reason(last.stop_reason), tokens
+
+    def _encoded(self, output: Any) -> Iterator[str]:
+        for name, indices in output.scheduled_encoder_inputs.items():
+            for index in indices:
+                yield self.scheduler.requests[name].mm_features[index].identifier
+
+
+@pytest.fixture
+def make(tiny: Callable[[str], Path]) -> MakeScheduler:
+    def made(kind: Kind, *, is_async: bool = False, is_naive: bool = False, **arguments: Any) -> Scheduled:
+        if not is_naive and kind != "planning":
+            arguments["scheduler_cls"] = SHIPPING_SCHEDULER
+        stepper = Stepper.create(
+            kind,
+            tiny("qwen2-vl"),
+            is_async=is_async,
+            enable_prefix_caching=True,
+            worker_cls=RECEIVING_WORKER,
+            **arguments,
+        )
+        return Scheduled(stepper, steps_ahead=int(is_async))
+
+    return made
+
+
+REJECTED = ("error", WRONG, 0)
+ANSWERED = ("length", None, 4)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_request_whose_item_does_not_fit_ends_without_a_token_and_others_go_on(
+    make: MakeScheduler, kind: Kind, is_async: bool
+) -> None:
+    scheduled = make(kind, is_async=is_async)
+    scheduled.add("running", ("right", 3))
+    scheduled.step()
+    scheduled.add("hostile", ("wrong", 3))
+    scheduled.add("hostile, one token", ("right", 0), ("wrong", 40), max_new_tokens=1)
+    scheduled.add("beside it", ("other", 3))
+    scheduled.run()
+    assert scheduled.end("hostile") == scheduled.end("hostile, one token") == REJECTED
+    assert scheduled.end("running") == scheduled.end("beside it") == ANSWERED
+    assert len(scheduled.outputs["hostile"]) == 1, "its client hears of the error alone"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", PARTS)
+def test_neither_the_output_nor_the_prefix_of_a_rejected_item_is_found_by_a_later_request(
+    make: MakeScheduler, kind: Kind, is_async: bool
+) -> None:
+    scheduled = make(kind, is_async=is_async)
+    scheduled.add("hostile", ("right", 3), ("wrong", 40))
+    scheduled.run()
+    scheduled.add("again", ("right", 3), ("wrong", 40))
+    scheduled.add("next", ("right", 3))
+    scheduled.run()
+    assert scheduled.end("hostile") == scheduled.end("again") == REJECTED
+    assert scheduled.end("next") == ANSWERED
+    assert scheduled.encoded == ["right", "wrong", "wrong"], "what fits is kept"
+    scheduled.add("last", ("right", 3))
+    scheduled.step()
+    assert scheduled.tensors == {"right"}, "the worker processes have dropped it"
+    manager = scheduled.scheduler.encoder_cache_manager
+    assert manager.num_free_slots in (manager.cache_size - TOKENS_OF_AN_ITEM, manager.cache_size)
+    if kind != "stock":
+        assert manager.totals.rejected == 2
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_request_of_a_step_under_way_that_uses_it_ends_too(make: MakeScheduler, kind: Kind) -> None:
+    """Of asynchronous scheduling: the step is planned before it is known that the output is wrong."""
+    scheduled = make(kind, is_async=True)
+    scheduled.add("hostile", ("wrong", 3))
+    scheduled.step()
+    scheduled.add("counts on it", ("wrong", 9))
+    scheduled.add("counts on its prefix", ("wrong", 3))
+    scheduled.run()
+    assert scheduled.encoded == ["wrong"], "or it would be ended for itself"
+    for name in ("hostile", "counts on it", "counts on its prefix"):
+        assert scheduled.end(name) == REJECTED
+
+
+def test_a_request_with_room_for_what_there_was_goes_on() -> None:
+    """It has the item under the same name, with a layout that is right."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    right = MultiModalFeatureSpec(None, "image", "wrong", PlaceholderRange(3, 7))
+    wrong = MultiModalFeatureSpec(None, "image", "wrong", PlaceholderRange(50, 20))
+    assert WRONG.concerns([right]) is None
+    assert WRONG.concerns([right, wrong]) is wrong
+    assert Rejection("wrong", "image", 20, None).concerns([right]) is right, "an encoder that raises made nothing"
+
+
+@pytest.mark.parametrize("kind", ["stock", "cache"])
+def test_vllm_s_own_scheduler_answers_and_lets_a_later_request_use_it(make: MakeScheduler, kind: Kind) -> None:
+    """The control: the guard alone keeps the step alive, and no more."""
+    naive = make(kind, is_naive=True)
+    naive.add("hostile", ("wrong", 3))
+    naive.run()
+    naive.add("again", ("wrong", 3))
+    naive.run()
+    assert naive.end("hostile") == naive.end("again") == ANSWERED
+    assert naive.encoded == ["wrong"]
+
+
+@pytest.mark.parametrize("part", ["_withhold", "forget_prefix"])
+def test_without_a_part_of_it_a_client_gets_a_token_or_a_later_request_the_prefix(
+    make: MakeScheduler, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the tests above."""
+    monkeypatch.setattr(f"semel.engine.vllm.scheduler.{part}", lambda *_: None)
+    scheduled = make("cache")
+    scheduled.add("hostile", ("wrong", 3), max_new_tokens=1)
+    scheduled.run()
+    scheduled.add("again", ("wrong", 3), max_new_tokens=1)
+    scheduled.run()
+    assert [scheduled.end("hostile"), scheduled.end("again")] != [REJECTED, REJECTED]

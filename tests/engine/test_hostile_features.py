@@ -1,0 +1,73 @@
+"""What lies to the encoder ends its own request, on real engines that are started as a worker's are.
+
+Every check that stands before the engine is taken away here. What is checked there is in `test_families`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from semel.render import Rendered
+from tests.engine.engines import Engines, ShippedRig
+from tests.engine.families import FAMILIES, Change
+from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, outcomes, unchecked
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+async def rig(request: pytest.FixtureRequest, engines: Engines) -> ShippedRig:
+    return await engines.of(FAMILIES[request.param].start)
+
+
+async def is_ended_alone(rig: ShippedRig, good: Rendered, hostile: Rendered, message: str) -> None:
+    """The request, twice and beside another one, whose answer is the same as without it; and so is the next one's."""
+    await rig.engine.reset()
+    expected = await outcomes(rig, {"good": good})
+    await rig.engine.reset()
+    before = await rig.totals()
+    got = await outcomes(rig, {"hostile": hostile, "good": good})
+    again = await outcomes(rig, {"hostile": hostile}, max_tokens=1)  # neither its output nor its prefix is kept
+    for refusal in (got["hostile"], again["hostile"]):
+        assert isinstance(refusal, str), "it was answered"
+        assert re.search(message, refusal), refusal
+    assert got["good"] == expected["good"]
+    for forget in (False, True):
+        if forget:
+            await rig.llm.reset_prefix_cache()
+        assert await outcomes(rig, {"good": good}) == expected
+    after = await rig.totals()
+    assert after.rejected - before.rejected == 2
+
+
+@pytest.mark.parametrize(
+    ("rig", "change"),
+    [(name, change) for name in FAMILIES for change in MISFITS.values()],
+    ids=[f"{name}: {kind}" for name in FAMILIES for kind in MISFITS],
+    indirect=["rig"],
+)
+async def test_an_item_with_room_for_other_embeddings_than_its_encoder_makes_is_ended_alone_S9(
+    rig: ShippedRig, change: Change, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES[request.node.callspec.params["rig"]]
+    good = await rig.render(family.good())
+    unchecked(rig, monkeypatch)
+    hostile = disguised(good, change)
+    (feature,), (honest,) = hostile.features.values(), good.features.values()
+    message = (
+        f"^the encoder made {honest.layout.num_embeds:,} embeddings of the {honest.modality} feature, "
+        f"its layout has {feature.layout.num_embeds:,}$"
+    )
+    await is_ended_alone(rig, good, hostile, message)
+
+
+@pytest.mark.parametrize(("rig", "change"), CONTRADICTIONS.values(), ids=CONTRADICTIONS, indirect=["rig"])
+async def test_an_item_whose_tensors_contradict_each_other_is_ended_alone_S9(
+    rig: ShippedRig, change: Change, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES[request.node.callspec.params["rig"]]
+    good = await rig.render(family.good())
+    unchecked(rig, monkeypatch)
+    await is_ended_alone(rig, good, disguised(good, change), "^the encoder (failed on|made [0-9]+ embeddings of) the ")
