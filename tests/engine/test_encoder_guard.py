@@ -34,8 +34,16 @@ class Item:
     rows: int
     room: int
     raises: bool = False
+    surplus: int = 0
+    """Rows of its tensors that the encoder takes for the next item's."""
+
     modality: str = "image"
     mask: Any = None
+
+    @property
+    def sign(self) -> float:
+        """What its embeddings are made of."""
+        return float(ord(self.identifier[0]))
 
     @property
     def feature(self) -> Any:
@@ -65,7 +73,10 @@ class Runner:
         self.batches.append([item.identifier for item in items])
         if any(item.raises for item in items):
             raise IndexError("index out of range")
-        outputs = [torch.ones(item.rows, WIDTH) for item in items]
+        rows = torch.tensor([sign for item in items for sign in [item.sign] * (item.rows + item.surplus)])
+        outputs = list(
+            rows[:, None].expand(-1, WIDTH)[: sum(item.rows for item in items)].split([i.rows for i in items])
+        )
         for item, output in zip(items, outputs, strict=True):
             self._cache_encoder_output(item.identifier, output, None, [])
         return outputs
@@ -107,22 +118,44 @@ class Guarded:
         return told
 
 
+R, F, M = (float(ord(letter)) for letter in "rfm")
+
+
 def test_an_output_that_does_not_fit_is_padded_or_cut_and_is_not_saved() -> None:
     import torch
 
     masked = torch.tensor([True, False, True])
     guarded = Guarded(Item("right", 2, 2), Item("few", 2, 4), Item("many", 5, 4), Item("masked", 2, 3, mask=masked))
-    assert guarded.execute() == {"right": [1, 1], "few": [1, 1, 0, 0], "many": [1] * 4, "masked": [1, 1]}
+    assert guarded.execute() == {"right": [R, R], "few": [F, F, 0, 0], "many": [M] * 4, "masked": [M, M]}
     assert guarded.runner.saved == ["right", "masked"]
     assert guarded.rejections() == (FEW, Rejection("many", "image", 4, 5))
 
 
-def test_an_encoder_that_raises_runs_again_with_each_item_alone_and_the_one_it_raises_on_gets_zeros() -> None:
-    guarded = Guarded(Item("right", 2, 2), Item("raises", 9, 3, raises=True), Item("many", 5, 4))
-    assert guarded.execute() == {"right": [1, 1], "raises": [0, 0, 0], "many": [1] * 4}
-    assert guarded.runner.batches == [["right", "raises", "many"], ["right"], ["raises"], ["many"]]
-    assert guarded.runner.saved == ["right"]
-    assert guarded.rejections() == (Rejection("raises", "image", 3, None), Rejection("many", "image", 4, 5))
+def test_what_fits_is_encoded_once_and_stored_as_it_is() -> None:
+    guarded = Guarded(Item("right", 2, 2), Item("more", 3, 3))
+    assert guarded.execute() == {"right": [R, R], "more": [M] * 3}
+    assert guarded.runner.batches == [["right", "more"]]
+    assert guarded.rejections() == ()
+
+
+@pytest.mark.parametrize("wrong", [{"raises": True}, {}], ids=["raises", "does not fit"])
+def test_the_others_of_a_batch_run_again_alone(wrong: dict[str, Any]) -> None:
+    guarded = Guarded(Item("right", 2, 2), Item("few", 2, 4, **wrong), Item("more", 3, 3))
+    zeros = [0.0, 0.0]
+    assert guarded.execute() == {"right": [R, R], "few": [*(zeros if wrong else [F, F]), *zeros], "more": [M] * 3}
+    assert guarded.runner.batches == [["right", "few", "more"], ["right"], ["few"], ["more"]]
+    assert guarded.runner.saved == ["right", "more"]
+    assert guarded.rejections() == (Rejection("few", "image", 4, None if wrong else 2),)
+
+
+def test_an_item_is_not_made_of_the_rows_of_one_before_it_that_does_not_fit() -> None:
+    """The first item has two rows more than its grid says, which the encoder takes for those of the next."""
+    items = Item("few", 2, 4, surplus=2), Item("right", 3, 3)
+    naive = Runner({item.identifier: SimpleNamespace(mm_features=[item.feature]) for item in items})
+    guarded = Guarded(*items)
+    naive._execute_mm_encoder(guarded.step)
+    assert naive.encoder_cache["right"][:, 0].tolist() == [F, F, R], "the control: without the guard"
+    assert guarded.execute() == {"few": [F, F, 0, 0], "right": [R] * 3}
 
 
 def test_a_single_item_is_not_tried_twice_and_a_sample_tells_how_wide_its_zeros_are(

@@ -3,18 +3,20 @@
 vLLM takes what the encoder makes of an item for what the prompt has room for. Too few embeddings end the engine for
 everybody; too many are cut, and the answer is about something else. An encoder that raises ends the engine as well.
 
-Here the embeddings are counted where they are stored, an integer compare per item. An output that does not fit is
-padded with zeros or cut, so that the step goes on, and the step's output says so (`rejection`). It is never saved by an
-encoder-output connector. It stays where it is until the scheduler has the worker processes drop it: steps that are on
-their way may count on it, and their requests are ended too.
+Here the embeddings are counted before they are stored, an integer compare per item. If an item of a batch does not fit,
+nothing of the batch is stored, since such an item may have been encoded from its neighbours' rows: each item runs again
+alone. An output that does not fit then is padded with zeros or cut, so that the step goes on, and the step's output
+says so (`rejection`). No encoder-output connector saves it. It stays where it is until the scheduler has the worker
+processes drop it: steps that are on their way may count on it, and their requests are ended too.
 
-Where an encoder raises on several items, each of them runs again alone, so that only those are rejected on which it
-raises. That is done on a CPU only. A GPU reports its faults late and cannot go on after most of them.
+A batch on which the encoder raises is treated in the same way, but on a CPU only. A GPU reports its faults late and
+cannot go on after most of them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -40,10 +42,6 @@ class _Input:
     modality: str
     embeds: int
 
-    def rejection(self, rows: int | None) -> Rejection:
-        """What is said of it if the encoder made so many embeddings of it."""
-        return Rejection(self.identifier, self.modality, self.embeds, rows)
-
 
 class EncoderGuard:
     """Runs the encoder of vLLM's first model runner, and counts what it makes."""
@@ -54,8 +52,8 @@ class EncoderGuard:
         self._outlives_errors = outlives_errors
         self._execute, runner._execute_mm_encoder = runner._execute_mm_encoder, self.execute
         self._store, runner._cache_encoder_output = runner._cache_encoder_output, self.store
-        self._inputs: dict[str, _Input] = {}
-        """What is being encoded, by identifier."""
+        self._made: dict[str, tuple[Any, ...]] = {}
+        """What the last run of the encoder would store, by identifier: the arguments of vLLM's own method."""
 
         self._like: dict[str, torch.Tensor] = {}
         """No rows, as wide as the encoder's outputs are, by modality."""
@@ -78,33 +76,17 @@ class EncoderGuard:
         """Encode what a step has to encode. vLLM calls this."""
         self._rejections.clear()  # nobody took them, with pipeline parallelism
         inputs = self._scheduled(scheduler_output)
-        self._inputs = {one.identifier: one for one in inputs}
-        try:
-            self._execute(scheduler_output)
-        except Exception as error:
-            if not (inputs and self._outlives_errors):
-                raise
-            logger.warning("the encoder failed on a batch of %d items: %r", len(inputs), error)
-            logger.debug("where it failed", exc_info=True)
+        if not self._encodes(scheduler_output, inputs):
             for one in inputs:
-                if len(inputs) == 1 or not self._encodes_alone(one, scheduler_output):
-                    self._reject(one, None)
-                    self._runner.encoder_cache[one.identifier] = self._blank(one)
-        finally:
-            self._inputs = {}
-        # Only an encoder-decoder, all of whose items are of one modality, takes them from here.
+                if len(inputs) == 1 or not self._encodes(_only(one, scheduler_output), [one]):
+                    self._reject(one)
+        self._made = {}
+        # Only an encoder-decoder takes them from here; all its items are of one modality, so this is their order.
         return [_fitted(self._runner.encoder_cache[one.identifier], one.embeds) for one in inputs]
 
     def store(self, identifier: str, output: torch.Tensor, *step: Any) -> None:
-        """Store what the encoder made of an item. vLLM calls this."""
-        one = self._inputs.get(identifier)
-        if one is None or len(output) == one.embeds:
-            if one is not None and one.modality not in self._like:
-                self._like[one.modality] = output[:0].clone()
-            self._store(identifier, output, *step)
-            return
-        self._reject(one, len(output))
-        self._runner.encoder_cache[identifier] = _fitted(output, one.embeds)
+        """Take what the encoder made of an item. vLLM calls this, when it has encoded the whole batch."""
+        self._made[identifier] = (output, *step)
 
     def tell(self, output: Any) -> Any:
         """What a step gave, with what was rejected in it if that is already its output."""
@@ -124,26 +106,48 @@ class EncoderGuard:
                     inputs.append(one)
         return inputs
 
-    def _encodes_alone(self, one: _Input, scheduler_output: Any) -> bool:
-        """Encode an item whose batch has failed, if that does not fail as well."""
-        step = copy(scheduler_output)
-        step.scheduled_encoder_inputs = {one.request_id: [one.index]}
+    def _encodes(self, scheduler_output: Any, inputs: Sequence[_Input]) -> bool:
+        """Encode a batch, and store what was made if all of it fits."""
+        self._made = {}
         try:
-            self._execute(step)
-        except Exception:
-            logger.debug("it failed on %s", one.identifier, exc_info=True)
+            self._execute(scheduler_output)
+        except Exception as error:
+            if not (inputs and self._outlives_errors):
+                raise
+            logger.warning("the encoder failed on a batch of %d items: %r", len(inputs), error)
+            logger.debug("where it failed", exc_info=True)
+            self._made = {}
             return False
+        if any(len(self._made[one.identifier][0]) != one.embeds for one in inputs):
+            return False
+        for one in inputs:
+            if one.modality not in self._like:
+                self._like[one.modality] = self._made[one.identifier][0][:0].clone()
+        for identifier, made in self._made.items():
+            self._store(identifier, *made)
         return True
 
-    def _blank(self, one: _Input) -> torch.Tensor:
-        if (like := self._like.get(one.modality)) is None:
-            like = self._like[one.modality] = encode_sample(self._runner, one.modality)[:0].clone()
-        return like.new_zeros((one.embeds, *like.shape[1:]))
-
-    def _reject(self, one: _Input, rows: int | None) -> None:
-        rejection = one.rejection(rows)
+    def _reject(self, one: _Input) -> None:
+        """Store something that fits an item on which the encoder, alone with it, has failed."""
+        output = None if one.identifier not in self._made else self._made[one.identifier][0]
+        rejection = Rejection(one.identifier, one.modality, one.embeds, None if output is None else len(output))
         logger.warning("%s (%s): its request has to end", rejection, one.identifier)
         self._rejections.append(rejection)
+        fitted = _fitted(self._sample(one.modality) if output is None else output, one.embeds)
+        self._runner.encoder_cache[one.identifier] = fitted
+
+    def _sample(self, modality: str) -> torch.Tensor:
+        """An output without a row."""
+        if modality not in self._like:
+            self._like[modality] = encode_sample(self._runner, modality)[:0].clone()
+        return self._like[modality]
+
+
+def _only(one: _Input, scheduler_output: Any) -> Any:
+    """A step that encodes one item of another step."""
+    step = copy(scheduler_output)
+    step.scheduled_encoder_inputs = {one.request_id: [one.index]}
+    return step
 
 
 def _fitted(output: torch.Tensor, rows: int) -> torch.Tensor:
