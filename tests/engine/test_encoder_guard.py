@@ -74,9 +74,8 @@ class Runner:
         if any(item.raises for item in items):
             raise IndexError("index out of range")
         rows = torch.tensor([sign for item in items for sign in [item.sign] * (item.rows + item.surplus)])
-        outputs = list(
-            rows[:, None].expand(-1, WIDTH)[: sum(item.rows for item in items)].split([i.rows for i in items])
-        )
+        sizes = [item.rows for item in items]
+        outputs = list(rows[: sum(sizes), None].expand(-1, WIDTH).split(sizes))
         for item, output in zip(items, outputs, strict=True):
             self._cache_encoder_output(item.identifier, output, None, [])
         return outputs

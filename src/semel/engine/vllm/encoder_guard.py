@@ -118,7 +118,7 @@ class EncoderGuard:
             logger.debug("where it failed", exc_info=True)
             self._made = {}
             return False
-        if any(len(self._made[one.identifier][0]) != one.embeds for one in inputs):
+        if any(self._rows(one) != one.embeds for one in inputs):
             return False
         for one in inputs:
             if one.modality not in self._like:
@@ -129,12 +129,16 @@ class EncoderGuard:
 
     def _reject(self, one: _Input) -> None:
         """Store something that fits an item on which the encoder, alone with it, has failed."""
-        output = None if one.identifier not in self._made else self._made[one.identifier][0]
-        rejection = Rejection(one.identifier, one.modality, one.embeds, None if output is None else len(output))
+        rejection = Rejection(one.identifier, one.modality, one.embeds, self._rows(one))
         logger.warning("%s (%s): its request has to end", rejection, one.identifier)
         self._rejections.append(rejection)
-        fitted = _fitted(self._sample(one.modality) if output is None else output, one.embeds)
-        self._runner.encoder_cache[one.identifier] = fitted
+        output = self._sample(one.modality) if rejection.rows is None else self._made[one.identifier][0]
+        self._runner.encoder_cache[one.identifier] = _fitted(output, one.embeds)
+
+    def _rows(self, one: _Input) -> int | None:
+        """The embeddings that the last run of the encoder made of an item; None if it made nothing of it."""
+        made = self._made.get(one.identifier)
+        return None if made is None else len(made[0])
 
     def _sample(self, modality: str) -> torch.Tensor:
         """An output without a row."""
