@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -13,11 +14,12 @@ import pytest
 from semel.core import Digest, Feature, Layout, Mask
 from semel.errors import FeatureRejected
 from semel.render import Rendered
+from tests.engine.engines import ShippedRig
 from tests.engine.families import Change, with_tensor
 from tests.engine.parity import Answer, Rig, joined, submission
 from tests.engine.rendering import rebuilt
 
-__all__ = ["CONTRADICTIONS", "MISFITS", "disguised", "outcomes", "unchecked"]
+__all__ = ["CONTRADICTIONS", "MISFITS", "disguised", "is_ended_alone", "outcomes", "unchecked"]
 
 _MORE: Final = 3
 
@@ -93,3 +95,23 @@ async def outcomes(rig: Rig, requests: Mapping[str, Rendered], **sampling: objec
                 await stream.close()
 
     return dict(zip(requests, await asyncio.gather(*(outcome(*one) for one in requests.items())), strict=True))
+
+
+async def is_ended_alone(rig: ShippedRig, good: Rendered, hostile: Rendered, message: str) -> None:
+    """The request, twice and beside another one, whose answer is the same as without it; and so is the next one's."""
+    await rig.engine.reset()
+    expected = await outcomes(rig, {"good": good})
+    await rig.engine.reset()
+    before = await rig.totals()
+    got = await outcomes(rig, {"hostile": hostile, "good": good})
+    again = await outcomes(rig, {"hostile": hostile}, max_tokens=1)  # neither its output nor its prefix is kept
+    for refusal in (got["hostile"], again["hostile"]):
+        assert isinstance(refusal, str), "it was answered"
+        assert re.search(message, refusal), refusal
+    assert got["good"] == expected["good"]
+    for forget in (False, True):
+        if forget:
+            await rig.llm.reset_prefix_cache()
+        assert await outcomes(rig, {"good": good}) == expected
+    after = await rig.totals()
+    assert after.rejected - before.rejected == 2

@@ -1,7 +1,7 @@
 """The guard around the encoder, and what vLLM's real scheduler makes of its findings, stepped by hand.
 
 A test's runner encodes as vLLM's first model runner does, in as far as the guard has to do with it. Real ones are in
-`test_hostile_features`, and what becomes of an engine without the guard in `test_naive_engine`.
+`test_hostile_features`, and what becomes of an engine without the guard in `test_hostile_starts`.
 """
 
 from __future__ import annotations

@@ -5,14 +5,11 @@ Every check that stands before the engine is taken away here. What is checked th
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig
 from tests.engine.families import FAMILIES, Change
-from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, outcomes, unchecked
+from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_alone, unchecked
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -20,26 +17,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 @pytest.fixture
 async def rig(request: pytest.FixtureRequest, engines: Engines) -> ShippedRig:
     return await engines.of(FAMILIES[request.param].start)
-
-
-async def is_ended_alone(rig: ShippedRig, good: Rendered, hostile: Rendered, message: str) -> None:
-    """The request, twice and beside another one, whose answer is the same as without it; and so is the next one's."""
-    await rig.engine.reset()
-    expected = await outcomes(rig, {"good": good})
-    await rig.engine.reset()
-    before = await rig.totals()
-    got = await outcomes(rig, {"hostile": hostile, "good": good})
-    again = await outcomes(rig, {"hostile": hostile}, max_tokens=1)  # neither its output nor its prefix is kept
-    for refusal in (got["hostile"], again["hostile"]):
-        assert isinstance(refusal, str), "it was answered"
-        assert re.search(message, refusal), refusal
-    assert got["good"] == expected["good"]
-    for forget in (False, True):
-        if forget:
-            await rig.llm.reset_prefix_cache()
-        assert await outcomes(rig, {"good": good}) == expected
-    after = await rig.totals()
-    assert after.rejected - before.rejected == 2
 
 
 @pytest.mark.parametrize(
