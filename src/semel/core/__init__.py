@@ -8,6 +8,7 @@ from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
+from semel.core.rendering import Rendering
 from semel.core.retry import RetryQueue
 from semel.core.shares import Shares
 from semel.core.submission import Output, PromptLogprob, Submission
@@ -39,6 +40,7 @@ __all__ = [
     "Placeholder",
     "Prompt",
     "PromptLogprob",
+    "Rendering",
     "RetryQueue",
     "Shares",
     "Submission",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from semel.core.feature import Feature, Tensor
 from semel.core.media import Modality
+from semel.core.rendering import Rendering
 from semel.errors import FeatureRejected
 
 __all__ = ["Contract", "Field", "Normalisation", "Target"]
@@ -19,10 +20,12 @@ __all__ = ["Contract", "Field", "Normalisation", "Target"]
 Normalisation = Literal["processor", "engine"]
 """Where pixels are normalised: in the processor, which then sends floats, or in the engine, which receives uint8."""
 
+_AS_IT_IS: Final = Rendering()
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The dtype, normalisation and options that an engine expects of a feature."""
+    """The dtype, normalisation and options that an engine expects of a feature, and the flags that change rendering."""
 
     dtype: str
     """The dtype of every floating point tensor; it is the engine's dtype."""
@@ -31,6 +34,9 @@ class Target:
 
     options: Mapping[str, object] | None = None
     """The `mm_processor_kwargs` that the engine was started with; a request's own override them."""
+
+    rendering: Rendering = _AS_IT_IS
+    """The engine's flags that change prompts or features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,9 @@ class Contract:
 
     needs_seal: tuple[Modality, ...] = ()
     """The modalities whose tensors a client may send only with a seal of the fleet."""
+
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may call the model by."""
 
     def check(self, feature: Feature) -> None:
         """Reject a feature with wrong names, dtypes, shapes or size."""

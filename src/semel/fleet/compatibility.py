@@ -16,7 +16,8 @@ _MAY_DIFFER: Final = frozenset({"cache_bytes"})
 _REMEDIES: Final[Mapping[str, str]] = {
     "model": "serve the same model, or give it the same --served-model-name",
     "fingerprint": "start both with the same model folder, --processor and versions of transformers, torch and pillow",
-    "target": "start both with the same --dtype and --mm-processor-kwargs",
+    "target": "start both with the same --dtype, --mm-processor-kwargs and flags that change rendering",
+    "aliases": "give both the same --served-model-name",
     "fields": "serve the same model",
     "max_items": "start both with the same --limit-mm-per-prompt",
     "max_embeds": "start both with the same --max-num-batched-tokens",
