@@ -142,6 +142,11 @@ class PreprocessingSettings:
         "that semel knows. All frontends and workers must use the same.",
         group="Preprocessing",
     )
+    trust_remote_code: bool = flag(
+        False,
+        help="Run code of the model folder, as vLLM does under this flag. Every worker and frontend needs it.",
+        group="Preprocessing",
+    )
     limits: ProcessingLimits = section(ProcessingLimits)
 
 
@@ -291,6 +296,7 @@ class WorkerSettings:
     key_file: Path = same_flag(FrontendSettings, "key_file")
     drain_s: float = same_flag(ServerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(PreprocessingSettings, "processor")
+    trust_remote_code: bool = same_flag(PreprocessingSettings, "trust_remote_code")
     admin: AdminSettings = section(AdminSettings)
     metrics_host: str = same_flag(ServingSettings, "metrics_host")
     encoder: EncoderSettings = section(EncoderSettings)

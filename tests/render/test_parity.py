@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +141,9 @@ def test_chats_give_the_tokens_of_transformers(
     assert expected == renderer.tokenize(conversation, template_kwargs={"enable_thinking": True}, **options)
 
 
+_VLLM_MARKS: Mapping[Modality, str] = {"audio": "<##AUDIO##>", "image": "<##IMAGE##>", "video": "<##VIDEO##>"}
+
+
 class VllmParser:
     """The part of vLLM's media tracker that its message parser talks to."""
 
@@ -150,7 +155,7 @@ class VllmParser:
 
     def add(self, modality: Modality) -> None:
         self.seen[modality] = self.seen.get(modality, 0) + 1
-        self.placeholders.setdefault(modality, []).append(insertion(modality, self.seen[modality]))
+        self.placeholders.setdefault(_VLLM_MARKS[modality], []).append(insertion(modality, self.seen[modality]))
 
     def parse_image(self, *_: object) -> None:
         self.add("image")
@@ -169,7 +174,11 @@ class VllmParser:
 
 @pytest.mark.engine
 @EXAMPLES
-@given(data=st.data(), tools=st.none() | st.just([{"type": "function", "function": {"name": "f"}}]))
+@given(
+    data=st.data(),
+    tools=st.none() | st.just([{"type": "function", "function": {"name": "f"}}]),
+    interleaves=st.booleans(),
+)
 def test_chats_give_the_tokens_of_vllms_renderer(
     folder: Path,
     override: str | None,
@@ -177,10 +186,12 @@ def test_chats_give_the_tokens_of_vllms_renderer(
     reference: Any,
     data: st.DataObject,
     tools: list[Any] | None,
+    interleaves: bool,
 ) -> None:
-    from vllm.renderers.chat_utils import _parse_chat_message_content, _postprocess_messages
+    from vllm.renderers.chat_utils import MODALITY_PLACEHOLDERS_MAP, _parse_chat_message_content, _postprocess_messages
     from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 
+    assert all(MODALITY_PLACEHOLDERS_MAP[modality] == mark for modality, mark in _VLLM_MARKS.items())
     messages = data.draw(chats(folder.name))
     if data.draw(st.booleans()):
         messages.append({"role": "developer", "content": data.draw(WORDS)})
@@ -199,7 +210,7 @@ def test_chats_give_the_tokens_of_vllms_renderer(
     theirs = [
         turn
         for message in copy.deepcopy(messages)
-        for turn in _parse_chat_message_content(message, tracker, content_format, interleave_strings=False)
+        for turn in _parse_chat_message_content(message, tracker, content_format, interleave_strings=interleaves)
     ]
     _postprocess_messages(theirs)
     expected = safe_apply_chat_template(
@@ -208,4 +219,5 @@ def test_chats_give_the_tokens_of_vllms_renderer(
 
     conversation = Conversation.parse(messages)
     assert renderer.template.chosen_for(tools).content_format == content_format
+    renderer = replace(renderer, interleaves=interleaves)
     assert renderer.tokenize(conversation, tools=tools, template_kwargs={"enable_thinking": True}) == expected

@@ -22,6 +22,24 @@ def strings(*messages: dict[str, Any]) -> list[dict[str, object]]:
     return transcribe(Conversation.parse([*messages]), content_format="string", insertion=insertion)
 
 
+def test_items_stay_between_their_texts_if_the_engine_interleaves_them() -> None:
+    turns = [{"role": "user", "content": ["a", IMAGE, "b", CLIP, "c"]}, {"role": "user", "content": [CLIP, "d", IMAGE]}]
+
+    def contents(*, interleaves: bool) -> list[object]:
+        conversation = Conversation.parse(turns)
+        shown = transcribe(conversation, content_format="string", insertion=insertion, interleaves=interleaves)
+        return [message["content"] for message in shown]
+
+    assert contents(interleaves=True) == [
+        "a\n<image>\nb\nAudio 1: <audio>\nc",
+        "Audio 2: <audio>\nd\n<image>",
+    ]
+    assert contents(interleaves=False) == [  # the flag that is lost
+        "<image>\nAudio 1: <audio>\na\nb\nc",
+        "Audio 2: <audio>\n<image>\nd",
+    ]
+
+
 def test_a_template_that_takes_parts_gets_them_in_place() -> None:
     content = ["a", IMAGE, {"type": "text", "text": "", "x": 1}, {"type": "tool_reference", "name": "look"}, CLIP]
     assert parts({"role": "user", "content": content, "name": "n"}) == [

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
-from semel.compose.pipeline import pipeline_of
-from semel.core import Contract, Digest, Key, Keyring, Modality
+from semel.compose.pipeline import check_trust, pipeline_of
+from semel.core import Contract, Digest, Key, Keyring, Modality, Rendering
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.budget import Budget
 from semel.media.fetch.fetch import Fetcher, FetchOptions
@@ -243,14 +243,17 @@ class _Parts:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
         from semel.frontend.service import ServedModel
 
-        folder = find_folder(self.options.model)
+        find_folder(self.options.model)  # what is no model is told at once
         async with contextlib.AsyncExitStack() as stack:
             prepared = await self._prepare(stack)
             contract = await _first_contract(fleet, service)
+            rendering = contract.target.rendering
+            check_trust(rendering, trust_remote_code=self.options.serving.preprocessing.trust_remote_code)
+            folder = await asyncio.to_thread(find_folder, self.options.model, rendering)
             service.suspend("the model's processor is being loaded")
             pool = await self._start_pool(stack, folder, contract, prepared)
             service.watch_pool(lambda: pool.refusal)
-            pipeline = self._pipeline(folder, pool, fleet, self._fetcher(stack), contract.max_tokens)
+            pipeline = self._pipeline(folder, rendering, pool, fleet, self._fetcher(stack), contract.max_tokens)
             service.suspend("the model's processor is being warmed up")
             await warm_up(pipeline, contract.max_items, processes=len(pool.pids))
             pool.forget_counts()
@@ -303,10 +306,13 @@ class _Parts:
         self.meter.watch(fetcher.samples)
         return fetcher
 
-    def _pipeline(self, folder: Path, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int) -> Pipeline:
+    def _pipeline(
+        self, folder: Path, rendering: Rendering, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int
+    ) -> Pipeline:
         options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
+        template = options.serving.server.chat_template
         pipeline = replace(
-            pipeline_of(folder, pool.process, pool.description, options.key, options.serving.server.chat_template),
+            pipeline_of(folder, rendering, pool.process, pool.description, options.key, template),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from semel.core import Feature, Key, Media, Target
+from semel.core import Feature, Key, Media, Rendering, Target
+from semel.errors import ConfigError
 from semel.media import Pieces
 from semel.processing import Description
+from semel.processing.folder import find_tokenizer
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, ProcessItem, Tokenizer
 
-__all__ = ["compose_pipeline", "pipeline_of"]
+__all__ = ["check_trust", "compose_pipeline", "pipeline_of"]
 
 
 def compose_pipeline(
@@ -37,16 +39,38 @@ def compose_pipeline(
         spend(sum(map(len, pieces.files)))
         return pieces
 
-    return replace(pipeline_of(folder, process, Description.of(loaded), key, chat_template), cut=cut)
+    pipeline = pipeline_of(folder, target.rendering, process, Description.of(loaded), key, chat_template)
+    return replace(pipeline, cut=cut)
+
+
+def check_trust(rendering: Rendering, *, trust_remote_code: bool) -> None:
+    """Refuse to run a model's code unless our own operator allows it: a worker cannot switch that on."""
+    if rendering.trust_remote_code and not trust_remote_code:
+        raise ConfigError(
+            "the worker was started with --trust-remote-code, so this frontend would run code of the model folder too: "
+            "start it with --trust-remote-code as well, or the worker without"
+        )
 
 
 def pipeline_of(
-    folder: Path, process: ProcessItem, described: Description, key: Key, chat_template: str | Path | None
+    folder: Path,
+    rendering: Rendering,
+    process: ProcessItem,
+    described: Description,
+    key: Key,
+    chat_template: str | Path | None,
 ) -> Pipeline:
     """A pipeline whose processor runs wherever `process` does."""
-    tokenizer = Tokenizer.load(folder)
+    tokenizer_folder = find_tokenizer(folder, rendering)
+    tokenizer = Tokenizer.load(tokenizer_folder)
     renderer = None
     if not described.encoder_decoder:
-        template = ChatTemplate.load(folder, override=chat_template)
-        renderer = ChatRenderer(template, tokenizer, described.placeholders, described.insertion, described.written)
+        renderer = ChatRenderer(
+            ChatTemplate.load(folder, override=chat_template, tokenizer=tokenizer_folder),
+            tokenizer,
+            described.placeholders,
+            described.insertion,
+            described.written,
+            interleaves=rendering.interleave_mm_strings,
+        )
     return Pipeline(tokenizer, renderer, process, described.fingerprint, key)

@@ -86,7 +86,7 @@ class WorkerOptions:
             model=settings.model,
             listen=settings.listen,
             key=read_key(settings.key_file),
-            engine_flags=engine_flags,
+            engine_flags=[*engine_flags, *(("--trust-remote-code",) if settings.trust_remote_code else ())],
             encoder_planning=settings.encoder.encoder_planning,
             admin_port=settings.admin.admin_port,
             admin_key=None if admin_key_file is None else read_admin_key(admin_key_file),

@@ -124,7 +124,7 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
     async def models(_: Request) -> Response:
         """The model that is served."""
         serving = service.serving()
-        return json_response(model_list(serving.model, serving.contract.max_tokens, service.started))
+        return json_response(model_list(serving.names, serving.contract.max_tokens, service.started))
 
     readiness = {status: (meaning, {JSON: shape(Readiness)}) for status, meaning in _READINESS.items()}
     text = {TEXT: {"type": "string"}}

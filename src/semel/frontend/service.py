@@ -38,9 +38,14 @@ class ServedModel:
         """The name that clients know the model by."""
         return self.contract.model
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that clients may call the model by; the first is the one in responses."""
+        return self.model, *self.contract.aliases
+
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""
-        if name is not None and name != self.model:
+        if name is not None and name not in self.names:
             raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {self.model!r} is")
 
     def check_length(self, tokens: int) -> None:

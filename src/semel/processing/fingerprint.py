@@ -1,7 +1,8 @@
 """The fingerprint of a processor: equal fingerprints mean equal features for equal media.
 
 It covers everything that changes a feature: the processor's class and backend, its whole config and the model's, the
-tokenizer, the versions of the code that touches pixels and samples, the engine's options, dtype and normalisation. It
+tokenizer, the versions of the code that touches pixels and samples, the engine's options, dtype and normalisation, its
+flags that change features, and the code files of a model folder whose code runs. It
 holds nothing that differs between machines of one fleet: no path, and of a version only the public part, so that a CPU
 frontend and a GPU worker with the same torch agree. Where an engine's own processor runs the HF processor, its version
 and class are covered too, and its name stands before the hash: so a contract says which kind of processor it is for.
@@ -39,11 +40,18 @@ class Within:
 
 
 def fingerprint(
-    processor: Any, config: Mapping[str, Any], target: Target, tokenizer: Path, *, within: Within | None = None
+    processor: Any,
+    config: Mapping[str, Any],
+    target: Target,
+    tokenizer: Path,
+    *,
+    within: Within | None = None,
+    code: Mapping[str, bytes] | None = None,
 ) -> str:
     """The fingerprint of an HF processor, run for a model's engine; its tokenizer decides the tokens of layouts.
 
-    `within` is the engine's own processor, if that is what calls the HF processor.
+    `within` is the engine's own processor, if that is what calls the HF processor; `code` are the files of the model
+    folder that run, if any do.
     """
     parts: dict[str, object] = {
         "canon": CANON,
@@ -58,6 +66,10 @@ def fingerprint(
         "tokenizer": blake3(tokenizer.read_bytes()).hexdigest() if tokenizer.exists() else None,
         "versions": {package: _public_version(package) for package in PACKAGES},
     }
+    if changed := target.rendering.of_features:
+        parts["rendering"] = changed
+    if code:
+        parts["code"] = {name: blake3(text).hexdigest() for name, text in code.items()}
     if within is not None:
         parts["within"] = [within.engine, within.version.partition("+")[0], within.processor]
     hasher = hash_parts((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode()))
@@ -77,8 +89,14 @@ def _class_names(processor: Any) -> Mapping[str, str]:
     names = {"processor": type(processor).__qualname__}
     for attribute in _PARTS:
         if (part := getattr(processor, attribute, None)) is not None:
-            names[attribute] = f"{type(part).__module__}.{type(part).__qualname__}"
+            names[attribute] = f"{_module_name(type(part))}.{type(part).__qualname__}"
     return names
+
+
+def _module_name(kind: type) -> str:
+    """The module of a class; of code from a model folder without that folder, which differs between machines."""
+    name = kind.__module__
+    return name.rpartition(".")[2] if name.startswith("transformers_modules.") else name
 
 
 def _public_version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Model folders: where a model's files are, by its path or by its name on the hub."""
+"""Model folders: where a model's and its tokenizer's files are, by a path or by a name on the hub."""
 
 from __future__ import annotations
 
@@ -7,23 +7,53 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from semel.core import Rendering
 from semel.errors import ConfigError
 
-__all__ = ["find_folder", "read_config"]
+__all__ = ["code_files", "find_folder", "find_tokenizer", "read_config", "runs_code"]
 
-_PATTERNS: Final = ("*.json", "*.jinja", "*.model", "*.txt")
+_PATTERNS: Final = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 """Everything but weights: what rendering and preprocessing read."""
 
+_CODE: Final = "*.py"
+_CONFIGS: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
+_AS_IT_IS: Final = Rendering()
 
-def find_folder(model: str, *, revision: str | None = None) -> Path:
+
+def find_folder(model: str, rendering: Rendering = _AS_IT_IS) -> Path:
     """A model's folder: the path itself, or what the hub's client has of it or fetches (without the weights)."""
+    return _find(model, rendering.revision, with_code=rendering.trust_remote_code)
+
+
+def find_tokenizer(folder: Path, rendering: Rendering) -> Path:
+    """The folder of the tokenizer: the model's, unless the engine was started with another one."""
+    if rendering.tokenizer is None:
+        return folder
+    return _find(rendering.tokenizer, rendering.tokenizer_revision, with_code=rendering.trust_remote_code)
+
+
+def runs_code(folder: Path, rendering: Rendering) -> bool:
+    """Whether code of the model folder runs instead of transformers' own."""
+    if not rendering.trust_remote_code:
+        return False
+    configs = (path.read_text(encoding="utf-8") for name in _CONFIGS if (path := folder / name).is_file())
+    return any('"auto_map"' in config for config in configs)
+
+
+def code_files(folder: Path) -> list[Path]:
+    """The code files of a model folder, in an order that is the same everywhere."""
+    return sorted(folder.rglob(_CODE), key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _find(model: str, revision: str | None, *, with_code: bool) -> Path:
     if (folder := Path(model)).is_dir():
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(_PATTERNS)))
+        patterns = [*_PATTERNS, _CODE] if with_code else [*_PATTERNS]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"{model!r} is neither a folder nor a model that the hub gives us; "
@@ -34,6 +64,11 @@ def find_folder(model: str, *, revision: str | None = None) -> Path:
 def read_config(folder: Path) -> Mapping[str, Any]:
     """A model folder's `config.json`."""
     path = folder / "config.json"
+    if not path.is_file() and (folder / "params.json").is_file():
+        raise ConfigError(
+            f"{folder} has a model in Mistral's own format (params.json, no config.json), which semel does not render: "
+            "serve a version that is converted to Hugging Face's format"
+        )
     try:
         config: Mapping[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -8,15 +8,18 @@ when they are loaded: the one that needs vLLM lives with everything else that do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from semel.core import Feature, Layout, Media, Modality, Target
+from semel.errors import ConfigError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.families import FAMILIES
-from semel.processing.folder import read_config
+from semel.processing.folder import read_config, runs_code
+from semel.processing.module_cache import module_cache_lock
 
 __all__ = ["Processor", "ProcessorKind", "choose_processor", "load_processor"]
 
@@ -64,15 +67,30 @@ class Processor(Protocol):
         """A clip in pieces that the model's encoder takes, each of which can be processed."""
 
 
-def choose_processor(kind: ProcessorKind, config: Mapping[str, Any]) -> ProcessorKind:
-    """The kind that a model of this `config.json` gets: never `auto`."""
+def choose_processor(
+    kind: ProcessorKind, config: Mapping[str, Any], *, needs_vllm: Collection[str] = ()
+) -> ProcessorKind:
+    """The kind that a model of this `config.json` gets: never `auto`. `needs_vllm` are flags that `hf` ignores."""
+    if kind == "hf" and needs_vllm:
+        raise ConfigError(
+            f"--processor hf does not honour {', '.join(needs_vllm)}: leave --processor out, for workers and frontends"
+        )
     if kind != "auto":
         return kind
-    return "hf" if config.get("model_type") in FAMILIES else "vllm"
+    return "hf" if config.get("model_type") in FAMILIES and not needs_vllm else "vllm"
 
 
 def load_processor(kind: ProcessorKind, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Processor:
     """Load a model folder's processor; nothing is fetched."""
-    module, name = _HOMES[choose_processor(kind, read_config(folder))]
-    processor: Processor = getattr(import_module(module), name).load(folder, target, limits)
+    module, name = _HOMES[choose_processor(kind, read_config(folder), needs_vllm=_needs_vllm(folder, target))]
+    with module_cache_lock() if target.rendering.trust_remote_code else nullcontext():
+        processor: Processor = getattr(import_module(module), name).load(folder, target, limits)
     return processor
+
+
+def _needs_vllm(folder: Path, target: Target) -> list[str]:
+    """The engine's flags that only vLLM's own processor honours."""
+    names = [*target.rendering.of_features]
+    names += ["tokenizer"] if target.rendering.tokenizer is not None else []
+    names += ["trust_remote_code"] if runs_code(folder, target.rendering) else []
+    return [f"--{name.replace('_', '-')}" for name in names]

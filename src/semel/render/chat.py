@@ -32,6 +32,8 @@ class ChatRenderer:
     insertion: Insertion
     written: Mapping[Modality, str] = field(default_factory=dict)
     """The text that replaces a modality's placeholder token in the prompt, where it is more than the token."""
+    interleaves: bool = False
+    """Whether items stay between their texts where the template takes texts only (vLLM: `interleave_mm_strings`)."""
 
     def placeholder_ids(self) -> dict[int, Modality]:
         """The ids of the placeholder tokens, as `expand` needs them."""
@@ -70,7 +72,12 @@ class ChatRenderer:
     def _render(self, chat: _Chat, add_generation_prompt: bool, mark: str | None) -> str:
         """The prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""
         template = self.template.chosen_for(chat.tools)
-        messages = transcribe(chat.conversation, content_format=template.content_format, insertion=self.insertion)
+        messages = transcribe(
+            chat.conversation,
+            content_format=template.content_format,
+            insertion=self.insertion,
+            interleaves=self.interleaves,
+        )
         if not template.knows_developer and any(message["role"] == "developer" for message in messages):
             messages = without_developer(messages)
         if mark is not None:

@@ -44,13 +44,17 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
 
     @classmethod
-    def load(cls, folder: Path, *, override: str | Path | None = None) -> Self:
-        """The template of the model in `folder`, or `override`: a file, a Jinja text, or the name of one of its own."""
-        special_tokens = MappingProxyType(_special_tokens(folder))
+    def load(cls, folder: Path, *, override: str | Path | None = None, tokenizer: Path | None = None) -> Self:
+        """The template of the model in `folder`, or `override`: a file, a Jinja text, or the name of one of its own.
+
+        `tokenizer` is the folder of a tokenizer that is not the model's own.
+        """
+        tokenizer = tokenizer or folder
+        special_tokens = MappingProxyType(_special_tokens(tokenizer))
         if override is not None:
-            chosen = _overriding(folder, override)
+            chosen = _overriding(folder, tokenizer, override)
             return cls(chosen, chosen, special_tokens)
-        of_tokenizer = _tokenizer_texts(folder)
+        of_tokenizer = _tokenizer_texts(tokenizer)
         plain = _processor_texts(folder).get("default") or of_tokenizer.get("default")
         if plain is None:
             raise ConfigError(_nothing_found(folder, of_tokenizer))
@@ -86,10 +90,10 @@ class ChatTemplate:
         return template.render({"documents": None, **self.special_tokens, **kwargs, **own})
 
 
-def _overriding(folder: Path, override: str | Path) -> Template:
+def _overriding(folder: Path, tokenizer: Path, override: str | Path) -> Template:
     if isinstance(override, str) and not _INLINE.isdisjoint(override):
         return Template.compile(override, origin="the chat template given as text")
-    named = _processor_texts(folder) | _tokenizer_texts(folder)
+    named = _processor_texts(folder) | _tokenizer_texts(tokenizer)
     if isinstance(override, str) and override in named:
         return Template.compile(named[override], origin=f"the chat template {override!r} of {folder}")
     path = Path(override)

@@ -22,14 +22,15 @@ class Insertion(Protocol):
 
 
 def transcribe(
-    conversation: Conversation, *, content_format: ContentFormat, insertion: Insertion
+    conversation: Conversation, *, content_format: ContentFormat, insertion: Insertion, interleaves: bool = False
 ) -> list[dict[str, object]]:
-    """The messages for a template."""
+    """The messages for a template. If it takes texts only, items come first, or `interleaves` keeps their places."""
     if content_format == "openai":
         return [{"role": turn.role, "content": _content(turn), **turn.fields} for turn in conversation.messages]
     seen: Counter[Modality] = Counter()
+    line = _interleaved if interleaves else _line
     return [
-        {"role": turn.role, "content": _line(turn, insertion, seen), **turn.fields} for turn in conversation.messages
+        {"role": turn.role, "content": line(turn, insertion, seen), **turn.fields} for turn in conversation.messages
     ]
 
 
@@ -75,6 +76,19 @@ def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> st
                 seen[source.modality] += 1
                 items.setdefault(source.modality, []).append(insertion(source.modality, seen[source.modality]))
     return "\n".join(filter(None, [*(text for group in items.values() for text in group), *texts]))
+
+
+def _interleaved(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
+    """The items and texts of the message in their order: each on a line of its own."""
+    lines: list[str] = []
+    for part in message.parts:
+        match part:
+            case Text(text, _) | ToolReference(text):
+                lines.append(text)
+            case Attachment(source, _):
+                seen[source.modality] += 1
+                lines.append(insertion(source.modality, seen[source.modality]))
+    return "\n".join(filter(None, lines))
 
 
 def _as_system(message: dict[str, object]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from semel.engine.vllm.compat import (
     is_tested,
 )
 from semel.engine.vllm.parsing import ParserFlags
+from semel.engine.vllm.rendering import check_rendering_flags
 from semel.errors import ConfigError
 
 __all__ = ["engine_help", "parse_engine_flags", "take_parser_flags"]
@@ -78,6 +79,7 @@ def parse_engine_flags(
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *flags]))
     _check_parallel(arguments)
     _check_tracing(arguments)
+    check_rendering_flags(arguments)
     _fix_grammar_backend(arguments, flags)
     if is_tested("encoder cache", "linear release of cached items, encoder cache metrics, encoder planning"):
         plugs = encoder_arguments(

@@ -44,6 +44,7 @@ from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
 from semel.engine.vllm.rejection import Rejection
+from semel.engine.vllm.rendering import aliases_of
 from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
 from semel.engine.vllm.self_test import SelfTest, assembling
 from semel.errors import (
@@ -110,7 +111,8 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         llm = AsyncLLM.from_engine_args(arguments)
-        return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars)
+        names = aliases_of(arguments)
+        return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars, aliases=names)
 
     @classmethod
     def embed(
@@ -120,12 +122,16 @@ class VllmEngine:
         processor: ProcessorKind = "auto",
         parsers: ParserFlags = _NO_PARSERS,
         grammars: GrammarLimits = _GRAMMAR_LIMITS,
+        aliases: tuple[str, ...] = (),
     ) -> Self:
-        """Use an `AsyncLLM` that is running; its features come from this kind of processor."""
+        """Use an `AsyncLLM` that is running; its features come from this kind of processor.
+
+        `aliases` are names that clients may call the model by besides the one that vLLM has.
+        """
         config = llm.model_config
         model = VllmModel.of(llm)
         item_cache = ItemCache.of(llm)
-        folder = find_folder(config.model, revision=config.revision)
+        folder = find_folder(config.model, model.target.rendering)
         loaded = load_processor(processor, folder, model.target)
         contract = Contract(
             model=config.served_model_name or config.model,
@@ -137,6 +143,7 @@ class VllmEngine:
             max_tokens=config.max_model_len,
             cache_bytes=item_cache.capacity,
             needs_seal=model.needs_seal,
+            aliases=aliases,
         )
         verdict = SelfTest(loaded, model.processor, model, contract, assembling(loaded, folder)).run()
         contract = verdict.admitted(contract)

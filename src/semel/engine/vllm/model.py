@@ -18,6 +18,7 @@ from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Targe
 from semel.engine.vllm.item import ghost_of, lay_out, make_item, parse
 from semel.engine.vllm.item_fields import ItemFields
 from semel.engine.vllm.probes import probes
+from semel.engine.vllm.rendering import rendering_of
 from semel.engine.vllm.shape_registry import ShapeRegistry
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import Family, family_of, to_torch
@@ -66,6 +67,7 @@ class VllmModel:
             dtype=str(self._config.dtype).removeprefix("torch."),
             normalisation="engine" if multimodal.mm_device_do_normalize else "processor",
             options=multimodal.mm_processor_kwargs or {},
+            rendering=rendering_of(self._config),
         )
 
     @property

@@ -21,6 +21,7 @@ from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUnde
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image, decode_video
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
+from semel.processing.folder import code_files, find_tokenizer, runs_code
 from semel.processing.frames import choose_frames, describe_frames
 from semel.processing.options import check_options
 from semel.processing.tensors import is_out_of_memory
@@ -56,16 +57,18 @@ class VllmProcessor:
     @classmethod
     def load(cls, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Self:
         """Load a model folder's processor; nothing is fetched."""
+        rendering = target.rendering
+        tokenizer = find_tokenizer(folder, rendering)
         config = read_config(folder)
         version = _required_version()
         try:
             from vllm.model_executor.model_loader import get_model_architecture
             from vllm.multimodal import MULTIMODAL_REGISTRY
 
-            model_config = _model_config(folder, target)
+            model_config = _model_config(folder, tokenizer, target)
             processor = MULTIMODAL_REGISTRY.create_processor(model_config)
             hf_processor = processor.info.get_hf_processor()
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(
                 f"vLLM {version} has no multimodal processor for the folder {folder}; if transformers has one, start "
                 f"every worker and frontend with --processor hf. vLLM says: {' '.join(str(error).split())}"
@@ -74,11 +77,18 @@ class VllmProcessor:
         return cls(
             processor=processor,
             model=get_model_architecture(model_config)[0],
-            config=config,
-            family=family_of(config.get("model_type", "")),
+            config=model_config.hf_config.to_dict() if rendering.hf_overrides else config,
+            family=family_of(str({**config, **(rendering.hf_overrides or {})}.get("model_type", ""))),
             limits=limits or DecodeLimits(),
             placeholders={} if model_config.is_encoder_decoder else _placeholders(processor),
-            fingerprint=fingerprint(hf_processor, config, target, folder / "tokenizer.json", within=within),
+            fingerprint=fingerprint(
+                hf_processor,
+                config,
+                target,
+                tokenizer / "tokenizer.json",
+                within=within,
+                code=_code(folder) if runs_code(folder, rendering) else None,
+            ),
         )
 
     @property
@@ -171,15 +181,28 @@ def _required_version() -> str:
     return version
 
 
-def _model_config(folder: Path, target: Target) -> Any:
+def _code(folder: Path) -> Mapping[str, bytes]:
+    """The model's code, by the names of its files."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in code_files(folder)}
+
+
+def _model_config(folder: Path, tokenizer: Path, target: Target) -> Any:
     """vLLM's description of a model as an engine of this target has it; no cache, and the limits are the contract's."""
     from vllm.config import ModelConfig
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()  # as an engine does: they may add models
-    by_engine = target.normalisation == "engine"
+    by_engine, rendering = target.normalisation == "engine", target.rendering
     config = ModelConfig(
         str(folder),
+        tokenizer=str(tokenizer),
+        tokenizer_mode=rendering.tokenizer_mode,
+        trust_remote_code=rendering.trust_remote_code,
+        code_revision=rendering.code_revision,
+        config_format=rendering.config_format,
+        model_impl=rendering.model_impl,
+        hf_overrides=dict(rendering.hf_overrides or {}),
+        media_io_kwargs={modality: dict(own) for modality, own in (rendering.media_io_kwargs or {}).items()},
         dtype=target.dtype,
         mm_device_do_normalize=by_engine,
         mm_processor_cache_gb=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from typing_extensions import TypedDict
@@ -37,7 +38,10 @@ class Version(TypedDict):
     version: str
 
 
-def model_list(name: str, max_tokens: int, created: int) -> ModelList:
+def model_list(names: Iterable[str], max_tokens: int, created: int) -> ModelList:
     """The response of `/v1/models`."""
-    model: Model = {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
-    return {"object": "list", "data": [model]}
+    models: list[Model] = [
+        {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": max_tokens}
+        for name in names
+    ]
+    return {"object": "list", "data": models}
