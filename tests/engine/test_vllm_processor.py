@@ -17,7 +17,7 @@ from semel.engine.vllm import compat
 from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits
-from semel.processing import Family, HfProcessor, Pool
+from semel.processing import HfProcessor, Pool
 from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
 from tests.engine.engines import Engines
@@ -117,12 +117,6 @@ def test_features_of_videos_are_those_of_the_hf_processor_bit_for_bit(
     for codec, container in [("libx264", "mp4"), ("mpeg4", "mp4"), ("libvpx", "webm")]:
         media = Media("video", video(rng, codec, container))
         assert content(ours.process(media)) == content(hf.process(media))
-
-
-def test_videos_of_a_family_that_semel_does_not_know_are_refused(tiny: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.engine.vllm.processor.family_of", lambda _: Family())
-    with pytest.raises(InvalidRequest, match="videos are not supported yet"):
-        VllmProcessor.load(tiny("qwen2.5-vl"), BYTES).process(Media("video", b"any"))
 
 
 def test_options_of_the_request_act_as_on_the_hf_processor(tiny: Folder, qwen: VllmProcessor) -> None:

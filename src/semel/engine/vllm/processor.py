@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 from semel.core import Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat import installed_version
 from semel.engine.vllm.item import lay_out, make_item, origin_of, parse, tensors_of
+from semel.engine.vllm.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image, decode_video
+from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
-from semel.processing.frames import choose_frames, describe_frames
 from semel.processing.options import check_options
 from semel.processing.tensors import is_out_of_memory
 
@@ -73,6 +72,8 @@ class VllmProcessor:
                 f"vLLM {version} has no multimodal processor for the folder {folder}; if transformers has one, start "
                 f"every worker and frontend with --processor hf. vLLM says: {' '.join(str(error).split())}"
             ) from error
+        if "video" in (rendering.media_io_kwargs or {}):
+            VideoLoader.of(model_config).check()
         within = Within("vllm", version, type(processor).__qualname__)
         return cls(
             processor=processor,
@@ -140,11 +141,7 @@ class VllmProcessor:
             rate = self.processor.data_parser.audio_resampler.target_sr
             rate = rate or self.processor.info.get_feature_extractor().sampling_rate
             return decode_audio(media.data, self.limits, sampling_rate=int(rate))
-        if (fps := self.family.video_fps) is None:
-            raise InvalidRequest("this model's videos are not supported yet; send images")
-        choose = partial(choose_frames, self.processor.info.get_hf_processor().video_processor, fps=fps)
-        video = decode_video(media.data, self.limits, choose=choose)
-        return video.frames, {**describe_frames(video.header, video.indices), "do_sample_frames": False}
+        return VideoLoader.of(self.processor.info.ctx.model_config).load(media.data, self.limits)
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Any]:
         """The medium as vLLM parses it, and the item that it makes of it."""

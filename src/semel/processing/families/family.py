@@ -35,7 +35,7 @@ class Family:
     """The `mm_processor_kwargs` that a request may set."""
 
     video_fps: float | None = None
-    """How many frames of a second of video are looked at; None for a family whose videos semel does not take yet."""
+    """How many frames of a second of video the fast path looks at, as vLLM's loader does; None where it takes none."""
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
