@@ -13,7 +13,7 @@ import pytest
 
 from semel.core import Contract, Feature, Layout, Mask, Media, Modality, Target, Tensor
 from semel.engine.vllm.model import VllmModel
-from semel.engine.vllm.processor import VllmProcessor, _model_config
+from semel.engine.vllm.processor import VllmProcessor
 from semel.engine.vllm.self_test import Assemble, SelfTest, assembling
 from semel.errors import ConfigError
 from semel.processing import to_torch
@@ -50,7 +50,7 @@ def bench(tiny: Folder) -> Callable[[str], SelfTest]:
         if family not in made:
             folder = tiny(family)
             engine = VllmProcessor.load(folder, TARGET).processor
-            model = VllmModel(_model_config(folder, TARGET), engine)
+            model = VllmModel(engine.info.ctx.model_config, engine)
             for modality in model._limits:
                 model._probe(modality)
             processor = HfProcessor.load(folder, TARGET)

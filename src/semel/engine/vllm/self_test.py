@@ -189,6 +189,7 @@ class SelfTest:
     def _load(self, media: Media) -> Any:
         """The medium as vLLM's own loader decodes it."""
         from vllm.multimodal.media import MediaConnector
+        from vllm.transformers_utils.processor import get_video_processor_cls_name
 
         settings = self.engine.info.ctx.model_config.get_multimodal_config().media_io_kwargs or {}
         connector = MediaConnector(media_io_kwargs=settings)
@@ -197,8 +198,8 @@ class SelfTest:
             return connector.fetch_image(url)
         if media.modality == "audio":
             return connector.fetch_audio(url)
-        loader = getattr(self.engine.info.get_hf_processor(), "video_processor", None)
-        return connector.fetch_video(url, video_processor=type(loader).__name__)
+        loader = get_video_processor_cls_name(self.engine.info.ctx.model_config)
+        return connector.fetch_video(url, video_processor=loader)
 
 
 def assembling(processor: Processor, folder: Path) -> Assemble:
