@@ -177,6 +177,43 @@ def test_a_single_item_is_not_tried_twice_and_a_sample_tells_how_wide_its_zeros_
     assert samples == ["audio"]
 
 
+@pytest.mark.parametrize(
+    ("model", "modality", "field"),
+    [
+        ("qwen2-vl", "image", "pixel_values"),
+        ("qwen2.5-vl", "video", "pixel_values_videos"),
+        ("llava", "image", "pixel_values"),
+        ("idefics3", "image", "pixel_values"),
+        ("gemma3", "image", "pixel_values"),
+        ("qwen2-audio", "audio", "input_features"),
+        ("whisper", "audio", "input_features"),
+    ],
+)
+def test_a_sample_is_a_small_item_of_the_model_s_own_processor(
+    tiny: Callable[[str], Path], model: str, modality: str, field: str
+) -> None:
+    import torch
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    from semel.engine.vllm.arguments import parse_engine_flags
+    from semel.engine.vllm.compat import encode_sample
+
+    arguments = parse_engine_flags(str(tiny(model)), ["--dtype", "float32", "--enforce-eager"])
+    processor = MULTIMODAL_REGISTRY.create_processor(arguments.create_engine_config().model_config)
+    batches: list[dict[str, Any]] = []
+
+    def embed_multimodal(**batch: Any) -> list[Any]:
+        batches.append(batch)
+        return [torch.ones(7, WIDTH)]
+
+    encoder = SimpleNamespace(embed_multimodal=embed_multimodal)
+    budget = SimpleNamespace(processor=processor)
+    runner = SimpleNamespace(mm_budget=budget, model=encoder, device=torch.device("cpu"))
+    assert encode_sample(runner, modality).shape == (7, WIDTH)
+    (batch,) = batches
+    assert 0 < batch[field].nbytes < 4 << 20
+
+
 def test_where_an_encoder_s_error_is_not_survived_it_is_not_caught() -> None:
     guarded = Guarded(Item("raises", 9, 3, raises=True), outlives_errors=False)
     with pytest.raises(IndexError):

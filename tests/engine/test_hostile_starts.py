@@ -15,7 +15,7 @@ import pytest
 from semel.errors import EngineDead
 from tests.engine.engines import Start, running_as_worker
 from tests.engine.families import FAMILIES, Change
-from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_alone, unchecked
+from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_alone, outcomes, unchecked
 from tests.engine.parity import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(500)]
@@ -50,6 +50,8 @@ async def test_with_tensor_parallelism_and_asynchronous_scheduling_it_is_ended_a
         assert (config.parallel_config.world_size, config.scheduler_config.async_scheduling) == (2, True)
         good = await rig.render(FAMILIES["llava"].good())
         unchecked(rig, monkeypatch)
+        first = await outcomes(rig, {"hostile": disguised(good, RAISES)})  # nothing was encoded before it
+        assert str(first["hostile"]).startswith("the encoder failed")
         await is_ended_alone(rig, good, disguised(good, MISFIT), "^the encoder made 36 embeddings")
         await is_ended_alone(rig, good, disguised(good, RAISES), "^the encoder failed")
 
