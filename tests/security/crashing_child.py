@@ -30,6 +30,7 @@ class FaultyProcessor:
     placeholders: Mapping[Modality, str] = {"image": "<image>"}
     modalities: tuple[Modality, ...] = ("image",)
     encoder_decoder = False
+    tokenizer = None
 
     def insertion(self, modality: Modality, index: int) -> str:
         del index

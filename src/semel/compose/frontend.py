@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
-from semel.compose.pipeline import check_trust, pipeline_of
+from semel.compose.pipeline import blocking, check_trust, pipeline_of, tokenizer_of
 from semel.core import Contract, Digest, Key, Keyring, Modality, Rendering
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.budget import Budget
@@ -310,9 +310,11 @@ class _Parts:
         self, folder: Path, rendering: Rendering, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int
     ) -> Pipeline:
         options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
-        template = options.serving.server.chat_template
+        described, template = pool.description, options.serving.server.chat_template
+        calls = blocking(pool.tokenize), blocking(pool.detokenize)
+        tokenizer = tokenizer_of(folder, rendering, described, *calls)
         pipeline = replace(
-            pipeline_of(folder, rendering, pool.process, pool.description, options.key, template),
+            pipeline_of(folder, rendering, pool.process, described, options.key, template, tokenizer),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,

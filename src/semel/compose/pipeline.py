@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from semel.core import Feature, Key, Media, Rendering, Target
 from semel.errors import ConfigError
@@ -14,9 +16,14 @@ from semel.media import Pieces
 from semel.processing import Description
 from semel.processing.folder import find_tokenizer
 from semel.processing.processor import ProcessorKind, load_processor
+from semel.processing.vocabulary import EngineTokenizer, vocabulary_of
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, ProcessItem, Tokenizer
+from semel.render.remote_tokenizer import Decode, Encode, RemoteTokenizer
 
-__all__ = ["check_trust", "compose_pipeline", "pipeline_of"]
+__all__ = ["blocking", "check_trust", "compose_pipeline", "pipeline_of", "tokenizer_of"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def compose_pipeline(
@@ -39,8 +46,45 @@ def compose_pipeline(
         spend(sum(map(len, pieces.files)))
         return pieces
 
-    pipeline = pipeline_of(folder, target.rendering, process, Description.of(loaded), key, chat_template)
+    described = Description.of(loaded, vocabulary_of(loaded.tokenizer, find_tokenizer(folder, target.rendering)))
+    engine_tokenizer = EngineTokenizer(loaded.tokenizer)
+
+    def encode(texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return executor.submit(engine_tokenizer.encode, texts, add_special_tokens=add_special_tokens).result()
+
+    def decode(token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return executor.submit(engine_tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens).result()
+
+    tokenizer = tokenizer_of(folder, target.rendering, described, encode, decode)
+    pipeline = pipeline_of(folder, target.rendering, process, described, key, chat_template, tokenizer)
     return replace(pipeline, cut=cut)
+
+
+def blocking(call: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
+    """A coroutine function of this event loop, for threads: they wait for its result."""
+    loop = asyncio.get_running_loop()
+
+    def wait(*args: _P.args, **options: _P.kwargs) -> _T:
+        with contextlib.suppress(RuntimeError):
+            if asyncio.get_running_loop() is loop:
+                raise AssertionError("the event loop must not wait for itself")
+        return asyncio.run_coroutine_threadsafe(call(*args, **options), loop).result()
+
+    return wait
+
+
+def tokenizer_of(
+    folder: Path, rendering: Rendering, described: Description, encode: Encode, decode: Decode
+) -> Tokenizer:
+    """The tokenizer of a model: its file, or the engine's own behind these calls where the file does not do."""
+    if described.vocabulary is None:
+        return Tokenizer.load(find_tokenizer(folder, rendering))
+    if described.encoder_decoder:
+        raise ConfigError(
+            f"{folder} has no tokenizer.json that gives the engine's tokens, and a model that transcribes needs one: "
+            "save it with transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return RemoteTokenizer(described.vocabulary, encode, decode)
 
 
 def check_trust(rendering: Rendering, *, trust_remote_code: bool) -> None:
@@ -59,14 +103,13 @@ def pipeline_of(
     described: Description,
     key: Key,
     chat_template: str | Path | None,
+    tokenizer: Tokenizer,
 ) -> Pipeline:
     """A pipeline whose processor runs wherever `process` does."""
-    tokenizer_folder = find_tokenizer(folder, rendering)
-    tokenizer = Tokenizer.load(tokenizer_folder)
     renderer = None
     if not described.encoder_decoder:
         renderer = ChatRenderer(
-            ChatTemplate.load(folder, override=chat_template, tokenizer=tokenizer_folder),
+            ChatTemplate.load(folder, override=chat_template, tokenizer=find_tokenizer(folder, rendering)),
             tokenizer,
             described.placeholders,
             described.insertion,

@@ -26,6 +26,7 @@ __all__ = ["PACKAGES", "Within", "fingerprint"]
 
 PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision", "transformers")
 _PARTS: Final = ("image_processor", "video_processor", "feature_extractor")
+_TOKENIZER_FILES: Final = ("*.model", "*.tiktoken", "merges.txt", "tokenizer_config.json", "vocab.*")
 _PLACES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
 
@@ -63,7 +64,7 @@ def fingerprint(
             "normalisation": target.normalisation,
             "options": dict(target.options or {}),
         },
-        "tokenizer": blake3(tokenizer.read_bytes()).hexdigest() if tokenizer.exists() else None,
+        "tokenizer": _tokenizer_hash(tokenizer),
         "versions": {package: _public_version(package) for package in PACKAGES},
     }
     if changed := target.rendering.of_features:
@@ -74,6 +75,14 @@ def fingerprint(
         parts["within"] = [within.engine, within.version.partition("+")[0], within.processor]
     hasher = hash_parts((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode()))
     return hasher.hexdigest() if within is None else f"{within.engine}:{hasher.hexdigest()}"
+
+
+def _tokenizer_hash(path: Path) -> object:
+    """Of `tokenizer.json`; where there is none, of the other files that a tokenizer is made of."""
+    if path.exists():
+        return blake3(path.read_bytes()).hexdigest()
+    files = sorted({file for pattern in _TOKENIZER_FILES for file in path.parent.glob(pattern)})
+    return {file.name: blake3(file.read_bytes()).hexdigest() for file in files} or None
 
 
 def _settings(processor: Any) -> object:

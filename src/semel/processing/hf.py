@@ -135,6 +135,12 @@ class HfProcessor:
         return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
 
     @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the processor."""
+        tokenizer = self.processor.tokenizer
+        return tokenizer.tokenizer if isinstance(tokenizer, RunTokenizer) else tokenizer
+
+    @property
     def encoder_decoder(self) -> bool:
         """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
         return self.family.encoder_decoder

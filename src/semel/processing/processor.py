@@ -44,6 +44,10 @@ class Processor(Protocol):
         """The token that stands for an item of a modality in the prompt's text."""
 
     @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that the engine has for this model: one of transformers'."""
+
+    @property
     def modalities(self) -> tuple[Modality, ...]:
         """What the processor takes."""
 

@@ -305,7 +305,7 @@ async def _assemble_chat(
         template_kwargs=request.chat_template_kwargs,
         room=room,
     )
-    token_ids = await run(tokenize, light=light)
+    token_ids = await run(tokenize, light=light and renderer.tokenizer.is_local)
     return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
 
 

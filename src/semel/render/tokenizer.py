@@ -49,6 +49,11 @@ class Tokenizer:
         raw.no_padding()
         return cls(raw)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it answers in this process, so that a short text may be tokenised on the event loop."""
+        return True
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The token ids of `text`. Special tokens in the text are recognised."""
         return self._encode([text], add_special_tokens)[0]

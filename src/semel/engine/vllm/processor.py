@@ -93,6 +93,11 @@ class VllmProcessor:
         )
 
     @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that vLLM has for this model."""
+        return self.processor.info.get_tokenizer()
+
+    @property
     def encoder_decoder(self) -> bool:
         """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
         return bool(self.processor.info.ctx.model_config.is_encoder_decoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Final
 
 from pydantic import TypeAdapter
@@ -23,6 +24,7 @@ from semel.frontend.http.sse import EventStream, event, merged
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.service import FrontendState, ServedModel
+from semel.render.inline import run
 from semel.web.openapi import EVENTS, JSON, events_of, shape
 from semel.web.responses import json_response
 
@@ -106,7 +108,7 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
             call.account.close()
         head = _head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
-        echo = _echo(request, prompts, decode)
+        echo = await run(partial(_echo, request, prompts, decode), light=serving.pipeline.tokenizer.is_local)
         answer = CompletionResponse(
             head, prompts, decode, count=request.n, options=request.response_options(), echo=echo
         )

@@ -25,10 +25,12 @@ from semel.core import Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
 from semel.media.decode.warmup_media import SAMPLES
+from semel.processing.folder import find_tokenizer
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Cut,
     Description,
+    Detokenize,
     Drop,
     Dropped,
     Load,
@@ -36,6 +38,7 @@ from semel.processing.pool.pipe import (
     Offer,
     Order,
     Ready,
+    Tokenize,
     Work,
     Write,
     decode_order,
@@ -47,8 +50,10 @@ from semel.processing.pool.pipe import (
     read_header,
     write,
 )
+from semel.processing.pool.text import text_answer
 from semel.processing.processor import Processor, load_processor
 from semel.processing.tensors import is_out_of_memory
+from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
 from semel.telemetry.logs import log_to_stderr
 
 __all__ = ["main", "serve", "warm_up"]
@@ -79,12 +84,16 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         raise ProtocolError(f"the first order of a pool process was {type(load).__name__}; it has to be Load")
     try:
         processor = _load(load)
+        description = Description.of(processor, _vocabulary(load, processor))
     except Exception as error:  # noqa: BLE001 the edge of the process
         pipe.sendall(encode(failure_of(_ours(error, load))))
         return
-    pipe.sendall(encode(Ready(Description.of(processor))))
+    pipe.sendall(encode(Ready(description)))
     while True:
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
+        if isinstance(work, Tokenize | Detokenize):
+            _answer_text(pipe, processor, load, work, media)
+            continue
         if not isinstance(work, Work | Cut):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
         if not _answer(pipe, processor, load, work, media, memory):
@@ -103,6 +112,10 @@ def _load(load: Load) -> Processor:
     gc.collect()
     gc.freeze()  # what is loaded by now stays: collecting what an item leaves behind need not walk it
     return processor
+
+
+def _vocabulary(load: Load, processor: Processor) -> Vocabulary | None:
+    return vocabulary_of(processor.tokenizer, find_tokenizer(Path(load.folder), load.target.rendering))
 
 
 def warm_up(processor: Processor) -> None:
@@ -165,6 +178,22 @@ def _answer(
     last = _is_used_up(load)  # asked only now: the error held on to what the item had taken
     pipe.sendall(encode(msgspec.structs.replace(failed, last=last)))
     return not last
+
+
+def _answer_text(
+    pipe: socket.socket, processor: Processor, load: Load, work: Tokenize | Detokenize, payload: bytes
+) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 2 * load.timeout_s)  # as in `_do`
+    try:
+        answer, data = text_answer(EngineTokenizer(processor.tokenizer), work, payload)
+        head = encode(answer, len(data))
+    except Exception as error:  # noqa: BLE001 the edge of the process
+        pipe.sendall(encode(failure_of(_ours(error, load))))
+    else:
+        pipe.sendall(head)
+        pipe.sendall(data)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory: Window | None) -> None:

@@ -25,12 +25,14 @@ from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Media, Modality, Orig
 from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.processor import Processor, ProcessorKind
+from semel.processing.vocabulary import Vocabulary
 
 __all__ = [
     "HEADER_BYTES",
     "Answer",
     "Cut",
     "Description",
+    "Detokenize",
     "Drop",
     "Dropped",
     "Failed",
@@ -42,6 +44,9 @@ __all__ = [
     "Ready",
     "Send",
     "TensorHead",
+    "Text",
+    "Tokenize",
+    "Tokens",
     "Work",
     "Write",
     "decode_answer",
@@ -86,13 +91,17 @@ class Description:
     written: Mapping[Modality, str] = field(default_factory=dict)
     """What a prompt's text has in place of a modality's placeholder token, where that is more than the token."""
 
+    vocabulary: Vocabulary | None = None
+    """Of a tokenizer that runs in the pool; None where `tokenizer.json` does as well."""
+
     @classmethod
-    def of(cls, processor: Processor) -> Self:
+    def of(cls, processor: Processor, vocabulary: Vocabulary | None = None) -> Self:
         """The description of a processor."""
         return cls(
             fingerprint=processor.fingerprint,
             placeholders=processor.placeholders,
             encoder_decoder=processor.encoder_decoder,
+            vocabulary=vocabulary,
             insertions={
                 modality: processor.insertion(modality, _PROBE_INDEX).replace(str(_PROBE_INDEX), _NUMBER)
                 for modality in processor.placeholders
@@ -239,8 +248,45 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Whether the process takes no order after this one, and ends."""
 
 
-Order = Load | Work | Cut | Write | Send | Drop
-Answer = Ready | Offer | Made | Heard | Dropped | Failed
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Make tokens of texts; the payload is the texts in UTF-8, one behind the other."""
+
+    item: int
+    sizes: tuple[int, ...]
+    """The bytes of each text."""
+
+    add_special_tokens: bool = False
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    """Make a text of tokens; the payload is their ids, of 32 bits each."""
+
+    item: int
+    skip_special_tokens: bool = False
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """The tokens of some texts; the payload is their ids, of 32 bits each."""
+
+    item: int
+    counts: tuple[int, ...]
+    """The tokens of each text."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of the payload."""
+        return 4 * sum(self.counts)
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """The text of some tokens; the payload is the text in UTF-8."""
+
+    item: int
+    payload_bytes: int
+
+
+Order = Load | Work | Cut | Write | Send | Drop | Tokenize | Detokenize
+Answer = Ready | Offer | Made | Heard | Dropped | Failed | Tokens | Text
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -293,7 +339,7 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process said what is not an answer") from error
-    expected = answer.payload_bytes if isinstance(answer, Made | Heard) else 0
+    expected = answer.payload_bytes if isinstance(answer, Made | Heard | Tokens | Text) else 0
     if payload_bytes != expected:
         raise ProtocolError(f"an answer with {expected:,} bytes of payload came with {payload_bytes:,}")
     return answer

@@ -44,6 +44,7 @@ from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
 from semel.processing.pool.processes import ProcessSet
 from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
+from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
 
 __all__ = ["MAX_MEMORY_BYTES", "TIMEOUT_S", "Pool"]
@@ -214,6 +215,18 @@ class Pool:
         order = encode(Cut(item), len(media.data))
         return await self._wait_for(CutJob(item, made, media, {}, order, made, apart=True, spend=spend, tenant=tenant))
 
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+        """The token ids of each text, by the engine's tokenizer."""
+        self._admit_text()
+        made: asyncio.Future[list[list[int]]] = asyncio.get_running_loop().create_future()
+        return await self._wait_for(TokenizeJob.of(next(self._items), texts, made, add_special_tokens))
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens, by the engine's tokenizer."""
+        self._admit_text()
+        made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens))
+
     def forget_counts(self) -> None:
         """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
         self.processed = self.failed = 0
@@ -233,6 +246,10 @@ class Pool:
             return await job.made
         finally:
             self._waiting.discard(job.tenant, job)
+
+    def _admit_text(self) -> None:
+        if refusal := self.refusal:
+            raise NotReady(refusal)
 
     def _admit(self, media: Media) -> None:
         if refusal := self.refusal:

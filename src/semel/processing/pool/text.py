@@ -1,0 +1,109 @@
+"""Texts that become tokens in a process of the pool, and tokens that become texts: the jobs, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, Self, cast
+
+from semel.cache import Reservation
+from semel.core import Media, Modality
+from semel.errors import InvalidRequest, ProtocolError
+from semel.processing.pool.job import Job
+from semel.processing.pool.pipe import Answer, Detokenize, Failed, Text, Tokenize, Tokens, encode, error_of
+from semel.processing.vocabulary import EngineTokenizer
+
+__all__ = ["DetokenizeJob", "TokenizeJob", "text_answer"]
+
+_TEXT: Final = cast("Modality", "text")  # what messages and traces call it; no request has such an item
+_ID: Final = "i"
+assert array(_ID).itemsize == 4
+assert sys.byteorder == "little"
+
+
+class TokenizeJob(Job[list[list[int]]]):
+    """Texts that become tokens."""
+
+    __slots__ = ()
+    work = "tokenizing"
+
+    @classmethod
+    def of(
+        cls, item: int, texts: Sequence[str], made: asyncio.Future[list[list[int]]], add_special_tokens: bool
+    ) -> Self:
+        """The job of these texts."""
+        try:
+            encoded = [text.encode() for text in texts]
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                "the text has half of a surrogate pair (\\ud800 to \\udfff): send whole characters"
+            ) from None
+        data = b"".join(encoded)
+        order = encode(Tokenize(item, tuple(map(len, encoded)), add_special_tokens), len(data))
+        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True)
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> list[list[int]]:
+        """The token ids of each text."""
+        del room
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Tokens) or answer.item != self.item:
+            raise self._unexpected(answer)
+        ids = _ids_of(payload)
+        ends = [*accumulate(answer.counts)]
+        return [ids[end - count : end] for count, end in zip(answer.counts, ends, strict=True)]
+
+
+class DetokenizeJob(Job[str]):
+    """Tokens that become a text."""
+
+    __slots__ = ()
+    work = "detokenizing"
+
+    @classmethod
+    def of(cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool) -> Self:
+        """The job of these tokens."""
+        data = _bytes_of(token_ids)
+        order = encode(Detokenize(item, skip_special_tokens), len(data))
+        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True)
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> str:
+        """The text."""
+        del room
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Text) or answer.item != self.item:
+            raise self._unexpected(answer)
+        return bytes(payload).decode(errors="replace")
+
+
+def text_answer(
+    tokenizer: EngineTokenizer, order: Tokenize | Detokenize, payload: bytes
+) -> tuple[Tokens | Text, bytes]:
+    """What a process answers, and the payload behind it."""
+    if isinstance(order, Detokenize):
+        text = tokenizer.decode(_ids_of(memoryview(payload)), skip_special_tokens=order.skip_special_tokens)
+        data = text.encode(errors="replace")
+        return Text(order.item, len(data)), data
+    if sum(order.sizes) != len(payload):
+        raise ProtocolError(f"texts of {sum(order.sizes):,} bytes came with {len(payload):,}")
+    ends = [*accumulate(order.sizes)]
+    texts = [payload[end - size : end].decode() for size, end in zip(order.sizes, ends, strict=True)]
+    found = tokenizer.encode(texts, add_special_tokens=order.add_special_tokens)
+    return Tokens(order.item, tuple(map(len, found))), b"".join(map(_bytes_of, found))
+
+
+def _bytes_of(token_ids: Sequence[int]) -> bytes:
+    try:
+        return array(_ID, token_ids).tobytes()
+    except OverflowError:
+        raise InvalidRequest("a token id has more than 32 bits") from None
+
+
+def _ids_of(payload: memoryview) -> list[int]:
+    ids = array(_ID)
+    ids.frombytes(payload)
+    return ids.tolist()
