@@ -67,7 +67,7 @@ class Rig:
     async def bare(self, question: Question) -> Answer:
         """vLLM's own rendering and answer."""
         if isinstance(question, Clip):
-            return await self.bare_prompt(_bare_transcription(question))
+            return await self.bare_prompt(bare_transcription(question))
         from vllm.renderers.params import ChatParams
 
         params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
@@ -133,7 +133,7 @@ async def compare(rig: Rig, chats: Sequence[Question]) -> list[Answer]:
     return answers
 
 
-def _bare_transcription(clip: Clip) -> Any:
+def bare_transcription(clip: Clip) -> Any:
     """From samples that vLLM's own loader reads."""
     from vllm.inputs import ExplicitEncoderDecoderPrompt, TextPrompt
     from vllm.multimodal.media.audio import load_audio

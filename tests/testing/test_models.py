@@ -21,6 +21,13 @@ from semel.testing.models import FAMILIES, build
 Folder = Callable[[str], Path]
 
 IMAGE_FAMILIES = ("gemma3", "idefics3", "llava", "qwen2-vl", "qwen2.5-vl")
+ANSWERING = (*IMAGE_FAMILIES, "qwen2-audio", "whisper")
+"""Those whose answers transformers gives too. Those of all others are vLLM's: scripts/families."""
+
+OF_VLLM = ("deepseek-vl2", "internvl-chat")
+"""Those whose configuration or processor is not in transformers."""
+
+WITHOUT_WEIGHTS = ("deepseek-vl2", "gemma3n")
 SPECIAL_TEXT = {
     "gemma3": "<start_of_turn>user\n\n\n<start_of_image><image_soft_token><end_of_image>\n\nnaïve ☃<end_of_turn>\n",
     "idefics3": "User:<fake_token_around_image><row_1_col_2><image>\n\n<global-img>naïve ☃<end_of_utterance>\n",
@@ -61,15 +68,13 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_holds_what_a_published_model_holds(tiny: Folder, family: str) -> None:
     names = set(digests(tiny(family)))
-    assert names >= {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "preprocessor_config.json",
-        "processor_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    expected = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    if family not in WITHOUT_WEIGHTS:
+        expected |= {"model.safetensors"}
+    if family not in OF_VLLM:
+        expected |= {"preprocessor_config.json", "processor_config.json"}
+    assert names >= expected
+    assert ("model.safetensors" in names) == (family not in WITHOUT_WEIGHTS)
 
 
 def test_building_again_leaves_the_same_model_alone(tiny: Folder) -> None:
@@ -98,7 +103,7 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gemma3, .*, qwen2-audio, qwen2-vl, qwen2\.5-vl, whisper"):
+    with pytest.raises(ConfigError, match=r"gemma3, .*, qwen2-vl, .*, qwen3-vl, .*, whisper"):
         build("gpt-5", tmp_path / "model")
     assert list(FAMILIES) == sorted(FAMILIES)
 
@@ -111,7 +116,19 @@ def test_building_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_families_without_weights_are_those_that_run_on_no_cpu() -> None:
+    assert {name for name, model in FAMILIES.items() if model.serving.level == "processor"} == set(WITHOUT_WEIGHTS)
+
+
+def test_a_family_names_the_flags_that_vllm_serves_it_with() -> None:
+    flags = FAMILIES["qwen3.5"].serving.engine_flags
+    assert flags[flags.index("--dtype") + 1] == "bfloat16"
+    assert flags[flags.index("--limit-mm-per-prompt") + 1] == '{"image": 4, "video": 2}'
+    assert "--trust-remote-code" in FAMILIES["internvl-chat"].serving.engine_flags
+    assert FAMILIES["qwen2.5-omni"].serving.modalities == ("image", "audio", "video")
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {*WITHOUT_WEIGHTS, *OF_VLLM}))
 def test_every_tensor_has_a_name_that_transformers_knows_and_none_is_missing(tiny: Folder, family: str) -> None:
     _, report = load(tiny(family))
     assert not {kind: names for kind, names in report.items() if names}
@@ -143,7 +160,7 @@ def test_the_tokenizer_of_transformers_agrees_with_its_file(tiny: Folder, family
 
     plain = Tokenizer.from_file(str(tiny(family) / "tokenizer.json"))
     loaded = AutoTokenizer.from_pretrained(tiny(family))
-    text = SPECIAL_TEXT[family]
+    text = SPECIAL_TEXT.get(family) or " naïve\t ☃ ".join(special_tokens(plain))
     ids = plain.encode(text, add_special_tokens=False).ids
     assert ids == loaded.encode(text, add_special_tokens=False)
     assert plain.decode(ids, skip_special_tokens=False) == text
@@ -212,7 +229,7 @@ def test_whisper_knows_its_languages_tasks_and_timestamps(tiny: Folder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ANSWERING)
 def test_other_items_give_other_greedy_tokens(tiny: Folder, family: str) -> None:
     import torch
 
@@ -224,10 +241,18 @@ def test_other_items_give_other_greedy_tokens(tiny: Folder, family: str) -> None
     assert sum(len(set(tokens)) >= 4 for tokens in answers) >= 19
 
 
+PARTS = {
+    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""Model types of which the tiny models have one part only."""
+
+
 def load(directory: Path) -> tuple[Any, dict[str, Any]]:
     import transformers
 
-    (architecture,) = json.loads((directory / "config.json").read_text())["architectures"]
+    config = json.loads((directory / "config.json").read_text())
+    architecture = PARTS.get(config["model_type"], *config["architectures"])
     model, report = getattr(transformers, architecture).from_pretrained(directory, output_loading_info=True)
     return model.eval(), report
 
@@ -238,6 +263,10 @@ def load_processor(directory: Path) -> Any:
     return AutoProcessor.from_pretrained(directory)
 
 
+def special_tokens(tokenizer: Any) -> list[str]:
+    return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items()) if token.special]
+
+
 def read_tensors(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
     from safetensors.numpy import load_file
 
@@ -246,7 +275,9 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def vocabulary_size(directory: Path) -> int:
     config = json.loads((directory / "config.json").read_text())
-    return int(config.get("text_config", config)["vocab_size"])
+    config = config.get("thinker_config", config)
+    texts = (config[name] for name in ("text_config", "llm_config", "language_config") if name in config)
+    return int(next(texts, config)["vocab_size"])
 
 
 def render(processor: Any, modality: str) -> str:

@@ -30,7 +30,7 @@ class ModelSettings:
 
     family: str = flag(
         REQUIRED,
-        help="One of qwen2-vl, qwen2.5-vl, llava, idefics3, gemma3, qwen2-audio or whisper.",
+        help="The family, as qwen2-vl; a name that does not exist is answered with all that do.",
         group="Output",
         is_positional=True,
     )

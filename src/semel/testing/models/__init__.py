@@ -8,26 +8,53 @@ torch and transformers are imported while building, never by importing this pack
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from semel.errors import ConfigError
-from semel.testing.models import gemma3, idefics3, llava, qwen2_5_vl, qwen2_audio, qwen2_vl, whisper
-
-__all__ = ["FAMILIES", "build"]
-
-FAMILIES: Mapping[str, Callable[[Path], None]] = MappingProxyType(
-    {
-        "gemma3": gemma3.write,
-        "idefics3": idefics3.write,
-        "llava": llava.write,
-        "qwen2-audio": qwen2_audio.write,
-        "qwen2-vl": qwen2_vl.write,
-        "qwen2.5-vl": qwen2_5_vl.write,
-        "whisper": whisper.write,
-    }
+from semel.testing.models import (
+    cohere,
+    deepseek,
+    gemma,
+    gemma3,
+    glm,
+    idefics3,
+    internvl,
+    lfm2,
+    llava,
+    llava_next,
+    mistral,
+    omni,
+    paddleocr,
+    qwen2_5_vl,
+    qwen2_audio,
+    qwen2_vl,
+    qwen3,
+    smolvlm,
+    whisper,
 )
+from semel.testing.models.tiny_model import Serving, TinyModel
+
+__all__ = ["FAMILIES", "Serving", "TinyModel", "build"]
+
+_HAND_WRITTEN = {
+    "gemma3": TinyModel(gemma3.write, Serving(max_items={"image": 4})),
+    "idefics3": TinyModel(idefics3.write, Serving(max_items={"image": 4})),
+    "llava": TinyModel(llava.write, Serving(max_items={"image": 4})),
+    "qwen2-audio": TinyModel(qwen2_audio.write, Serving(max_items={"audio": 3})),
+    "qwen2-vl": TinyModel(qwen2_vl.write, Serving(max_items={"image": 4, "video": 2})),
+    "qwen2.5-vl": TinyModel(qwen2_5_vl.write, Serving(max_items={"image": 4, "video": 2})),
+    "whisper": TinyModel(
+        whisper.write,
+        Serving(max_items={"audio": 1}, max_model_len=448, flags=("--max-num-batched-tokens", "3200")),
+    ),
+}
+_DECLARED = (cohere, deepseek, gemma, glm, internvl, lfm2, llava_next, mistral, omni, paddleocr, qwen3, smolvlm)
+
+_TABLED = {family.family: family.tiny_model() for kin in _DECLARED for family in kin.FAMILIES}
+
+FAMILIES: Mapping[str, TinyModel] = MappingProxyType(dict(sorted({**_HAND_WRITTEN, **_TABLED}.items())))
 
 
 def build(family: str, directory: Path) -> Path:
@@ -36,15 +63,15 @@ def build(family: str, directory: Path) -> Path:
     The folder appears complete or not at all. A directory that already contains exactly this model stays unchanged; one
     with any other content is refused.
     """
-    write = FAMILIES.get(family)
-    if write is None:
+    model = FAMILIES.get(family)
+    if model is None:
         raise ConfigError(f"unknown model family {family!r}: choose one of {', '.join(FAMILIES)}")
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as scratch:
         staged = Path(scratch) / "model"
         staged.mkdir()
-        write(staged)
+        model.write(staged)
         _publish(staged, directory)
     return directory
 

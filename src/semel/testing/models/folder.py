@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["write_folder"]
 
 
-def write_folder(directory: Path, *, config: Any, generation: Any, processor: Any, tensors: Tensors) -> None:
+def write_folder(directory: Path, *, config: Any, generation: Any, processor: Any, tensors: Tensors | None) -> None:
     """Write all files of a model into `directory`, which exists.
 
     The part of `processor` that takes images or clips is written twice: the second copy is the
-    `preprocessor_config.json` of published models.
+    `preprocessor_config.json` of published models. Where vLLM has the processor, `processor` is the tokenizer alone. A
+    family that runs on no CPU has no tensors.
     """
-    media = getattr(processor, "image_processor", None) or processor.feature_extractor
-    for part in (config, generation, processor, media):
+    media = getattr(processor, "image_processor", None) or getattr(processor, "feature_extractor", None)
+    for part in filter(None, (config, generation, processor, media)):
         part.save_pretrained(directory)
-    weights.save(tensors, directory)
+    if tensors is not None:
+        weights.save(tensors, directory)

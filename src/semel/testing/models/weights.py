@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     Tensors: TypeAlias = dict[str, NDArray[np.float32]]
 
-__all__ = ["make", "rename", "save"]
+__all__ = ["Shapes", "fill", "make", "of_class", "rename", "save"]
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 _BIAS_STD = 0.1
 _SILENT_GAIN = 0.1
@@ -37,17 +39,43 @@ def make(
     end: int,
     end_gain: float,
 ) -> Tensors:
-    """The tensors of the `model` that `config` describes, scaled by `gains`; the output head generates `spoken`.
+    """The tensors of the `model` that `config` describes: see `fill`."""
+    shapes = _shapes(lambda: model(config))
+    return fill(family, shapes, gains, head=head, tied=tied, spoken=spoken, end=end, end_gain=end_gain)
+
+
+def fill(
+    family: str,
+    shapes: Shapes,
+    gains: Mapping[str, float],
+    *,
+    head: str,
+    tied: str | None = None,
+    spoken: Sequence[int],
+    end: int,
+    end_gain: float,
+) -> Tensors:
+    """Tensors of these shapes, scaled by `gains`; the output head generates `spoken`.
 
     `head` names the tensor. `tied` names one that is left out because it equals the head. See `_draw` and `_quieten`.
     """
-    shapes = {name: shape for name, shape in _shapes(lambda: model(config)).items() if name != tied}
-    tensors = _draw(family, shapes, gains)
+    tensors = _draw(family, {name: shape for name, shape in shapes.items() if name != tied}, gains)
     _quieten(tensors[head], spoken=spoken, end=end, end_gain=end_gain)
     return tensors
 
 
-def _shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
+def of_class(name: str) -> Callable[[Any], Shapes]:
+    """How the tensors of a configuration are found: as those of a class of transformers."""
+
+    def shapes(config: Any) -> Shapes:
+        import transformers
+
+        return _shapes(lambda: getattr(transformers, name)(config))
+
+    return shapes
+
+
+def _shapes(create: Callable[[], Any]) -> Shapes:
     """Name and shape of every tensor of the model that `create` returns; it is created without memory for weights."""
     import torch
 
@@ -55,7 +83,7 @@ def _shapes(create: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in create().state_dict().items()}
 
 
-def _draw(family: str, shapes: Mapping[str, tuple[int, ...]], gains: Mapping[str, float]) -> Tensors:
+def _draw(family: str, shapes: Shapes, gains: Mapping[str, float]) -> Tensors:
     """Values for `shapes`, such that inputs of unit variance come out of a matrix with variance gain².
 
     `gains` maps a shell-style pattern of names to the gain of the tensors that match it. The first match counts;
