@@ -7,7 +7,7 @@ from typing import Any
 from semel.testing.models import weights
 from semel.testing.models.declaration import Declaration, IdOf, prefixed
 from semel.testing.models.templates import chat_template
-from semel.testing.models.text import NORM_EPSILON, text_config
+from semel.testing.models.text import text_config
 from semel.testing.models.tiny_model import Serving
 
 __all__ = ["FAMILIES"]
@@ -56,7 +56,6 @@ def _config(id_of: IdOf) -> Any:
             eos=id_of("<|END_OF_TURN_TOKEN|>"),
             pad_token_id=id_of("<PAD>"),
             model_type="cohere2",
-            layer_norm_eps=NORM_EPSILON,
             logit_scale=1.0,
             sliding_window=512,
             layer_types=["sliding_attention", "full_attention"],

@@ -7,7 +7,7 @@ from typing import Any
 from semel.testing.models import weights
 from semel.testing.models.declaration import Declaration, IdOf, prefixed
 from semel.testing.models.templates import CHATML, chat_template
-from semel.testing.models.text import HIDDEN_SIZE, NORM_EPSILON, text_config
+from semel.testing.models.text import HIDDEN_SIZE, text_config
 from semel.testing.models.tiny_model import Serving
 
 __all__ = ["FAMILIES"]
@@ -45,7 +45,6 @@ def _config(id_of: IdOf) -> Any:
             eos=id_of("<|im_end|>"),
             pad_token_id=id_of("<|pad|>"),
             model_type="lfm2",
-            norm_eps=NORM_EPSILON,
             layer_types=["conv", "full_attention"],
             block_auto_adjust_ff_dim=False,
             # vLLM reads these two; the class of the configuration has no such values.
@@ -91,7 +90,10 @@ FAMILIES = (
             "*.vision_tower.*.k_proj.weight": 1.5,
             "*.linear_1.weight": 2.0,
             "*.linear_2.weight": 2.0,
-            "*.in_proj.weight": 2.0,
+            "*.conv.out_proj.weight": 0.5,
+            "*.self_attn.out_proj.weight": 4.0,
+            "*.q_layernorm.weight": 2.0,
+            "*.k_layernorm.weight": 2.0,
             "*.language_model.embedding_norm.weight": 30.0,
             "*.embed_tokens.weight": 0.01,
         },

@@ -172,7 +172,7 @@ def _qwen3_omni(id_of: IdOf) -> Any:
                 rms_norm_eps=NORM_EPSILON,
                 num_experts=4,
                 num_experts_per_tok=2,
-                moe_intermediate_size=64,
+                moe_intermediate_size=96,
                 rope_parameters={
                     "rope_type": "default",
                     "rope_theta": 1e6,

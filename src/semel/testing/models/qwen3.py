@@ -92,7 +92,7 @@ def _qwen3_vl_moe(id_of: IdOf) -> Any:
     from transformers import Qwen3VLMoeConfig
 
     # vLLM reads norm_topk_prob, which the class of the configuration does not have by itself.
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
     values = _values(id_of, text=experts, tower={"deepstack_visual_indexes": [0, 1]})
     return Qwen3VLMoeConfig(architectures=["Qwen3VLMoeForConditionalGeneration"], **values)
 
