@@ -6,13 +6,8 @@ Tensor bytes are never copied here.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import groupby
 from math import prod
-from typing import Final
 
 from semel.cache import Lease
 from semel.core import (
@@ -31,7 +26,8 @@ from semel.core import (
     Trace,
 )
 from semel.errors import PromptTooLong, ProtocolError
-from semel.wire.messages import Have, HaveItem, Lend, Payload, Place, Runs, Submit, TensorHead
+from semel.wire.layout_runs import TOKEN_BYTES, layouts_of, pack_token_ids, runs_of, unpack_token_ids
+from semel.wire.messages import Have, HaveItem, Lend, Payload, Place, Submit, TensorHead
 
 __all__ = [
     "feature_of",
@@ -46,12 +42,6 @@ __all__ = [
     "submission_of",
     "submit_of",
 ]
-
-_TOKEN_BYTES: Final = 4
-_MAX_LAYOUT_TOKENS: Final = 1 << 20
-_MAX_ANNOUNCED_TOKENS: Final = 1 << 23  # of all layouts in one message: as many as a ledger stores
-_MAX_CACHED_TOKENS: Final = 1 << 15
-_CACHED_LAYOUTS: Final = 1_024
 
 
 def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit:
@@ -69,7 +59,7 @@ def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit
     token_ids += prompt.token_ids[copied:]
     return Submit(
         submission.request_id,
-        _pack(token_ids),
+        pack_token_ids(token_ids),
         tuple(places),
         dict(submission.sampling),
         submission.cache_salt,
@@ -102,7 +92,7 @@ def prompt_of(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens:
 
     A prompt over `max_tokens` is refused before it is assembled: a short message can repeat a long layout often.
     """
-    total = len(submit.token_ids) // _TOKEN_BYTES
+    total = len(submit.token_ids) // TOKEN_BYTES
     if not submit.encoder:
         total += sum(len(layout(place.digest)) for place in submit.places)
     if total > max_tokens:
@@ -114,7 +104,7 @@ def prompt_of(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens:
 
 
 def _decoder_prompt(submit: Submit, layout: Callable[[Digest], Layout]) -> Prompt:
-    text = _unpack(submit.token_ids)
+    text = unpack_token_ids(submit.token_ids)
     token_ids: list[int] = []
     placeholders: list[Placeholder] = []
     copied = 0
@@ -134,7 +124,7 @@ def _encoder_prompt(submit: Submit, layout: Callable[[Digest], Layout]) -> Promp
     layouts = [layout(place.digest) for place in submit.places]
     timeline = Timeline.encoder(Placeholder(0, len(its), its.mask) for its in layouts)
     encoder_token_ids = layouts[0].token_ids if layouts else ()
-    return Prompt(_unpack(submit.token_ids), timeline, _items(submit), encoder_token_ids)
+    return Prompt(unpack_token_ids(submit.token_ids), timeline, _items(submit), encoder_token_ids)
 
 
 def _items(submit: Submit) -> tuple[Item, ...]:
@@ -179,7 +169,7 @@ def sizes_of(message: Payload | Lend) -> list[int]:
 def layout_of(message: Payload | Lend) -> Layout:
     """The layout of the feature in a message."""
     try:
-        return Layout(tuple(_unpack(message.token_ids)), None if message.mask is None else Mask(message.mask))
+        return Layout(tuple(unpack_token_ids(message.token_ids)), None if message.mask is None else Mask(message.mask))
     except ValueError as error:
         raise ProtocolError(f"{message.digest!r} has no layout: {error}") from error
 
@@ -203,13 +193,13 @@ def have_of(number: int, holdings: Mapping[Digest, FeatureInfo]) -> Have:
         HaveItem(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
         for digest, holding in holdings.items()
     )
-    return Have(number, items, tuple(map(_runs_of, layouts)))
+    return Have(number, items, tuple(map(runs_of, layouts)))
 
 
 def holdings_of(have: Have) -> dict[Digest, FeatureInfo]:
     """The feature infos in an announcement."""
     try:
-        layouts = _layouts_of(have.layouts)
+        layouts = layouts_of(have.layouts)
         return {item.digest: FeatureInfo(item.modality, item.nbytes, layouts[item.layout]) for item in have.items}
     except (IndexError, ValueError) as error:
         raise ProtocolError(f"announcement {have.number} cannot be read: {error}") from error
@@ -220,67 +210,4 @@ def _heads(feature: Feature) -> tuple[TensorHead, ...]:
 
 
 def _layout_fields(layout: Layout) -> tuple[bytes, bytes | None]:
-    return _pack(layout.token_ids), None if layout.mask is None else layout.mask.bits
-
-
-@lru_cache(_CACHED_LAYOUTS)
-def _runs_of(layout: Layout) -> Runs:
-    runs: list[int] = []
-    for token, group in groupby(layout.token_ids):
-        runs += (token, sum(1 for _ in group))
-    if layout.mask is None:
-        return Runs(_pack(runs))
-    lengths = [0] if layout.mask.bits[:1] == b"\x01" else []  # the first run is without embeddings
-    lengths += [sum(1 for _ in group) for _, group in groupby(layout.mask.bits)]
-    return Runs(_pack(runs), _pack(lengths))
-
-
-def _layouts_of(announced: Sequence[Runs]) -> list[Layout]:
-    sizes = [_num_tokens(runs) for runs in announced]
-    if sum(sizes) > _MAX_ANNOUNCED_TOKENS:
-        raise ValueError(f"its layouts have {sum(sizes):,} tokens, at most {_MAX_ANNOUNCED_TOKENS:,} are taken")
-    return [
-        _cached_layout_of(runs) if size <= _MAX_CACHED_TOKENS else _layout_of(runs)
-        for runs, size in zip(announced, sizes, strict=True)
-    ]
-
-
-def _num_tokens(runs: Runs) -> int:
-    return sum(map(abs, _unpack(runs.token_ids)[1::2]))
-
-
-@lru_cache(_CACHED_LAYOUTS)
-def _cached_layout_of(runs: Runs) -> Layout:
-    return _layout_of(runs)
-
-
-def _layout_of(runs: Runs) -> Layout:
-    numbers = _unpack(runs.token_ids)
-    tokens, counts = numbers[::2], numbers[1::2]
-    lengths = [] if runs.mask is None else _unpack(runs.mask)
-    if len(tokens) != len(counts) or min((*counts, *lengths), default=0) < 0:
-        raise ValueError("the runs of a layout are broken")
-    if max(sum(counts), sum(lengths)) > _MAX_LAYOUT_TOKENS:
-        raise ValueError(f"a layout has {sum(counts):,} tokens, at most {_MAX_LAYOUT_TOKENS:,} are taken")
-    if runs.mask is not None and sum(lengths) != sum(counts):
-        raise ValueError(f"a layout of {sum(counts):,} tokens cannot have a mask over {sum(lengths):,}")
-    token_ids = [token for token, count in zip(tokens, counts, strict=True) for _ in range(count)]
-    if runs.mask is None:
-        return Layout(tuple(token_ids))
-    return Layout(tuple(token_ids), Mask(b"".join(bytes([index % 2]) * n for index, n in enumerate(lengths))))
-
-
-def _pack(token_ids: Sequence[int]) -> bytes:
-    packed = array("i", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(token_ids: bytes) -> list[int]:
-    if len(token_ids) % _TOKEN_BYTES:
-        raise ValueError(f"{len(token_ids)} bytes are no int32 token ids")
-    packed = array("i", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()
+    return pack_token_ids(layout.token_ids), None if layout.mask is None else layout.mask.bits
