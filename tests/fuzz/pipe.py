@@ -13,12 +13,14 @@ from typing import Final
 import msgspec
 
 import semel.errors
-from semel.core import Target
+from semel.core import Assembly, Target
 from semel.errors import ProtocolError, SemelError
 from semel.media import DecodeLimits
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Answer,
+    Assemble,
+    Assembled,
     Description,
     Failed,
     Load,
@@ -38,6 +40,7 @@ from semel.processing.pool.pipe import (
     payload_of,
     read_header,
 )
+from semel.processing.pool.prompts import assembly_of, decode_prompt, encode_prompt, payload_of_assembly
 from tests.fuzz.mutation import edited, edited_records
 from tests.fuzz.oracle import bounded, expect
 from tests.fuzz.records import join, split
@@ -62,7 +65,8 @@ def run(data: bytes) -> None:
             _, payload_bytes = read_header(header.ljust(HEADER_BYTES, b"\0")[:HEADER_BYTES], max_payload_bytes=_MAX)
             expect(payload_bytes <= _MAX, f"a payload of {payload_bytes:,} bytes would be read")
         with suppress(ProtocolError):
-            decode_order(body)
+            if isinstance(decode_order(body), Assemble):
+                decode_prompt(payload)
         with suppress(ProtocolError):
             _take(decode_answer(body, payload_bytes=len(payload)), payload)
 
@@ -77,6 +81,9 @@ def _take(answer: Answer, payload: bytes) -> None:
             expect(len(feature.tensors) == len(answer.tensors), f"{answer!r} names a tensor twice")
             for head, start, end in answer.spans():
                 expect(bytes(feature.tensors[head.name].data) == payload[start:end], f"{head!r} has other bytes")
+        case Assembled():
+            assembly = assembly_of(answer, memoryview(payload))
+            expect(len(assembly.token_ids) == answer.tokens, f"{answer!r} has {len(assembly.token_ids)} tokens")
         case Ready(description=description):
             for modality in description.placeholders:
                 description.insertion(modality, 1)
@@ -110,7 +117,10 @@ def seeds() -> Mapping[str, bytes]:
         Failed("MediaUndecodable", "the image does not decode"),
     ]
     alone = {type(message).__name__.lower(): _framed(message) for message in messages}
-    return alone | {"made": _framed(made, payload)}
+    assembly = Assembly([1, 2, 3], [(1, 0), (0, 2)])
+    assembled = _framed(Assembled(1, 3, 2), payload_of_assembly(assembly))
+    prompt = encode_prompt([1, 7, 2], [("image", feature.layout), ("image", feature.layout)])
+    return alone | {"made": _framed(made, payload), "assembled": assembled, "assemble": _framed(Assemble(1), prompt)}
 
 
 def _framed(message: Order | Answer, payload: bytes = b"") -> bytes:

@@ -8,10 +8,10 @@ There is no model, so it starts without torch.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from semel.core import Feature, Layout, Media, Modality, Tensor
+from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Tensor
 from semel.media import DecodeLimits, Pieces, decode_image
 from semel.processing.pool import child
 from semel.processing.pool.pipe import Load
@@ -29,6 +29,7 @@ class FaultyProcessor:
     fingerprint = "faulty"
     placeholders: Mapping[Modality, str] = {"image": "<image>"}
     modalities: tuple[Modality, ...] = ("image",)
+    assembly: Mapping[Modality, AssemblyKind] = {"image": "splice"}
     encoder_decoder = False
     tokenizer = None
 
@@ -38,6 +39,9 @@ class FaultyProcessor:
 
     def placeholder_text(self, modality: Modality) -> str:
         return self.placeholders[modality]
+
+    def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
+        raise NotImplementedError
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         del options

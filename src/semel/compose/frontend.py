@@ -45,6 +45,7 @@ from semel.telemetry.metrics import (
     MM_CACHE_CAPACITY,
     MM_CACHE_EVICTIONS,
     MM_CACHE_ITEMS,
+    POOL_ASSEMBLED,
     POOL_FAILED,
     POOL_PROCESSED,
     POOL_REPLACED,
@@ -321,6 +322,7 @@ class _Parts:
             max_tokens=max_tokens,
             process_apart=partial(pool.process, apart=True),
             lay_out=pool.lay_out,
+            apply=pool.assemble,
             cut=pool.cut,
             fetch=fetcher.fetch,
             timings=timings if options.collector is None else traced(timings),
@@ -384,6 +386,7 @@ def _flight_samples(pipeline: Pipeline) -> Iterator[Sample]:
 
 def _pool_samples(pool: Pool) -> Iterator[Sample]:
     yield POOL_PROCESSED, pool.processed, ()
+    yield POOL_ASSEMBLED, pool.assembled, ()
     yield POOL_FAILED, pool.failed, ()
     yield POOL_REPLACED, pool.replaced, ()
 

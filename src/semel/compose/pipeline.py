@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from semel.core import Feature, Key, Media, Rendering, Target
+from semel.core import Assembly, Feature, Key, Layout, Media, Modality, Rendering, Target
 from semel.errors import ConfigError
 from semel.media import Pieces
 from semel.processing import Description
@@ -46,6 +46,9 @@ def compose_pipeline(
         spend(sum(map(len, pieces.files)))
         return pieces
 
+    async def apply(token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]], **_: object) -> Assembly:
+        return await asyncio.get_running_loop().run_in_executor(executor, loaded.assemble, token_ids, items)
+
     described = Description.of(loaded, vocabulary_of(loaded.tokenizer, find_tokenizer(folder, target.rendering)))
     engine_tokenizer = EngineTokenizer(loaded.tokenizer)
 
@@ -57,7 +60,7 @@ def compose_pipeline(
 
     tokenizer = tokenizer_of(folder, target.rendering, described, encode, decode)
     pipeline = pipeline_of(folder, target.rendering, process, described, key, chat_template, tokenizer)
-    return replace(pipeline, cut=cut)
+    return replace(pipeline, cut=cut, apply=apply)
 
 
 def blocking(call: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
@@ -113,7 +116,8 @@ def pipeline_of(
             tokenizer,
             described.placeholders,
             described.insertion,
-            described.written,
+            written=described.written,
             interleaves=rendering.interleave_mm_strings,
+            assembly=described.assembly,
         )
     return Pipeline(tokenizer, renderer, process, described.fingerprint, key)

@@ -1,6 +1,7 @@
 """Values without I/O: digests, media, features, prompts. Of semel, imports only itself and `semel.errors`."""
 
 from semel.core.answer_parsing import AnswerParsing
+from semel.core.assembly import Assembly, AssemblyKind
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
 from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Origin, Tensor
@@ -19,6 +20,8 @@ __all__ = [
     "DTYPE_BYTES",
     "MIN_KEY_CHARS",
     "AnswerParsing",
+    "Assembly",
+    "AssemblyKind",
     "Contract",
     "Digest",
     "EngineWindow",

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 from semel.cache import LayoutCache
-from semel.core import Feature, Layout, Media, Modality, Origin, Target
-from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
+from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Origin, Target
+from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable, ServiceError
 from semel.media import DecodeLimits, Pieces, Video, cut_audio, decode_audio, decode_image, decode_video
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
@@ -152,6 +152,15 @@ class HfProcessor:
     def placeholder_text(self, modality: Modality) -> str:
         """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
         return self.family.placeholder_text(modality, self.placeholders[modality])
+
+    @property
+    def assembly(self) -> Mapping[Modality, AssemblyKind]:
+        """Every family that semel knows replaces one token by an item."""
+        return dict.fromkeys(self.placeholders, "splice")
+
+    def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
+        """Nothing to do here: who has the tokens can splice by himself."""
+        raise ServiceError(f"{len(items)} items of a prompt of {len(token_ids):,} tokens are spliced, not assembled")
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

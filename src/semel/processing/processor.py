@@ -8,13 +8,13 @@ when they are loaded: the one that needs vLLM lives with everything else that do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from semel.core import Feature, Layout, Media, Modality, Target
+from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.errors import ConfigError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.families import FAMILIES
@@ -41,7 +41,11 @@ class Processor(Protocol):
 
     @property
     def placeholders(self) -> Mapping[Modality, str]:
-        """The token that stands for an item of a modality in the prompt's text."""
+        """What stands for an item of a modality in the prompt's text: one token, where items are spliced."""
+
+    @property
+    def assembly(self) -> Mapping[Modality, AssemblyKind]:
+        """How the items of each modality enter a prompt; empty for an encoder-decoder, whose prompts have none."""
 
     @property
     def tokenizer(self) -> Any:
@@ -60,6 +64,9 @@ class Processor(Protocol):
 
     def placeholder_text(self, modality: Modality) -> str:
         """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
+
+    def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
+        """The prompt of a text with these items, in the order of the request, by the model's own rules."""
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""

@@ -6,11 +6,11 @@ as in vLLM. Only a request that spells a placeholder token takes the slower path
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel.core import Modality
+from semel.core import AssemblyKind, Item, Modality
 from semel.errors import ConfigError, InvalidRequest, TemplateError
 from semel.render.messages import Conversation
 from semel.render.placeholder_escape import are_spelled, break_spellings, map_strings, strings_in, unused_letters
@@ -28,16 +28,24 @@ class ChatRenderer:
     template: ChatTemplate
     tokenizer: Tokenizer
     placeholders: Mapping[Modality, str]
-    """The spelling of each modality's placeholder token."""
+    """What stands for an item of a modality in the text: one token, unless `assembly` says `apply`."""
     insertion: Insertion
     written: Mapping[Modality, str] = field(default_factory=dict)
     """The text that replaces a modality's placeholder token in the prompt, where it is more than the token."""
     interleaves: bool = False
     """Whether items stay between their texts where the template takes texts only (vLLM: `interleave_mm_strings`)."""
 
+    assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
+    """How the items of a modality enter a prompt; one that is not listed is spliced."""
+
     def placeholder_ids(self) -> dict[int, Modality]:
-        """The ids of the placeholder tokens, as `expand` needs them."""
-        return {self._token_id(text): modality for modality, text in self.placeholders.items()}
+        """The ids of the placeholders that are one token, as `expand` needs them."""
+        ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
+        return {token: modality for modality, token in ids.items() if token is not None}
+
+    def splices(self, items: Iterable[Item]) -> bool:
+        """Whether replacing placeholder tokens by layouts is all that these items need."""
+        return all(self.assembly.get(item.modality, "splice") == "splice" for item in items)
 
     def tokenize(
         self,
@@ -49,7 +57,7 @@ class ChatRenderer:
         template_kwargs: Mapping[str, object] | None = None,
         room: TextRoom = unlimited_room,
     ) -> list[int]:
-        """The token ids of the prompt, with one placeholder token per item. Its text becomes tokens in a `room`."""
+        """The token ids of the prompt before its items are put in. Its text becomes tokens in a `room`."""
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other: a message is continued or a new "
@@ -64,7 +72,9 @@ class ChatRenderer:
             with room(len(text)):
                 return self.tokenizer.encode(text)
         guard = next(letters)
-        chat = chat.map_strings(break_spellings(self.placeholders.values(), guard))
+        literals = self.placeholders.values()
+        apart = [literal for literal in literals if self.tokenizer.token_id(literal) is None]
+        chat = chat.map_strings(break_spellings(literals, guard, apart=apart))
         text = self._render(chat, add_generation_prompt, mark)
         with room(len(text)):
             return self.tokenizer.encode_apart(text.split(guard))
@@ -90,9 +100,9 @@ class ChatRenderer:
             text = text.replace(self.placeholders[modality], written)
         return text
 
-    def _token_id(self, text: str) -> int:
+    def _token_id(self, modality: Modality, text: str) -> int | None:
         token = self.tokenizer.token_id(text)
-        if token is None:
+        if token is None and self.assembly.get(modality, "splice") == "splice":
             raise ConfigError(f"{text!r} is not a token of this model's tokenizer, so it cannot hold an item's place")
         return token
 

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Media, Prompt
+from semel.core import Assembly, Digest, Feature, FeatureInfo, Item, Layout, Media, Modality, Prompt
 from semel.errors import ServiceError
 from semel.media import Pieces
 
 __all__ = [
+    "AssemblePrompt",
     "ComputeLayout",
     "Cut",
     "FeatureInfoOf",
@@ -57,6 +58,16 @@ class ComputeLayout(Protocol):
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None, tenant: str = ""
     ) -> Awaitable[Layout]:
         """The layout; `group` and `tenant` are as for `ProcessItem`."""
+        ...
+
+
+class AssemblePrompt(Protocol):
+    """Puts items into a prompt by the rules of the model's processor, in any process."""
+
+    def __call__(
+        self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]], /, *, tenant: str = ""
+    ) -> Awaitable[Assembly]:
+        """The prompt without its items, and their places; `tenant` is as for `ProcessItem`."""
         ...
 
 

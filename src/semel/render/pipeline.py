@@ -12,16 +12,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
-from semel.errors import InvalidRequest, PromptTooLong
+from semel.errors import InvalidRequest, PromptTooLong, ServiceError
 from semel.render.chat import ChatRenderer
 from semel.render.concurrency import concurrently
-from semel.render.draft import ComputeLayout, Cut, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
+from semel.render.draft import (
+    AssemblePrompt,
+    ComputeLayout,
+    Cut,
+    FeatureInfoOf,
+    ParsedRequest,
+    ProcessItem,
+    Rendered,
+    nothing_known,
+)
 from semel.render.expand import expand, expand_encoder
 from semel.render.inline import is_cheap, run
 from semel.render.inspector import Inspector
@@ -85,6 +94,9 @@ class Pipeline:
 
     lay_out: ComputeLayout | None = field(default=None, repr=False)
     """Computes layouts for inspections without making features, if that is possible."""
+
+    apply: AssemblePrompt | None = field(default=None, repr=False)
+    """Assembles prompts of models whose items are not simply spliced. If None, their chats are refused."""
 
     cut: Cut | None = field(default=None, repr=False)
     """Cuts clips that are longer than the encoder's maximum. If None, they are refused."""
@@ -154,7 +166,8 @@ class Pipeline:
         items, media = await run(identify, light=light and fetched is sources)
         watch.lap("digest")
         bare_request = replace(request, messages=())  # the parsed request must not keep their base64
-        assembling = partial(_assemble_chat, self.chat_renderer, conversation, bare_request, items, light, room)
+        tokenizing = partial(_tokenize_chat, self.chat_renderer, conversation, bare_request, light, room)
+        assembling = partial(self._assemble, self.chat_renderer, tokenizing, items, _name(tenant))
         return ParsedRequest(items, media, request.mm_processor_kwargs, assembling, _name(tenant), spend_feature)
 
     def read_completion(
@@ -240,6 +253,26 @@ class Pipeline:
                 "send fewer or smaller ones"
             )
 
+    async def _assemble(
+        self,
+        renderer: ChatRenderer,
+        tokenizing: Callable[[], Awaitable[list[int]]],
+        items: Sequence[Item],
+        tenant: str,
+        layouts: Sequence[Layout],
+    ) -> Prompt:
+        token_ids = await tokenizing()
+        if renderer.splices(items):
+            return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
+        if self.apply is None:
+            raise ServiceError("this model's processor has to assemble the prompt, and it is not there")
+        pairs = [(item.modality, layout) for item, layout in zip(items, layouts, strict=True)]
+        assembly = await self.apply(token_ids, pairs, tenant=tenant)
+        try:
+            return assembly.prompt(items, layouts)
+        except ValueError as error:
+            raise ServiceError(f"the assembled prompt cannot be read: {error}") from error
+
     async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
         """The feature of an item, cached or processed. That is decided without an await."""
         if (feature := self.cache.get(digest)) is not None:
@@ -287,15 +320,9 @@ def check_chars(count: int, limit: int) -> None:
         raise PromptTooLong(f"the prompt has {count:,} characters; the model takes {limit:,} at the very most")
 
 
-async def _assemble_chat(
-    renderer: ChatRenderer,
-    conversation: Conversation,
-    request: ChatRequest,
-    items: Sequence[Item],
-    light: bool,
-    room: TextRoom,
-    layouts: Sequence[Layout],
-) -> Prompt:
+async def _tokenize_chat(
+    renderer: ChatRenderer, conversation: Conversation, request: ChatRequest, light: bool, room: TextRoom
+) -> list[int]:
     tokenize = partial(
         renderer.tokenize,
         conversation,
@@ -305,8 +332,7 @@ async def _assemble_chat(
         template_kwargs=request.chat_template_kwargs,
         room=room,
     )
-    token_ids = await run(tokenize, light=light and renderer.tokenizer.is_local)
-    return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
+    return await run(tokenize, light=light and renderer.tokenizer.is_local)
 
 
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:

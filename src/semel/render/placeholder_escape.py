@@ -66,15 +66,21 @@ def unused_letters(text: str) -> Iterator[str]:
     )
 
 
-def break_spellings(literals: Iterable[str], guard: str) -> Callable[[str], str]:
-    """A function that puts `guard` into each spelling of the `literals`, and after a text that ends as one begins."""
+def break_spellings(literals: Iterable[str], guard: str, *, apart: Iterable[str] = ()) -> Callable[[str], str]:
+    """A function that puts `guard` into each spelling of the `literals`, and after a text that ends as one begins.
+
+    Those that are `apart` are broken after each character: they are several tokens, and cut once, their parts may give
+    these very tokens.
+    """
     literals = tuple(literals)
+    several = re.compile("|".join(map(re.escape, apart)) or "(?!)")
     # The look-ahead consumes only one character, so that overlapping spellings are all broken.
     starts = re.compile(f"(?s)(?={'|'.join(map(re.escape, literals))}).")
     begins, _ = _parts(literals)
 
     def broken(text: str) -> str:
-        return starts.sub(rf"\g<0>{guard}", text) + (guard if text.endswith(begins) else "")
+        spread = several.sub(lambda found: guard.join(found[0]) + guard, text)
+        return starts.sub(rf"\g<0>{guard}", spread) + (guard if text.endswith(begins) else "")
 
     return broken
 

@@ -53,6 +53,7 @@ __all__ = [
     "MM_CACHE_ITEMS",
     "MM_CACHE_QUERIES",
     "NEEDS",
+    "POOL_ASSEMBLED",
     "POOL_FAILED",
     "POOL_PROCESSED",
     "POOL_REPLACED",
@@ -297,6 +298,7 @@ TENANT_REQUESTS_CALLED_BACK: Final = Metric(
     "Requests that were called back, by tenant (--metrics-per-tenant).",
     _TENANT,
 )
+POOL_ASSEMBLED: Final = Metric("semel_pool_assembled_total", "counter", "Prompts that the model's processor assembled.")
 POOL_PROCESSED: Final = Metric("semel_pool_processed_total", "counter", "Items that were preprocessed.")
 POOL_FAILED: Final = Metric("semel_pool_failed_total", "counter", "Items whose preprocessing ended in an error.")
 POOL_REPLACED: Final = Metric(
@@ -399,6 +401,7 @@ METRICS: Final = (
     TENANT_REQUESTS_CALLED_BACK,
     STAGE_SECONDS,
     LOOP_LAG_SECONDS,
+    POOL_ASSEMBLED,
     POOL_PROCESSED,
     POOL_FAILED,
     POOL_REPLACED,

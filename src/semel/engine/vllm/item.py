@@ -7,13 +7,13 @@ of its medium: sizes, lengths and times, never pixels. A ghost has these and tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
 from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
-from semel.processing import Family, from_torch
+from semel.processing import from_torch
 
 __all__ = ["ghost_of", "is_numbers", "lay_out", "make_item", "origin_of", "parse", "tensors_of"]
 
@@ -47,15 +47,14 @@ def lay_out(
     items: Any,
     item: Any,
     options: Mapping[str, object],
-    family: Family,
-    config: Mapping[str, Any],
+    part_of: Callable[[Any], slice],
 ) -> Layout:
-    """What vLLM puts in the place of the only item of a prompt, but for what its family counts as text."""
+    """What vLLM puts in the place of the only item of a prompt; `part_of` tells which tokens are the item's own."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     updates = processor._get_prompt_updates(items, options, MultiModalKwargsItems({modality: [item]}))
     content = next(update for update in updates if update.modality == modality).resolve(0).content
-    part = family.item_tokens(config, content.full)
+    part = part_of(content)
     mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())
     return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Self
 
 from blake3 import blake3
 
 from semel.cache import LayoutCache
 from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
+from semel.engine.vllm.assembly import company_limits
 from semel.engine.vllm.item import ghost_of, lay_out, make_item, parse
 from semel.engine.vllm.item_fields import ItemFields
 from semel.engine.vllm.probes import probes
+from semel.engine.vllm.prompt_rules import item_part
 from semel.engine.vllm.rendering import rendering_of
 from semel.engine.vllm.shape_registry import ShapeRegistry
 from semel.errors import ConfigError, FeatureRejected
@@ -46,6 +49,7 @@ class VllmModel:
         self._tells_layout: set[Modality] = set()
         self._layouts: LayoutCache[tuple[object, ...]] = LayoutCache(max_entries=4_096, max_tokens=1 << 20)
         self._widened: set[tuple[Modality, str]] = set()
+        self._company = company_limits(processor, self._family, self._hf_config)
         self.known = ShapeRegistry()
 
     @classmethod
@@ -127,7 +131,8 @@ class VllmModel:
     @property
     def _limits(self) -> Mapping[Modality, int]:
         limits: Mapping[Modality, int] = self.processor.info.allowed_mm_limits
-        return {modality: limit for modality, limit in limits.items() if limit > 0}
+        lowered = {modality: min(limit, self._company.get(modality, limit)) for modality, limit in limits.items()}
+        return {modality: limit for modality, limit in lowered.items() if limit > 0}
 
     def _probe(self, modality: Modality) -> None:
         """Learn the fields of a modality; one that the processor cannot do is switched off."""
@@ -183,7 +188,8 @@ class VllmModel:
             items = MultiModalDataItems({})
             if origin is not None:
                 items = parse(self.processor, modality, ghost_of(modality, origin))
-            return lay_out(self.processor, modality, items, item, options, self._family, self._hf_config)
+            part_of = partial(item_part, self.processor, self._family, self._hf_config)
+            return lay_out(self.processor, modality, items, item, options, part_of)
         except _FOREIGN as error:
             raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
 

@@ -8,14 +8,17 @@ family of ours counts as text. The tensors are those of vLLM's own item, as `Vll
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from semel.core import Feature, Layout, Media, Modality, Target
+from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
+from semel.engine.vllm.assembly import Assembler
 from semel.engine.vllm.compat import installed_version
 from semel.engine.vllm.item import lay_out, make_item, origin_of, parse, tensors_of
+from semel.engine.vllm.prompt_rules import modalities_of
 from semel.engine.vllm.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image
@@ -26,11 +29,6 @@ from semel.processing.options import check_options
 from semel.processing.tensors import is_out_of_memory
 
 __all__ = ["VllmProcessor"]
-
-_MODALITIES: Final[tuple[Modality, ...]] = ("audio", "image", "video")
-_PROBE_SIDE: Final = 112
-_PROBE_FRAMES: Final = 4
-_PROBE_SAMPLES: Final = 16_000
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +46,8 @@ class VllmProcessor:
     """What semel knows of the model's family; of one that it does not know, the defaults."""
 
     limits: DecodeLimits
-    placeholders: Mapping[Modality, str]
-    """The token that stands for an item of a modality in the prompt's text."""
+    assembler: Assembler
+    """Puts items into prompts; for an encoder-decoder it has no rules."""
 
     fingerprint: str
 
@@ -75,13 +73,16 @@ class VllmProcessor:
         if "video" in (rendering.media_io_kwargs or {}):
             VideoLoader.of(model_config).check()
         within = Within("vllm", version, type(processor).__qualname__)
+        own_config = model_config.hf_config.to_dict() if rendering.hf_overrides else config
+        family = family_of(str({**config, **(rendering.hf_overrides or {})}.get("model_type", "")))
+        encoder_decoder = model_config.is_encoder_decoder
         return cls(
             processor=processor,
             model=get_model_architecture(model_config)[0],
-            config=model_config.hf_config.to_dict() if rendering.hf_overrides else config,
-            family=family_of(str({**config, **(rendering.hf_overrides or {})}.get("model_type", ""))),
+            config=own_config,
+            family=family,
             limits=limits or DecodeLimits(),
-            placeholders={} if model_config.is_encoder_decoder else _placeholders(processor),
+            assembler=Assembler(processor, {}) if encoder_decoder else Assembler.of(processor, family, own_config),
             fingerprint=fingerprint(
                 hf_processor,
                 config,
@@ -105,7 +106,18 @@ class VllmProcessor:
     @property
     def modalities(self) -> tuple[Modality, ...]:
         """What the processor takes."""
-        return _modalities(self.processor)
+        return modalities_of(self.processor)
+
+    @property
+    def placeholders(self) -> Mapping[Modality, str]:
+        """What stands for an item of a modality in the prompt's text; nothing where items are inserted."""
+        rules = self.assembler.rules
+        return {modality: rule.text for modality, rule in rules.items() if rule.text is not None}
+
+    @property
+    def assembly(self) -> Mapping[Modality, AssemblyKind]:
+        """How the items of each modality enter a prompt."""
+        return {modality: rule.kind for modality, rule in self.assembler.rules.items()}
 
     def insertion(self, modality: Modality, index: int) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
@@ -113,11 +125,15 @@ class VllmProcessor:
             text: str | None = self.model.get_placeholder_str(modality, index)
         except ValueError:  # how a model says that it has no words for a modality
             text = None
-        return text or self.placeholders[modality]
+        return text or self.placeholders.get(modality, "")
 
     def placeholder_text(self, modality: Modality) -> str:
-        """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
+        """What stands in a prompt's text where the chat template has written a modality's placeholder."""
         return self.family.placeholder_text(modality, self.placeholders[modality])
+
+    def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
+        """The prompt of a text with these items, by the model's own rules."""
+        return self.assembler.assemble(token_ids, items)
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
@@ -165,12 +181,16 @@ class VllmProcessor:
     def _layout(self, modality: Modality, items: Any, item: Any, options: Mapping[str, object]) -> Layout:
         layout = None
         try:
-            layout = lay_out(self.processor, modality, items, item, options, self.family, self.config)
+            layout = lay_out(self.processor, modality, items, item, options, partial(self._part, modality))
         except (ArithmeticError, ValueError) as error:
             logger.info("%s has no place for an item: %r", type(self.processor).__name__, error)
         if layout is None or not layout.num_embeds:
             raise MediaDegenerate(f"the {modality} is too small or too short for this model to see anything of it")
         return layout
+
+    def _part(self, modality: Modality, content: Any) -> slice:
+        """What is the item's of that which vLLM puts in its place."""
+        return self.assembler.own_part(modality, content, self.family, self.config)
 
 
 def _required_version() -> str:
@@ -215,11 +235,6 @@ def _model_config(folder: Path, tokenizer: Path, target: Target) -> Any:
     return config
 
 
-def _modalities(processor: Any) -> tuple[Modality, ...]:
-    supported = processor.info.supported_mm_limits
-    return tuple(modality for modality in _MODALITIES if supported.get(modality, 0) != 0)
-
-
 def _field_configs(
     processor: Any, modality: Modality, output: Mapping[str, Any], options: Mapping[str, object]
 ) -> Mapping[str, Any]:
@@ -237,44 +252,3 @@ def _update(
     configs = _field_configs(processor, modality, output, options)
     built = MultiModalKwargsItems.from_hf_inputs(output, configs)
     return processor._get_mm_prompt_updates(items, options, built)[modality][0][0]
-
-
-def _placeholders(processor: Any) -> Mapping[Modality, str]:
-    """The token of each modality: what the processor replaces, seen on a small item that vLLM makes up itself."""
-    found = {modality: _placeholder(processor, modality) for modality in _modalities(processor)}
-    return {modality: text for modality, text in found.items() if text is not None}
-
-
-def _placeholder(processor: Any, modality: Modality) -> str | None:
-    tokenizer, target = processor.info.get_tokenizer(), _target(processor, modality)
-    if isinstance(target, list) and len(target) == 1:
-        text: str = tokenizer.decode(target, skip_special_tokens=False)
-        if tokenizer.encode(text, add_special_tokens=False) == target:
-            return text
-    logger.warning("vLLM puts %s in place of %r, which is not one token: prompts cannot have any", modality, target)
-    return None
-
-
-def _target(processor: Any, modality: Modality) -> Any:
-    """What an item takes the place of: token ids, or a position that vLLM has a type of its own for."""
-    try:
-        items = processor.info.parse_mm_data(_dummy(processor, modality), validate=False)
-        return _update(processor, modality, items, processor._apply_hf_processor_main(items, {}), {}).target
-    except Exception as error:  # noqa: BLE001 - foreign code: a modality that it cannot do must not take the others along
-        logger.warning("vLLM makes nothing of its own dummy %s (%r): its dummy text has to tell", modality, error)
-        text = processor.dummy_inputs.get_dummy_text({modality: 1})
-        return processor.info.get_tokenizer().encode(text, add_special_tokens=False)
-
-
-def _dummy(processor: Any, modality: Modality) -> Any:
-    from vllm.config.multimodal import AudioDummyOptions, ImageDummyOptions, MultiModalDummyOptions, VideoDummyOptions
-
-    sides = {"width": _PROBE_SIDE, "height": _PROBE_SIDE}
-    sizes = MultiModalDummyOptions(
-        audio=AudioDummyOptions(length=_PROBE_SAMPLES),
-        image=ImageDummyOptions(**sides),
-        video=VideoDummyOptions(num_frames=_PROBE_FRAMES, **sides),
-    )
-    length = processor.info.ctx.model_config.max_model_len
-    data = processor.dummy_inputs.get_dummy_mm_data(length, {modality: 1}, sizes)
-    return {modality: data[modality]}

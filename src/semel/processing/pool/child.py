@@ -21,18 +21,21 @@ from pathlib import Path
 import msgspec
 
 from semel.cache import Window
-from semel.core import Feature, Media
+from semel.core import Assembly, Feature, Media
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
+    Assemble,
+    Assembled,
     Cut,
     Description,
     Detokenize,
     Drop,
     Dropped,
+    Heard,
     Load,
     Made,
     Offer,
@@ -50,6 +53,7 @@ from semel.processing.pool.pipe import (
     read_header,
     write,
 )
+from semel.processing.pool.prompts import assembled_of, decode_prompt, payload_of_assembly
 from semel.processing.pool.text import text_answer
 from semel.processing.processor import Processor, load_processor
 from semel.processing.tensors import is_out_of_memory
@@ -59,6 +63,8 @@ from semel.telemetry.logs import log_to_stderr
 __all__ = ["main", "serve", "warm_up"]
 
 logger = logging.getLogger(__name__)
+
+_Work = Work | Cut | Assemble
 
 
 def main() -> None:
@@ -94,7 +100,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         if isinstance(work, Tokenize | Detokenize):
             _answer_text(pipe, processor, load, work, media)
             continue
-        if not isinstance(work, Work | Cut):
+        if not isinstance(work, Work | Cut | Assemble):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
         if not _answer(pipe, processor, load, work, media, memory):
             logger.warning("memory that items have left behind is over half of the limit; another process takes over")
@@ -159,18 +165,20 @@ def _data_bytes() -> int:
 
 
 def _answer(
-    pipe: socket.socket, processor: Processor, load: Load, work: Work | Cut, media: bytes, memory: Window | None
+    pipe: socket.socket, processor: Processor, load: Load, work: _Work, media: bytes, memory: Window | None
 ) -> bool:
     """Answer an order; whether another may follow."""
     try:
         result = _do(processor, load, work, media)
-        made = heard_of(work.item, result) if isinstance(result, Pieces) else made_of(work.item, result)
+        made = _described(work.item, result)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
         failed = failure_of(_ours(error, load))
     else:
         if isinstance(result, Pieces):
             _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
+        elif isinstance(result, Assembly):
+            pipe.sendall(head + payload_of_assembly(result))
         else:
             assert isinstance(made, Made)
             _send(pipe, made, head, result, memory)
@@ -178,6 +186,12 @@ def _answer(
     last = _is_used_up(load)  # asked only now: the error held on to what the item had taken
     pipe.sendall(encode(msgspec.structs.replace(failed, last=last)))
     return not last
+
+
+def _described(item: int, result: Feature | Pieces | Assembly) -> Made | Heard | Assembled:
+    if isinstance(result, Pieces):
+        return heard_of(item, result)
+    return assembled_of(item, result) if isinstance(result, Assembly) else made_of(item, result)
 
 
 def _answer_text(
@@ -222,10 +236,12 @@ def _send_pieces(pipe: socket.socket, offer: Offer, head: bytes, pieces: Pieces)
         pipe.sendall(file)
 
 
-def _do(processor: Processor, load: Load, work: Work | Cut, media: bytes) -> Feature | Pieces:
+def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature | Pieces | Assembly:
     # The pool keeps the deadline. If it has died meanwhile, the signal ends us, in native code as well; nobody would.
     signal.setitimer(signal.ITIMER_REAL, 2 * load.timeout_s)
     try:
+        if isinstance(work, Assemble):
+            return processor.assemble(*decode_prompt(media))
         if isinstance(work, Cut):
             return processor.cut(Media("audio", media))
         item = Media(work.modality, media, work.mime)
@@ -234,7 +250,7 @@ def _do(processor: Processor, load: Load, work: Work | Cut, media: bytes) -> Fea
         return processor.process(item, work.options)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if isinstance(work, Cut) or work.modality != "image":
+        if isinstance(work, Cut) or (isinstance(work, Work) and work.modality != "image"):
             gc.collect()  # PyAV's containers and streams refer to each other, and hold frames meanwhile
 
 

@@ -11,14 +11,15 @@ from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
 from semel.cache import Reservation
-from semel.core import Feature, Layout, Media, Modality
+from semel.core import Assembly, Feature, Layout, Media, Modality
 from semel.errors import MediaTooLarge, PromptTooLong, ProtocolError, SemelError
 from semel.media import Pieces
-from semel.processing.pool.pipe import Answer, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
+from semel.processing.pool.pipe import Answer, Assembled, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
+from semel.processing.pool.prompts import assembly_of
 from semel.telemetry.request_context import current_span
 from semel.telemetry.spans import Value
 
-__all__ = ["CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
+__all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
 
 
 _T = TypeVar("_T")
@@ -79,6 +80,11 @@ class Job(ABC, Generic[_T]):
     """Of whoever asked first: a process is handed the next item by whoever is there."""
 
     queued_at: float = field(default_factory=perf_counter)
+
+    @property
+    def subject(self) -> str:
+        """What is worked on, as its client knows it."""
+        return f"the {self.media.modality}"
 
     def trace(self, began: float) -> None:
         """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
@@ -167,3 +173,24 @@ class CutJob(Job[Pieces]):
         if not isinstance(answer, Heard) or answer.item != self.item:
             raise self._unexpected(answer)
         return pieces_of(answer, payload)
+
+
+class AssemblyJob(Job[Assembly]):
+    """A prompt that items are put into; its bytes travel as media do."""
+
+    __slots__ = ()
+    work = "assembling"
+
+    @property
+    def subject(self) -> str:
+        """The prompt."""
+        return "the prompt"
+
+    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Assembly:
+        """The prompt without its items, and their places."""
+        del room
+        if isinstance(answer, Failed):
+            raise error_of(answer)
+        if not isinstance(answer, Assembled) or answer.item != self.item:
+            raise self._unexpected(answer)
+        return assembly_of(answer, payload)

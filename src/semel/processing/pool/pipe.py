@@ -15,21 +15,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
 import semel.errors
 from semel.cache import tensor_offsets
-from semel.core import DTYPE_BYTES, Feature, Layout, Mask, Media, Modality, Origin, Target, Tensor
+from semel.core import DTYPE_BYTES, AssemblyKind, Feature, Layout, Mask, Media, Modality, Origin, Target, Tensor
 from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.processor import Processor, ProcessorKind
 from semel.processing.vocabulary import Vocabulary
+from semel.wire.layout_runs import TOKEN_BYTES
 
 __all__ = [
     "HEADER_BYTES",
     "Answer",
+    "Assemble",
+    "Assembled",
     "Cut",
     "Description",
     "Detokenize",
@@ -80,7 +83,10 @@ class Description:
 
     fingerprint: str
     placeholders: Mapping[Modality, str]
-    """The token that stands for an item of a modality in the prompt's text."""
+    """What stands for an item of a modality in the prompt's text: one token, unless `assembly` says `apply`.
+
+    A modality whose items are inserted into a prompt has none.
+    """
 
     encoder_decoder: bool
     """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
@@ -94,6 +100,9 @@ class Description:
     vocabulary: Vocabulary | None = None
     """Of a tokenizer that runs in the pool; None where `tokenizer.json` does as well."""
 
+    assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
+    """How the items of a modality enter a prompt; one that is not listed is spliced."""
+
     @classmethod
     def of(cls, processor: Processor, vocabulary: Vocabulary | None = None) -> Self:
         """The description of a processor."""
@@ -104,20 +113,21 @@ class Description:
             vocabulary=vocabulary,
             insertions={
                 modality: processor.insertion(modality, _PROBE_INDEX).replace(str(_PROBE_INDEX), _NUMBER)
-                for modality in processor.placeholders
+                for modality in processor.assembly
             },
             written={
                 modality: text
                 for modality, token in processor.placeholders.items()
                 if (text := processor.placeholder_text(modality)) != token
             },
+            assembly=processor.assembly,
         )
 
     def insertion(self, modality: Modality, index: int) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
-        if (placeholder := self.placeholders.get(modality)) is None:
+        if modality not in self.placeholders and modality not in self.assembly:
             raise ConfigError(f"this model takes no {modality}")
-        return self.insertions.get(modality, placeholder).replace(_NUMBER, str(index))
+        return self.insertions.get(modality, self.placeholders.get(modality, "")).replace(_NUMBER, str(index))
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -144,6 +154,12 @@ class Work(msgspec.Struct, frozen=True, tag="work"):
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Cut a clip into pieces that the model's encoder takes; the payload is its media."""
+
+    item: int
+
+
+class Assemble(msgspec.Struct, frozen=True, tag="assemble"):
+    """Put items into a prompt by the model's own rules; the payload is the prompt, as `encode_prompt` writes it."""
 
     item: int
 
@@ -233,6 +249,19 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
         return sum(self.sizes)
 
 
+class Assembled(msgspec.Struct, frozen=True, tag="assembled"):
+    """A prompt that was assembled; the payload is its tokens without its items, and then their places."""
+
+    item: int
+    tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    places: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of the payload."""
+        return TOKEN_BYTES * (self.tokens + 2 * self.places)
+
+
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     """What was offered is gone."""
 
@@ -285,8 +314,8 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
     payload_bytes: int
 
 
-Order = Load | Work | Cut | Write | Send | Drop | Tokenize | Detokenize
-Answer = Ready | Offer | Made | Heard | Dropped | Failed | Tokens | Text
+Order = Load | Work | Cut | Assemble | Write | Send | Drop | Tokenize | Detokenize
+Answer = Ready | Offer | Made | Heard | Assembled | Dropped | Failed | Tokens | Text
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -339,7 +368,7 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process said what is not an answer") from error
-    expected = answer.payload_bytes if isinstance(answer, Made | Heard | Tokens | Text) else 0
+    expected = answer.payload_bytes if isinstance(answer, Made | Heard | Assembled | Tokens | Text) else 0
     if payload_bytes != expected:
         raise ProtocolError(f"an answer with {expected:,} bytes of payload came with {payload_bytes:,}")
     return answer

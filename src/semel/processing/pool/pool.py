@@ -22,13 +22,14 @@ from time import perf_counter
 from typing import Any, Final, Self, TypeVar
 
 from semel.cache import Reservation, SharedCache
-from semel.core import Feature, Layout, Media, RetryQueue, Target
+from semel.core import Assembly, Feature, Layout, Media, Modality, RetryQueue, Target
 from semel.errors import MediaTooLarge, MediaUndecodable, NotReady, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits, Pieces
 from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config
-from semel.processing.pool.job import CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
+from semel.processing.pool.job import AssemblyJob, CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
 from semel.processing.pool.pipe import (
+    Assemble,
     Cut,
     Description,
     Drop,
@@ -42,6 +43,7 @@ from semel.processing.pool.pipe import (
 )
 from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
 from semel.processing.pool.processes import ProcessSet
+from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
@@ -79,6 +81,8 @@ class Pool:
         """Features made, including those whose caller had gone."""
         self.failed = 0
         """Items that ended in an error, whoever was at fault."""
+        self.assembled = 0
+        """Prompts that were assembled."""
         self._load = processes.load
         self._retries = RetryQueue()
         self._memory = memory
@@ -227,9 +231,30 @@ class Pool:
         made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens))
 
+    async def assemble(
+        self,
+        token_ids: Sequence[int],
+        items: Sequence[tuple[Modality, Layout]],
+        *,
+        group: Hashable | None = None,
+        tenant: str = "",
+    ) -> Assembly:
+        """A prompt with these items, at least one, by the rules of the model's processor.
+
+        `group` and `tenant` are as for `process`: a prompt takes a turn as an item does.
+        """
+        prompt = Media(items[0][0], encode_prompt(token_ids, items))
+        self._admit(prompt)
+        item = next(self._items)
+        made: asyncio.Future[Assembly] = asyncio.get_running_loop().create_future()
+        order = encode(Assemble(item), len(prompt.data))
+        return await self._wait_for(
+            AssemblyJob(item, made if group is None else group, prompt, {}, order, made, apart=True, tenant=tenant)
+        )
+
     def forget_counts(self) -> None:
         """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
-        self.processed = self.failed = 0
+        self.processed = self.failed = self.assembled = 0
 
     async def close(self) -> None:
         """End all processes; items that are not done fail. Closing twice does no harm."""
@@ -305,6 +330,7 @@ class Pool:
             job.fail(error)
         else:
             self.processed += isinstance(made, Feature)
+            self.assembled += isinstance(made, Assembly)
             self._deadly.clear(job.media, job.options, job.tenant)
             job.succeed(made)
         finally:
@@ -344,22 +370,21 @@ class Pool:
     def _late(self, job: Job[Any]) -> MediaTooLarge:
         # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
         error = MediaTooLarge(
-            f"preprocessing the {job.media.modality} takes longer than the limit of {self._load.timeout_s:g} s "
+            f"preprocessing {job.subject} takes longer than the limit of {self._load.timeout_s:g} s "
             f"(--max-processing-s); send a smaller one"
         )
         self._deadly.suspect(job.media, job.options, error, job.tenant)
         return error
 
     def _died(self, job: Job[Any], status: int) -> MediaUndecodable | ServiceError:
-        modality = job.media.modality
         logger.warning("a pool process died with status %d over %r", status, job.media)
-        refusal = MediaUndecodable(f"the {modality} crashes the process that decodes it; send it in another format")
+        refusal = MediaUndecodable(f"{job.subject} crashes the process that decodes it; send it in another format")
         if status in _CRASHES:
             self._deadly.condemn(job.media, job.options, refusal, job.tenant)
             return refusal
         if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it
             self._deadly.suspect(job.media, job.options, refusal, job.tenant)
-        return ServiceError(f"the preprocessing process that worked on the {modality} died; send the request again")
+        return ServiceError(f"the preprocessing process that worked on {job.subject} died; send the request again")
 
 
 async def _unless_refused(child: PoolProcess, check: Callable[[], None]) -> None:
