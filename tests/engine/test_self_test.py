@@ -58,7 +58,9 @@ def bench(tiny: Folder) -> Callable[[str], SelfTest]:
             contract = Contract(
                 family, processor.fingerprint, TARGET, fields, dict.fromkeys(fields, 4), 1 << 20, 1 << 20
             )
-            made[family] = SelfTest(processor, engine, model, contract, assembling(processor, folder))
+            made[family] = SelfTest(
+                processor, engine, model, contract, assembling(processor, engine.info.get_tokenizer())
+            )
         return made[family]
 
     return of

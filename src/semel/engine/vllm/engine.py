@@ -145,7 +145,9 @@ class VllmEngine:
             needs_seal=model.needs_seal,
             aliases=aliases,
         )
-        verdict = SelfTest(loaded, model.processor, model, contract, assembling(loaded, folder)).run()
+        verdict = SelfTest(
+            loaded, model.processor, model, contract, assembling(loaded, model.processor.info.get_tokenizer())
+        ).run()
         contract = verdict.admitted(contract)
         return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features)
 

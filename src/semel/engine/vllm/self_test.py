@@ -12,7 +12,6 @@ import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from semel.core import Contract, Digest, Feature, Item, Layout, Media, Modality, Placeholder, Prompt
@@ -21,7 +20,6 @@ from semel.engine.vllm.model import VllmModel
 from semel.errors import ConfigError, FeatureRejected, RequestError, SemelError
 from semel.media.decode.warmup_media import image_file, sample_clip, video_file
 from semel.processing.processor import Processor
-from semel.render import Tokenizer
 from semel.render.expand import expand
 from semel.wire.codec import FROM_FRONTEND, decode, encode, pack
 from semel.wire.limits import Limits
@@ -202,16 +200,19 @@ class SelfTest:
         return connector.fetch_video(url, video_processor=loader)
 
 
-def assembling(processor: Processor, folder: Path) -> Assemble:
-    """Prompts as a frontend makes them with the model in `folder`."""
-    tokenizer = Tokenizer.load(folder)
+def assembling(processor: Processor, tokenizer: Any) -> Assemble:
+    """Prompts as a frontend makes them; the tokenizer is the engine's, which a frontend's is held to."""
 
     def assemble(text: str, items: Sequence[Item], layouts: Sequence[Layout]) -> Prompt:
         for modality, placeholder in processor.placeholders.items():
             text = text.replace(placeholder, processor.placeholder_text(modality))
-        found = {tokenizer.token_id(token): modality for modality, token in processor.placeholders.items()}
-        placeholder_ids = {token: modality for token, modality in found.items() if token is not None}
-        return expand(tokenizer.encode(text), placeholder_ids=placeholder_ids, items=items, layouts=layouts)
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        if all(processor.assembly.get(item.modality, "splice") == "splice" for item in items):
+            found = {token: tokenizer.convert_tokens_to_ids(token) for token in processor.placeholders.values()}
+            placeholder_ids = {found[token]: modality for modality, token in processor.placeholders.items()}
+            return expand(token_ids, placeholder_ids=placeholder_ids, items=items, layouts=layouts)
+        pairs = [(item.modality, layout) for item, layout in zip(items, layouts, strict=True)]
+        return processor.assemble(token_ids, pairs).prompt(items, layouts)
 
     return assemble
 
