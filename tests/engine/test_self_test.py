@@ -58,12 +58,14 @@ def bench(tiny: Folder) -> Callable[[str], SelfTest]:
             contract = Contract(
                 family, processor.fingerprint, TARGET, fields, dict.fromkeys(fields, 4), 1 << 20, 1 << 20
             )
-            made[family] = SelfTest(
-                processor, engine, model, contract, assembling(processor, engine.info.get_tokenizer())
-            )
+            made[family] = SelfTest(processor, engine, model, contract)
         return made[family]
 
     return of
+
+
+def own_assemble(test: SelfTest) -> Assemble:
+    return assembling(test.processor, test.engine.info.get_tokenizer())
 
 
 def tensor(name: str, change: Callable[[Any], Any]) -> Change:
@@ -159,7 +161,7 @@ def test_an_item_that_depends_on_its_company_is_found(bench: Callable[[str], Sel
 
         return changed
 
-    verdict = replace(test, assemble=shorter_in_company(test.assemble)).run()
+    verdict = replace(test, assemble=shorter_in_company(own_assemble(test))).run()
     assert "a prompt with 2 of the modality image has" in verdict.faults["image"]
 
 
@@ -167,7 +169,7 @@ def test_text_around_an_item_that_is_tokenised_otherwise_is_found(bench: Callabl
     test = bench("gemma3")
 
     def plain(text: str, items: Any, layouts: Any) -> Any:
-        return test.assemble(text.replace("see ", "see  "), items, layouts)
+        return own_assemble(test)(text.replace("see ", "see  "), items, layouts)
 
     assert "a prompt with 1" in replace(test, assemble=plain).run().faults["image"]
 

@@ -46,7 +46,7 @@ from semel.engine.vllm.progress import StepCounter, kill_processes
 from semel.engine.vllm.rejection import Rejection
 from semel.engine.vllm.rendering import aliases_of
 from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
-from semel.engine.vllm.self_test import SelfTest, assembling
+from semel.engine.vllm.self_test import SelfTest
 from semel.errors import (
     EngineDead,
     EngineFailed,
@@ -145,9 +145,7 @@ class VllmEngine:
             needs_seal=model.needs_seal,
             aliases=aliases,
         )
-        verdict = SelfTest(
-            loaded, model.processor, model, contract, assembling(loaded, model.processor.info.get_tokenizer())
-        ).run()
+        verdict = SelfTest(loaded, model.processor, model, contract).run()
         contract = verdict.admitted(contract)
         return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features)
 

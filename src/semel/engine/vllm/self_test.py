@@ -93,7 +93,8 @@ class SelfTest:
 
     model: VllmModel
     contract: Contract
-    assemble: Assemble
+    assemble: Assemble | None = None
+    """Makes prompts; None for what `assembling` returns."""
 
     def run(self) -> Verdict:
         """Compare every modality of the contract."""
@@ -165,7 +166,8 @@ class SelfTest:
         text = "".join(f"see {mark} and" for mark in marks) + " say"
         theirs = self._apply(text, modality, media)
         items = [Item(modality, Digest(index.to_bytes(Digest.size, "big"))) for index in range(len(features))]
-        ours = self.assemble(text, items, [feature.layout for feature in features])
+        assemble = self.assemble or assembling(self.processor, self.engine.info.get_tokenizer())
+        ours = assemble(text, items, [feature.layout for feature in features])
         if list(ours.token_ids) != theirs["prompt_token_ids"]:
             raise _DifferenceError(
                 f"{name} has {len(ours.token_ids)} tokens, vLLM's has {len(theirs['prompt_token_ids'])}"
