@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -45,6 +46,14 @@ class Rounds(Turns):
         super()._enter(turn)
         turn._tenant.counter = before + 1
         return turn
+
+
+class Sorting(Turns):
+    """One that looks at every tenant for each decision."""
+
+    def begin(self) -> Turn | None:
+        order = sorted((tenant for tenant in self._tenants.values() if tenant.queue), key=lambda one: one.entry[:2])
+        return self._enter(order[0].queue[0]) if order and self._fits(order[0].queue[0], 1) else None
 
 
 @dataclass
@@ -128,7 +137,7 @@ class Simulation:
 
 
 def draw(kind: int, tenant: str, random_: random.Random) -> Job:
-    """A request: of short texts, of long prompts, of long answers, or of any."""
+    """A request: of short texts, of long prompts, of long answers, of many answers to one prompt, or of any."""
     match kind:
         case 0:
             return Job(tenant, random_.randint(5, 30), random_.randint(1, 8))
@@ -136,12 +145,18 @@ def draw(kind: int, tenant: str, random_: random.Random) -> Job:
             return Job(tenant, random_.randint(500, 2_000), random_.randint(1, 20))
         case 2:
             return Job(tenant, random_.randint(5, 30), random_.randint(20, 60))
+        case 4:
+            return Job(tenant, random_.randint(5, 30), random_.randint(8, 32), random_.randint(2, 8))
         case _:
             return Job(tenant, random_.randint(5, 500), random_.randint(1, 60), random_.choice((1, 1, 1, 1, 4)))
 
 
 def run(
-    make: Callable[[EngineWindow, Clock], Turns], kinds: tuple[int, ...], requests: int, seed: int = 1
+    make: Callable[[EngineWindow, Clock], Turns],
+    kinds: tuple[int, ...],
+    requests: int,
+    seed: int = 1,
+    is_silent: Callable[[int, int], bool] = lambda _step, _tenant: False,
 ) -> list[Counter[str]]:
     """The tokens of each step, while every tenant has a request waiting; the first sends many more than the others."""
     random_, clock = random.Random(seed), Clock()
@@ -151,6 +166,8 @@ def run(
     while sent < requests:
         waiting = Counter(job.tenant for job in simulation.waiting.values())
         for number, (tenant, kind) in enumerate(zip(TENANTS, kinds, strict=True)):
+            if is_silent(len(steps), number):
+                continue
             for _ in range((200 if number == 0 else 48) - waiting[tenant]):
                 simulation.join(draw(kind, tenant, random_))
                 sent += 1
@@ -174,7 +191,7 @@ def least_share(steps: list[Counter[str]], period: int) -> float:
     return min(shares)
 
 
-KINDS = [(0, 0, 0, 0), (2, 0, 0, 1), (1, 0, 2, 3), (3, 3, 3, 3), (0, 1, 2, 3), (1, 1, 1, 0)]
+KINDS = [(0, 0, 0, 0), (2, 0, 0, 1), (1, 0, 2, 3), (3, 3, 3, 3), (0, 1, 2, 3), (1, 1, 1, 0), (0, 1, 2, 4), (2, 2, 2, 4)]
 PERIOD = 500
 """Steps: 10 s of an engine with steps of 20 ms."""
 
@@ -189,6 +206,24 @@ def test_whoever_has_a_request_waiting_gets_its_share_of_tokens_in_any_ten_secon
 @pytest.mark.parametrize("mutant", [Fifo, Rounds])
 def test_mutants_in_order_of_arrival_or_by_requests_the_dear_take_it_all(mutant: type[Turns]) -> None:
     assert least_share(run(mutant, (2, 0, 0, 1), 10_000), PERIOD) < 0.2
+
+
+def shares_with_silences(turns: Callable[[EngineWindow, Clock], Turns]) -> float:
+    """The least share, where one tenant has long prompts, one many answers to each, and one is silent now and then."""
+    return least_share(
+        run(turns, (1, 0, 1, 4), 10_000, is_silent=lambda step, tenant: tenant == 1 and step % 700 > 600), 500
+    )
+
+
+def test_who_needs_many_places_at_a_time_is_passed_over_by_a_few_tokens_only_S21() -> None:
+    assert shares_with_silences(Turns) >= 0.8
+
+
+def test_a_mutant_that_lets_it_be_passed_over_by_any_who_fit_starves_it_and_then_those_who_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(EngineWindow, "lead_tokens", 1_000_000)
+    assert shares_with_silences(Turns) < 0.3
 
 
 def steps_alone(turns: Turns, kind: int, delay: int) -> int:
@@ -230,8 +265,9 @@ class Model:
     """Of each request: waiting, ahead, running, over."""
     left: list[int] = field(default_factory=list)
     """Sequences of each request that have not ended."""
-    passes: list[int] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    since: dict[str, int] = field(default_factory=dict)
+    """The number of the request with which each tenant's queue began."""
     last: str = ""
 
     def numbers(self, *states: str, tenant: str | None = None) -> list[int]:
@@ -250,11 +286,11 @@ class Model:
             waiting = [self.counters[self.jobs[number].tenant] for number in self.numbers("waiting")]
             least = min(waiting) if waiting else self.counters.get(self.last, 0)
             self.counters[job.tenant] = max(self.counters.get(job.tenant, 0), least)
+            self.since[job.tenant] = len(self.jobs)
         self.jobs.append(job)
         self.turns.append(turn)
         self.states.append("waiting")
         self.left.append(job.sequences)
-        self.passes.append(self.width(len(self.jobs) - 1))
 
     def fits(self, number: int, width: int) -> bool:
         tenant = self.jobs[number].tenant
@@ -276,17 +312,17 @@ class Model:
         waiting = self.numbers("waiting")
         firsts = {self.jobs[number].tenant: number for number in reversed(waiting)}
 
-        def rank(number: int) -> tuple[int, int, int]:
+        def rank(number: int) -> tuple[int, int]:
             tenant = self.jobs[number].tenant
-            return self.counters[tenant], self.places(tenant), number
+            return self.counters[tenant], -self.since[tenant]
 
         order = sorted(firsts.values(), key=rank)
         for number in order:
+            if rank(number)[0] - rank(order[0])[0] > 8 * self.window.sequences:
+                return None
             if self.fits(number, self.width(number)):
-                if number != order[0]:
-                    self.passes[order[0]] -= self.width(number)
                 return number
-            if self.passes[order[0]] <= 0 or not self.fits(number, 1):
+            if not self.fits(number, 1):
                 return None
         return None
 
@@ -479,3 +515,23 @@ def test_engines_of_any_size_run_requests_of_any_size(sequences: int) -> None:
         while turn.is_waiting:
             for one in begun(turns):
                 turns.leave(one)
+
+
+def decision_s(turns: Turns, tenants: int) -> float:
+    """How long a decision takes, and all that follows from it, while so many tenants wait."""
+    for number in range(tenants):
+        for _ in range(3):
+            turns.join(f"tenant {number}", 10)
+    inside = deque(begun(turns))
+    begin = time.perf_counter()
+    for _ in range(200):
+        turn = inside.popleft()
+        turns.generate(turn, 5)
+        turns.leave(turn)
+        inside += begun(turns)
+    return (time.perf_counter() - begin) / 200
+
+
+def test_a_decision_takes_as_long_for_ten_thousand_tenants_as_for_ten() -> None:
+    assert decision_s(Turns(WINDOW, Clock()), 10_000) < 20 * decision_s(Turns(WINDOW, Clock()), 100)
+    assert decision_s(Sorting(WINDOW, Clock()), 10_000) > 20 * decision_s(Sorting(WINDOW, Clock()), 100)

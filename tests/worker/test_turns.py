@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semel.core import EngineWindow, Prompt, Submission, Tenant, Timeline
-from semel.errors import NotReady, SemelError
+from semel.errors import NotReady, RequestError, SemelError
 from semel.fleet.stream import RemoteStream
 from semel.telemetry.metrics import DESK_BYTES, ENGINE_SEQUENCES, ENGINE_WAITING, Metric
 from semel.worker.turns import EngineTurns
@@ -237,6 +237,19 @@ async def test_answers_of_one_request_take_a_place_each_until_each_has_ended(tmp
         for _ in range(3):
             made.engine.advance()
         assert await wide == 25
+        await is_quiet(made)
+
+
+async def test_a_request_of_a_tenant_that_would_fill_the_engine_is_refused_and_without_names_it_is_not(
+    tmp_path: Path,
+) -> None:
+    async with shop(tmp_path) as made:
+        limit = WINDOW.common_places
+        assert await made.ask("acme", n=limit) == 4 * limit
+        for wide in (limit + 1, 128):
+            with pytest.raises(RequestError, match=f"n is {wide}: .* at most {limit} answers"):
+                await made.ask("acme", n=wide)
+        assert await made.ask("", n=128) == 4 * 128  # the control: nobody else is there who could wait for it
         await is_quiet(made)
 
 

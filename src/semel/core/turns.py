@@ -7,9 +7,11 @@ requests in order of priority and arrival. A tenant that comes back gets the sma
 have been idle earns nothing, and to have been busy alone costs nothing.
 
 While several tenants are about, the last eighth of the window is only for a tenant within its share of it: its request
-does not wait until a long answer of another ends. A request of several sequences may be passed over by as many
-sequences as it has, then the places that become free are left free until it fits. A tenant without a name, alone, has
-no window: there are no API keys then, and the engine's own queue is as good.
+does not wait until a long answer of another ends. A request of several sequences that does not fit may be passed over
+by tenants that are hardly ahead in tokens; then the places that become free are left free until it fits. A tenant
+without a name, alone, has no window: there are no API keys then, and the engine's own queue is as good.
+
+A decision costs the same however many tenants wait: counters only grow, so a heap is mended where it is read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 __all__ = ["EngineWindow", "Turn", "Turns"]
@@ -60,6 +63,11 @@ class EngineWindow:
         return self.sequences - reserve
 
     @property
+    def lead_tokens(self) -> int:
+        """That a tenant may have had more than another whose request it passes over: of eight steps."""
+        return 8 * self.sequences
+
+    @property
     def prompt_tokens(self) -> int:
         """Of prompts that it gets ahead of its need: half of them are computed before that is known here."""
         return 2 * _UNKNOWN_STEPS * self.step_tokens
@@ -78,10 +86,21 @@ class _Tenant:
     """Its requests that the engine has, and that have no output yet."""
     seen: float = 0.0
     queue: list[Turn] = field(default_factory=list)
+    since: int = 0
+    """The number of the request with which its queue began."""
+    is_active: bool = False
+    """Whether it has a request, as it was counted."""
+    is_listed: bool = False
+    """Whether the heap has an entry of it."""
 
     @property
     def is_idle(self) -> bool:
         return not (self.places or self.queue)
+
+    @property
+    def entry(self) -> tuple[int, int, _Tenant]:
+        """Its place in the order; of equal counters, that of the tenant which came last: it has the least."""
+        return self.counter, -self.since, self
 
 
 class Turn:
@@ -91,7 +110,6 @@ class Turn:
         "_ends",
         "_is_ahead",
         "_key",
-        "_passes",
         "_tenant",
         "is_waiting",
         "places",
@@ -110,8 +128,6 @@ class Turn:
         self.prompt_tokens = prompt_tokens
         self.is_waiting = True
         self._is_ahead = False
-        self._passes = places
-        """Places that others may still take although it is its turn."""
         self._tenant = tenant
         self._key = key
 
@@ -141,6 +157,10 @@ class Turns:
         self._numbers = 0
         self._tenants: dict[str, _Tenant] = {}
         """Those that are about, in the order in which they were seen last."""
+        self._heap: list[tuple[int, int, _Tenant]] = []
+        """An entry of each tenant with a queue, as it was or as it is; and of some that have none any more."""
+        self._active = 0
+        """Tenants that have a request here or in the engine."""
         self._last: _Tenant | None = None
         """Whose turn it was."""
 
@@ -153,14 +173,17 @@ class Turns:
         """A request has come: it waits. The lower its priority the earlier it begins, among those of its tenant."""
         window = self.window
         tenant = self._see(name)
+        self._numbers += 1
         if not tenant.queue:
-            waiting = (other.counter for other in self._tenants.values() if other.queue)
-            tenant.counter = max(tenant.counter, min(waiting, default=0 if self._last is None else self._last.counter))
+            first = self._first() or self._last
+            tenant.counter = max(tenant.counter, 0 if first is None else first.counter)
+            tenant.since = self._numbers
         places = sequences if window is None else min(sequences, window.common_places)
         ends = 0 if window is None else window.ends(max_tokens)
-        self._numbers += 1
         turn = Turn(tenant, sequences, prompt_tokens, places, ends, (priority, self._numbers))
         insort(tenant.queue, turn)
+        self._list(tenant)
+        self._count_active(tenant)
         self.waiting += 1
         self.sequences += sequences
         self.prompt_tokens += prompt_tokens
@@ -168,19 +191,23 @@ class Turns:
 
     def begin(self) -> Turn | None:
         """The request that the engine gets now, if there is one. Call it until there is none."""
-        if not self.waiting:
+        passed: list[_Tenant] = []
+        try:
+            while (tenant := self._first()) is not None:
+                turn = tenant.queue[0]
+                if passed and self._is_ahead(tenant, passed[0]):
+                    return None
+                if self._fits(turn, turn.places):
+                    return self._enter(turn)
+                if not self._fits(turn, 1):
+                    return None  # it is its turn; only a request that is too wide for what is free may be passed over
+                heappop(self._heap)
+                tenant.is_listed = False
+                passed.append(tenant)
             return None
-        order = sorted((tenant for tenant in self._tenants.values() if tenant.queue), key=_rank)
-        first = order[0].queue[0]
-        for tenant in order:
-            turn = tenant.queue[0]
-            if self._fits(turn, turn.places):
-                if turn is not first:
-                    first._passes -= turn.places
-                return self._enter(turn)
-            if first._passes <= 0 or not self._fits(turn, 1):
-                return None  # it is its turn; only a request that is too wide for what is free may be passed over
-        return None
+        finally:
+            for tenant in passed:
+                self._list(tenant)
 
     def generate(self, turn: Turn, tokens: int) -> bool:
         """The engine has generated tokens. Returns whether they are the request's first: another one may begin then."""
@@ -204,6 +231,7 @@ class Turns:
             turn.places = 0
             self.waiting -= 1
             self.prompt_tokens -= turn.prompt_tokens
+            self._count_active(turn._tenant)
         elif turn._is_ahead:
             self._arrive(turn)
         self._shrink(turn, 0)
@@ -234,6 +262,31 @@ class Turns:
         turn.places -= freed
         turn._tenant.places -= freed
         self.places -= freed
+        self._count_active(turn._tenant)
+
+    def _first(self) -> _Tenant | None:
+        """The tenant whose turn it is, of those in the heap: it has a queue, and the first entry is as it should be."""
+        heap = self._heap
+        while heap:
+            entry, tenant = heap[0], heap[0][2]
+            if not tenant.queue:
+                heappop(heap)
+                tenant.is_listed = False
+            elif entry[:2] != tenant.entry[:2]:
+                heapreplace(heap, tenant.entry)
+            else:
+                return tenant
+        return None
+
+    def _list(self, tenant: _Tenant) -> None:
+        if not tenant.is_listed:
+            tenant.is_listed = True
+            heappush(self._heap, tenant.entry)
+
+    def _count_active(self, tenant: _Tenant) -> None:
+        if tenant.is_active is tenant.is_idle:
+            tenant.is_active = not tenant.is_idle
+            self._active += 1 if tenant.is_active else -1
 
     def _fits(self, turn: Turn, places: int) -> bool:
         """Whether a request may begin, if it took so many places."""
@@ -244,11 +297,15 @@ class Turns:
             return False
         return self.places + places <= self._limit(window, turn, places)
 
+    def _is_ahead(self, tenant: _Tenant, first: _Tenant) -> bool:
+        """Whether a tenant has had so much more than the first that it may not pass it over."""
+        return self.window is not None and tenant.counter - first.counter > self.window.lead_tokens
+
     def _limit(self, window: EngineWindow, turn: Turn, places: int) -> int:
         tenant, most = turn._tenant, window.sequences + max(window.lead, turn._ends)
         if len(self._tenants) == 1:
             return most
-        active = max(2, sum(not other.is_idle for other in self._tenants.values()))  # another may come at any time
+        active = max(2, self._active)  # another may come at any time
         is_within_share = (tenant.places + places - 1) * active < window.sequences  # of one place at least
         return most if is_within_share else window.common_places + turn._ends
 
@@ -263,7 +320,3 @@ class Turns:
                 oldest.seen = now
                 self._tenants[oldest.name] = oldest
         return tenant
-
-
-def _rank(tenant: _Tenant) -> tuple[int, int, Turn]:
-    return tenant.counter, tenant.places, tenant.queue[0]

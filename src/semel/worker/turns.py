@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 
 from semel.core import EngineWindow, Output, Submission, Turn, Turns, tenant_name
-from semel.errors import NotReady
+from semel.errors import InvalidRequest, NotReady
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import ENGINE_SEQUENCES, ENGINE_WAITING
 
@@ -29,8 +29,9 @@ class EngineTurns:
         prompt = submission.prompt
         tokens = len(prompt.token_ids) + len(prompt.encoder_token_ids or ())
         sequences = _positive(submission, "n") or 1
-        self._check_room(sequences, tokens)
         tenant = tenant_name(submission.cache_salt)
+        self._check_width(tenant, sequences)
+        self._check_room(sequences, tokens)
         turn = self._turns.join(
             tenant,
             tokens,
@@ -73,6 +74,15 @@ class EngineTurns:
             future = self._futures.pop(turn, None)
             if future is not None and not future.done():
                 future.set_result(None)
+
+    def _check_width(self, tenant: str, sequences: int) -> None:
+        """Refuse a request that would fill the engine however turns are taken; without names there are no turns."""
+        window = self._turns.window
+        if window is not None and tenant and sequences > (limit := window.common_places):
+            raise InvalidRequest(
+                f"n is {sequences:,}: with API keys the engine takes at most {limit:,} answers to one prompt, seven "
+                "eighths of its --max-num-seqs: ask for fewer, in several requests"
+            )
 
     def _check_room(self, sequences: int, tokens: int) -> None:
         """Refuse what the engine would refuse if all that waits here waited there."""
