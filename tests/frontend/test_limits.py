@@ -148,6 +148,14 @@ async def test_json_of_very_many_values_is_refused_before_it_is_parsed(app: Rig)
         assert "--max-body-values" in exchange.message
 
 
+async def test_the_json_of_a_body_has_a_limit_of_its_own_and_media_do_not_count_to_it(app: Rig) -> None:
+    app.service.body = BodyLimits(max_text_bytes=1_000)
+    exchange = await sent(app, ask() + b" " * 1_000)
+    assert (exchange.status, exchange.code) == (413, "media_too_large")
+    assert "--max-body-text-bytes" in exchange.message
+    assert app.service.budget.in_flight == 0
+
+
 def test_the_page_on_limits_has_every_limit_that_is_a_flag_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
     limits = [one for one in flags_of(ServingSettings) if one.key.startswith(("max_", "min_"))]

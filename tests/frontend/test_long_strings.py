@@ -16,18 +16,20 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from semel.core import Media
-from semel.errors import SemelError
+from semel.errors import InvalidRequest, MediaTooLarge, SemelError
 from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from semel.frontend.http import body as body_module
 from semel.frontend.http import long_strings
 from semel.frontend.http.body import parse, parse_body
 from semel.frontend.http.long_strings import MIN_CHARS, cut_long_strings
+from semel.frontend.limits import BodyLimits
 from semel.render import Attachment, Conversation
 from semel.render.long_string import LongString
 from semel.render.messages import put_media
 
 CHAT: TypeAdapter[Any] = TypeAdapter(ChatCompletionRequest)
 KINDS: tuple[TypeAdapter[Any], ...] = (CHAT, CHAT, TypeAdapter(CompletionRequest), TypeAdapter(TokenizeRequest))
+LIMITS = BodyLimits()
 SHORT = 24
 """The length of a long string here, so that hypothesis can write some."""
 
@@ -179,7 +181,7 @@ def plain(value: Any) -> Any:
 
 
 def parse_now(body: bytearray, kind: TypeAdapter[Any]) -> Any:
-    return asyncio.run(parse_body(body, kind))
+    return asyncio.run(parse_body(body, kind, LIMITS))
 
 
 def compare(body: bytearray, kind: TypeAdapter[Any]) -> None:
@@ -195,7 +197,7 @@ def test_many_of_these_bodies_are_parsed_without_their_long_strings(monkeypatch:
     @settings(QUICK, max_examples=200, phases=[Phase.generate], database=None, derandomize=True)
     @given(body=bodies())
     def count(body: bytearray) -> None:
-        parsed = asyncio.run(body_module._parse_without_long_strings(body, CHAT))
+        parsed = asyncio.run(body_module._parse_without_long_strings(body, CHAT, LIMITS))
         cuts[parsed is not None] += 1
 
     count()
@@ -270,15 +272,39 @@ async def test_the_media_of_a_chat_are_cut_out_and_decoded_from_the_bodys_bytes(
     cut = cut_long_strings(body, "abc")
     assert len(cut.rest) < 100
     assert [string[:] for string in cut.strings.values()] == [URL]
-    parsed = await parse_body(body, CHAT)
+    parsed = await parse_body(body, CHAT, LIMITS)
     assert isinstance(parsed.messages[0]["content"][0]["image_url"]["url"], LongString)
     (part_,) = Conversation.parse(parsed.messages).messages[0].parts
     assert part_ == Attachment(Media("image", bytes(range(256)) * 4_096, "image/png"))
 
 
 async def test_strings_outside_of_media_stay_strings() -> None:
-    parsed = await parse_body(chat_of(URL, '{"type": "text", "text": %s}'), CHAT)
+    parsed = await parse_body(chat_of(URL, '{"type": "text", "text": %s}'), CHAT, LIMITS)
     assert parsed.messages[0]["content"][0]["text"] == URL
+
+
+@pytest.mark.parametrize("field", ["image_url", "text", "unknown"])
+async def test_what_is_parsed_whole_is_bounded_and_the_base64_of_media_is_not(field: str) -> None:
+    limits = BodyLimits(max_text_bytes=300_000)
+    assert len(URL) > 4 * limits.max_text_bytes
+    body = chat_of(URL, '{"type": "%s", "%s": %%s}' % (field, field))  # noqa: UP031 - it has braces
+    if field == "image_url":
+        assert len((await parse_body(body, CHAT, limits)).messages) == 1
+        broken = body.replace(b'"messages"', b'"temperature": "warm", "messages"')
+        with pytest.raises(InvalidRequest, match="temperature"):
+            await parse_body(broken, CHAT, limits)
+        return
+    with pytest.raises(MediaTooLarge, match="--max-body-text-bytes"):
+        await parse_body(body, CHAT, limits)
+    assert await parse_body(body, CHAT, LIMITS)  # the control: within the limit it is parsed whole
+
+
+async def test_long_texts_without_base64_are_bounded_whatever_their_length() -> None:
+    for size in (1_000, 400_000):
+        body = chat_of("é" * size, '{"type": "text", "text": %s}')
+        assert await parse_body(body, CHAT, BodyLimits(max_text_bytes=len(body)))
+        with pytest.raises(MediaTooLarge, match="--max-body-text-bytes"):
+            await parse_body(body, CHAT, BodyLimits(max_text_bytes=len(body) - 1))
 
 
 def test_short_strings_and_those_that_are_not_base64_are_not_cut() -> None:
@@ -289,7 +315,7 @@ def test_short_strings_and_those_that_are_not_base64_are_not_cut() -> None:
 def test_an_image_that_is_a_client_s_token_is_not_replaced() -> None:
     first, second = '{"type": "image_url", "image_url": %s}', '{"type": "image_url", "image_url": "abcx0"}'
     body = chat_of(URL, f"{second}, {first}")
-    parsed = asyncio.run(parse_body(body, CHAT))  # the nonce is random: a client cannot know it
+    parsed = asyncio.run(parse_body(body, CHAT, LIMITS))  # the nonce is random: a client cannot know it
     assert parsed.messages[0]["content"][0]["image_url"] == "abcx0"
 
 

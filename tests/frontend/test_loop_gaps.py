@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 from semel.cache import LruCache
 from semel.core import Feature, Media
 from semel.frontend.http.body import parse
+from semel.frontend.limits import BodyLimits
 from semel.frontend.routes import call
 from semel.render import ChatRenderer
 from semel.web.server import ConnectionLimits
@@ -136,11 +137,11 @@ async def test_large_bodies_do_not_keep_the_event_loop(tmp_path: Path, parts_ren
     assert await gap_ms(tmp_path, parts_renderer, name) <= limit_ms
 
 
-async def on_the_loop(body: bytearray, kind: TypeAdapter[Any]) -> Any:
+async def on_the_loop(body: bytearray, kind: TypeAdapter[Any], _: BodyLimits) -> Any:
     return parse(body, kind)
 
 
-async def in_a_thread(body: bytearray, kind: TypeAdapter[Any]) -> Any:
+async def in_a_thread(body: bytearray, kind: TypeAdapter[Any], _: BodyLimits) -> Any:
     return await asyncio.to_thread(parse, body, kind)
 
 
@@ -149,7 +150,7 @@ async def test_mutant_a_body_that_is_parsed_whole_keeps_the_event_loop_even_from
     tmp_path: Path,
     parts_renderer: ChatRenderer,
     monkeypatch: pytest.MonkeyPatch,
-    mutant: Callable[[bytearray, TypeAdapter[Any]], Awaitable[Any]],
+    mutant: Callable[[bytearray, TypeAdapter[Any], BodyLimits], Awaitable[Any]],
 ) -> None:
     monkeypatch.setattr(call, "parse_body", mutant)
     assert await gap_ms(tmp_path, parts_renderer, "one image") > MAX_GAP_MS

@@ -99,16 +99,19 @@ def parse(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
         raise fault_of(error) from None
 
 
-async def parse_body(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
+async def parse_body(body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits) -> _T:
     """Parse a body of any size as `parse` does, and let the event loop go on.
 
     The long strings of its media are cut out. If a token is not found again in a field that takes media, or the rest is
-    not valid, then the whole body is parsed: its result, and its error, are the same as without the cut.
+    not valid, then the whole body is parsed: its result, and its error, are the same as without the cut. A body that is
+    too long to be parsed whole gets the error of the rest instead.
     """
     if len(body) <= _SMALL_BYTES:
+        _check_text(len(body), limits)
         return parse(body, kind)
-    if (parsed := await _parse_without_long_strings(body, kind)) is not None:
+    if (parsed := await _parse_without_long_strings(body, kind, limits)) is not None:
         return parsed
+    _check_text(len(body), limits)
     return await asyncio.to_thread(_parse_only, [body], kind)
 
 
@@ -130,11 +133,13 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
     return Response(status_code=CLIENT_CLOSED)
 
 
-async def _parse_without_long_strings(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T | None:
+async def _parse_without_long_strings(body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits) -> _T | None:
     cut = await run(partial(cut_long_strings, body, secrets.token_hex(16)), light=len(body) <= _PIECE)
     if not cut.strings:
         return None
-    return await run(partial(_parse_cut, cut, kind), light=len(cut.rest) <= _SMALL_BYTES)
+    _check_text(len(cut.rest), limits)
+    parsing = partial(_parse_cut, cut, kind, raises=len(body) > limits.max_text_bytes)
+    return await run(parsing, light=len(cut.rest) <= _SMALL_BYTES)
 
 
 def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T]) -> _T:
@@ -142,10 +147,13 @@ def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T]) -> _T:
     return parse(bodies.pop(), kind)
 
 
-def _parse_cut(cut: Cut, kind: TypeAdapter[_T]) -> _T | None:
+def _parse_cut(cut: Cut, kind: TypeAdapter[_T], *, raises: bool) -> _T | None:
+    """The request, if the cut was right; an error of what is left is its error if it `raises`."""
     try:
-        parsed = kind.validate_json(cut.rest)
-    except (ValidationError, InvalidRequest):
+        parsed = parse(cut.rest, kind)
+    except InvalidRequest:
+        if raises:
+            raise
         return None
     return parsed if put_media(getattr(parsed, "messages", ()), cut.strings) == len(cut.strings) else None
 
@@ -153,6 +161,14 @@ def _parse_cut(cut: Cut, kind: TypeAdapter[_T]) -> _T | None:
 def _check_size(size: int, limits: BodyLimits) -> None:
     if size > limits.max_bytes:
         raise MediaTooLarge(f"the request is over {limits.max_bytes:,} bytes; raise it with --max-body-bytes")
+
+
+def _check_text(size: int, limits: BodyLimits) -> None:
+    if size > (limit := limits.max_text_bytes):
+        raise MediaTooLarge(
+            f"the request has {size:,} bytes of JSON besides the base64 of its media; the limit is {limit:,}: send "
+            "less text, or raise it with --max-body-text-bytes"
+        )
 
 
 def _count_values(body: bytes | bytearray, limits: BodyLimits) -> int:

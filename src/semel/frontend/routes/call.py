@@ -34,6 +34,8 @@ _CHAR_BYTES: Final = 200
 """Memory of one character while its text becomes tokens."""
 
 _FEW_CHARS: Final = 8_192
+_TOKEN_BYTES: Final = 16
+"""What a token and its `is_embed` take in JSON."""
 
 
 class _Addressed(Protocol):
@@ -135,14 +137,19 @@ async def serve_call(
 
 
 async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
-    return call.admit(await parse_body(await read(request, service.body, call.account), kind))
+    limits = service.body
+    return call.admit(await parse_body(await read(request, limits, call.account), kind, limits))
 
 
 async def read_prompt_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
     """Read a JSON body whose prompt may be a list of tokens."""
-    return call.admit(await parse_body(await read(request, prompt_limits(service, call), call.account), kind))
+    limits = prompt_limits(service, call)
+    return call.admit(await parse_body(await read(request, limits, call.account), kind, limits))
 
 
 def prompt_limits(service: FrontendState, call: Call) -> BodyLimits:
     """The limits of a body, plus the longest prompt that semel's own routes render: each token and its `is_embed`."""
-    return replace(service.body, max_values=service.body.max_values + 2 * call.serving.contract.max_tokens)
+    body, tokens = service.body, call.serving.contract.max_tokens
+    return replace(
+        body, max_values=body.max_values + 2 * tokens, max_text_bytes=body.max_text_bytes + _TOKEN_BYTES * tokens
+    )

@@ -102,7 +102,7 @@ async def _ask_file(
             f"the file has no prompt: its metadata needs {PROMPT!r}, as /v1/chat/completions/render gives it with "
             f"Accept: {SAFETENSORS}"
         )
-    parsed = await parse_body(await run(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS), kind)
+    parsed = await parse_body(await run(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS), kind, limits)
     return call.admit(parsed).with_tensors(features_of(file.entries))
 
 
