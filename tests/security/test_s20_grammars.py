@@ -213,12 +213,12 @@ async def test_a_tenant_has_one_grammar_at_a_time_whatever_salts_its_requests_ha
         assert process is not None
         now, most = 0, 0
 
-        async def compile_slowly(*_: object) -> Outcome:
+        async def compile_slowly(*_: object) -> tuple[Outcome, int]:
             nonlocal now, most
             now, most = now + 1, max(most, now + 1)
             await asyncio.sleep(0.01)
             now -= 1
-            return Outcome.COMPILED
+            return Outcome.COMPILED, 1_000
 
         monkeypatch.setattr(process, "compile", compile_slowly)
         salted = [Tenant("acme", f"salt {number}").prefix_salt for number in range(8)]
@@ -227,6 +227,58 @@ async def test_a_tenant_has_one_grammar_at_a_time_whatever_salts_its_requests_ha
         named = [Tenant(f"tenant {number}").prefix_salt for number in range(8)]
         await asyncio.gather(*(engine.submit(submission(salt, regex=f"b{i}")) for i, salt in enumerate(named)))
         assert most == GrammarLimits().at_once
+
+
+class Core(Sink):
+    """A sink that compiles as vLLM's engine core does: when a request comes, unless it is in its cache."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.cache: list[str] = []
+        self.most = 0
+        """Grammars that were compiled at a time."""
+        self.total = 0
+        self._now = 0
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, **options: Any) -> Any:
+        regex = params.structured_outputs.regex
+        if regex not in self.cache:
+            self.cache = [*self.cache[-3:], regex]
+            self.total += 1
+            self._now += 1
+            self.most = max(self.most, self._now)
+            await asyncio.sleep(0.05)
+            self._now -= 1
+        return await super().add_request(request_id, prompt, params, **options)
+
+
+async def compiled_at_a_time(engine: VllmEngine, core: Core, name: str) -> int:
+    """How many grammars of one tenant the engine core compiles at a time, if many come."""
+    core.most = 0
+    await asyncio.gather(*(engine.submit(submission(ACME, regex=f"{name}{number}")) for number in range(6)))
+    return core.most
+
+
+async def test_the_engine_compiles_one_grammar_of_a_tenant_at_a_time_and_what_it_has_dropped_again_S20(
+    tiny: Callable[[str], Path],
+) -> None:
+    core = Core.of(tiny("qwen2-vl"))
+    engine = VllmEngine.embed(core, grammars=GrammarLimits(engine_cache_bytes=100_000))
+    try:
+        assert await compiled_at_a_time(engine, core, "a") == 1
+        assert len(core.requests) == core.total == 6
+        engine.grammars._in_engine.max_weight = 1_000  # of one grammar
+        for _ in range(2):
+            for number in range(6):  # more than the core keeps
+                await engine.submit(submission(ACME, regex=f"b{number}"))
+        assert counts(engine.grammars)["compiled"] == 12, "none of them was tried twice"
+        core.total = 0
+        assert await compiled_at_a_time(engine, core, "b") == 1, "it had dropped them"
+        assert core.total >= 6
+        engine.grammars._compile = None  # the mutant: what is compiled on trial goes to the engine at once
+        assert await compiled_at_a_time(engine, core, "b") > 1
+    finally:
+        await engine.close()
 
 
 async def test_what_takes_too_long_is_refused_in_time_and_remembered_and_nothing_goes_on_S20(sink: Sink) -> None:

@@ -253,6 +253,27 @@ async def test_a_request_of_a_tenant_that_would_fill_the_engine_is_refused_and_w
         await is_quiet(made)
 
 
+async def test_a_request_whose_grammar_is_compiled_takes_no_place_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shop(tmp_path) as made:
+        compiled = asyncio.Event()
+
+        async def prepare(submission: Submission) -> Submission:
+            if "structured_outputs" in submission.sampling:
+                await compiled.wait()
+            return submission
+
+        monkeypatch.setattr(made.engine, "prepare", prepare)
+        constrained = made.start("acme", 2 * PLACES, structured_outputs={"regex": "a"})
+        await until(lambda: sum(map(len, made.rig.worker._frontends.values())) == 2 * PLACES)
+        assert await asyncio.gather(*made.start("acme", 20), *made.start("globex", 20)) == [4] * 40
+        assert made.metric(ENGINE_SEQUENCES) == 0
+        compiled.set()
+        assert await asyncio.gather(*constrained) == [4] * 2 * PLACES
+        await is_quiet(made)
+
+
 async def test_within_a_tenant_priority_decides(tmp_path: Path) -> None:
     async with shop(tmp_path, is_stepping=False) as made:
         running = made.start("acme", PLACES)

@@ -73,6 +73,10 @@ class Engine(Protocol):
         """Tell the watcher of everything that is held, and from now on of every change."""
         ...
 
+    async def prepare(self, submission: Submission) -> Submission:
+        """Do what may take long and needs no place in the engine. Returns what to submit, or refuses it."""
+        ...
+
     async def submit(self, submission: Submission) -> Stream:
         """Check a submission and hand it to the engine, which needs it no more when this returns.
 

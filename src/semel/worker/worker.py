@@ -349,6 +349,7 @@ class Worker:
                 if request.observed is None:
                     request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
                 if request.turn is None:
+                    submission = await self._engine.prepare(submission)  # who waits for that takes no place
                     request.turn = await self._turns.take(submission)
                 return await self._engine.submit(submission)
             except FeatureMissing as error:

@@ -10,12 +10,12 @@ refers to what it lacks; that is told as `FeatureMissing`, and the same request 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final, Self
 
@@ -27,7 +27,6 @@ from semel.core import (
     FeatureInfo,
     Item,
     Modality,
-    Output,
     Placeholder,
     Prompt,
     Submission,
@@ -35,25 +34,23 @@ from semel.core import (
 )
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.compat import show_items, takes_seeds
+from semel.engine.vllm.compat import show_items, skip_grammar_checks, takes_seeds
+from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
-from semel.engine.vllm.grammars import Grammars, client_outputs, constrained_field
+from semel.engine.vllm.grammars import Grammars
 from semel.engine.vllm.inputs import build_items, check_prompt, engine_input, items_of
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
-from semel.engine.vllm.rejection import Rejection
 from semel.engine.vllm.rendering import aliases_of
-from semel.engine.vllm.sampling import Defaults, outputs_of, refusals, sampling_params
+from semel.engine.vllm.sampling import Defaults, refusals, sampling_params
 from semel.engine.vllm.self_test import SelfTest
+from semel.engine.vllm.stream import VllmStream, failures
 from semel.errors import (
     EngineDead,
-    EngineFailed,
-    FeatureMissing,
     FeatureRejected,
     InvalidRequest,
-    NotReady,
     RequestError,
     SemelError,
 )
@@ -90,7 +87,9 @@ class VllmEngine:
         self._items = item_cache
         self._parsers = parsers
         self._samples = samples
-        self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars)
+        compiling = None if model.is_encoder_decoder else self._compile  # no prompt without an item
+        self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars, compiling)
+        self._compiling = itertools.count()
         self._defaults = Defaults.of(llm.model_config)
         self._takes_seeds = takes_seeds(llm.vllm_config)
         self._steps = StepCounter(llm)
@@ -221,18 +220,27 @@ class VllmEngine:
         """Tell the watcher of everything that is held, and from now on of every change."""
         self._items.watch(watcher)
 
+    async def prepare(self, submission: Submission) -> Submission:
+        """Compile what the answer is held to, before the request has a place in the engine."""
+        if constrained_field(submission) is None:
+            return submission
+        return _Prepared.of(submission, *await self._prepared(submission))
+
     async def submit(self, submission: Submission) -> VllmStream:
         """Check a submission and hand it to vLLM."""
         request_id = submission.request_id
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         prompt = await self._checked(salted)
-        params, reader = await self._prepared(submission)
+        if isinstance(submission, _Prepared):
+            params, reader = submission.params, submission.reader
+        else:
+            params, reader = await self._prepared(submission)
         options: dict[str, Any] = {
             "trace_headers": None if submission.trace is None else submission.trace.headers,
             "priority": submission.priority,
             **({} if reader is None else reader.engine),
         }
-        with _failures():
+        with failures():
             if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
                 with refusals():
                     collector = await self._added(request_id, prompt, params, options)
@@ -253,7 +261,7 @@ class VllmEngine:
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
         submission = Submission(f"inject-{digest.hex()}", self._sole_prompt(digest, feature), {digest: feature})
-        with _failures():
+        with failures():
             try:
                 prompt = await self._checked(submission)
                 request = await self._validated(submission.request_id, prompt, sampling_params({"max_tokens": 1}))
@@ -272,7 +280,7 @@ class VllmEngine:
 
     async def reset(self) -> None:
         """Forget all cached items, embeddings and prefixes."""
-        with _failures():
+        with failures():
             await asyncio.shield(self._reset())  # half a reset would leave the item cache and its mirror apart
 
     def kill(self) -> None:
@@ -306,6 +314,19 @@ class VllmEngine:
         params, reader = await asyncio.to_thread(self._params, submission)
         await self._grammars.admit(submission, params)
         return params, reader
+
+    async def _compile(self, outputs: Any) -> None:
+        """Let the engine compile a grammar into its cache, by a request of one token."""
+        submission = Submission(f"grammar-{next(self._compiling)}", Prompt((0,), Timeline.decoder(()), ()), {})
+        params = sampling_params({"max_tokens": 1})
+        params.structured_outputs = outputs
+        skip_grammar_checks(params)
+        stream = await self.submit(_Prepared.of(submission, params, None))
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            await asyncio.shield(stream.close())
 
     def _params(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
         prompt_ids, reader = submission.prompt.token_ids, None
@@ -368,58 +389,17 @@ class VllmEngine:
         return self._prefix_era if cache_salt is None else f"{self._prefix_era}/{cache_salt}"
 
 
-class VllmStream:
-    """The answer to one submission."""
+@dataclass(frozen=True, slots=True)
+class _Prepared(Submission):
+    """A submission that only has to be handed to vLLM."""
 
-    def __init__(
-        self,
-        llm: Any,
-        collector: Any,
-        item_cache: ItemCache,
-        referred: tuple[Digest, ...],
-        reader: AnswerReader | None = None,
-        steps: StepCounter | None = None,
-    ) -> None:
-        self._llm = llm
-        self._steps = steps
-        self._collector = collector
-        self._items = item_cache
-        self._referred = referred
-        self._reader = reader
-        self._begun = False
-        self._has_output = False
-        self._finished = False
+    params: Any = None
+    reader: AnswerReader | None = None
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they are generated."""
-        with _failures():
-            while not self._finished:
-                result = self._collector.get_nowait() or await self._collector.get()
-                self._finished = result.finished
-                if failed := [part for part in result.outputs if part.finish_reason == "error"]:
-                    raise self._failure(failed[0].stop_reason)
-                for output in outputs_of(result, is_first=not self._has_output):
-                    self._has_output = True
-                    self._begun = self._begun or bool(output.token_ids)
-                    if self._reader is not None:
-                        output = self._reader.read(output, result.prompt_token_ids)
-                    yield output
-
-    async def close(self) -> None:
-        """Abort the request, unless its answer is complete."""
-        self._collector.close()
-        if not self._finished:
-            self._finished = True
-            await self._llm.abort(self._collector.request_id, internal=True)
-            if self._steps is not None:
-                self._steps.review()
-
-    def _failure(self, reason: object) -> SemelError:
-        if (rejection := Rejection.of_reason(reason)) is not None:
-            return FeatureRejected(str(rejection))
-        if self._begun or not self._referred:
-            return EngineFailed("the engine gave up on the request; sending it again may succeed")
-        return FeatureMissing(self._items.lost(self._referred))
+    @classmethod
+    def of(cls, submission: Submission, params: Any, reader: AnswerReader | None) -> Self:
+        values = {field.name: getattr(submission, field.name) for field in fields(Submission)}
+        return cls(**values, params=params, reader=reader)
 
 
 def window_of(config: Any) -> EngineWindow:
@@ -431,16 +411,3 @@ def window_of(config: Any) -> EngineWindow:
         max_sequences=scheduler.max_num_queued_reqs,
         max_prompt_tokens=scheduler.max_num_queued_tokens,
     )
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    try:
-        yield
-    except (MaxQueuedTokensError, QueueOverflowError) as error:
-        raise NotReady("the engine's queue is full (--max-num-queued-reqs, --max-num-queued-tokens)") from error
-    except EngineDeadError as error:
-        raise EngineDead("the engine has died; its log says why, and it has to be started again") from error

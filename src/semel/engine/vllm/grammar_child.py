@@ -27,8 +27,15 @@ __all__ = ["HEADER", "REPLY", "Job", "Outcome", "Setup", "main"]
 HEADER: Final = struct.Struct("<I")
 """In front of every message to this process: its bytes."""
 
-REPLY: Final = struct.Struct("<QB")
-"""What this process says: the number of a job, and its `Outcome`. Number 0 is of its own start."""
+REPLY: Final = struct.Struct("<QBB")
+"""What this process says: the number of a job, its `Outcome`, the bits of its size. Number 0 is of its own start."""
+
+_OUTCOME_BITS: Final = 3
+"""Of a fork's exit code; the others are those of the size of what was compiled."""
+
+
+_NICENESS: Final = 10
+"""The engine's steps go first."""
 
 
 class Outcome(IntEnum):
@@ -73,7 +80,7 @@ def main() -> None:
     import xgrammar
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
-    pipe.sendall(REPLY.pack(0, Outcome.COMPILED))
+    pipe.sendall(REPLY.pack(0, Outcome.COMPILED, 0))
     forks: dict[int, tuple[int, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -83,7 +90,7 @@ def main() -> None:
                     selector.unregister(event.fileobj)
                     pid, number = forks.pop(event.fd)
                     os.close(event.fd)
-                    pipe.sendall(REPLY.pack(number, _outcome(os.waitpid(pid, 0)[1])))
+                    pipe.sendall(REPLY.pack(number, *_outcome(os.waitpid(pid, 0)[1])))
                     continue
                 job = msgspec.msgpack.decode(_read(pipe), type=Job)
                 if (pid := os.fork()) == 0:
@@ -95,8 +102,9 @@ def main() -> None:
 
 def _try(xgrammar: Any, tokenizer: Any, setup: Setup, job: Job) -> NoReturn:
     """Compile it, in a fork, within its limits."""
-    outcome = Outcome.REFUSED
+    outcome, bits = Outcome.REFUSED, 0
     try:
+        os.nice(_NICENESS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # xgrammar writes warnings about what clients sent
         signal.setitimer(signal.ITIMER_REAL, setup.wall_s)
         signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)
@@ -107,12 +115,13 @@ def _try(xgrammar: Any, tokenizer: Any, setup: Setup, job: Job) -> NoReturn:
         compiled = _compile(xgrammar, compiler, setup, job)
         is_large = compiled.memory_size_bytes > setup.compiled_bytes
         outcome = Outcome.TOO_LARGE if is_large else Outcome.COMPILED
+        bits = 0 if is_large else compiled.memory_size_bytes.bit_length()
     except MemoryError:
         outcome = Outcome.TOO_LARGE
     except BaseException as error:  # noqa: BLE001 - foreign code; whatever it is, a fork never returns into the loop
         outcome = Outcome.TOO_LARGE if "bad_alloc" in str(error) else Outcome.REFUSED
     finally:
-        os._exit(outcome)
+        os._exit(outcome | bits << _OUTCOME_BITS)
 
 
 def _compile(xgrammar: Any, compiler: Any, setup: Setup, job: Job) -> Any:
@@ -137,12 +146,12 @@ def _compile(xgrammar: Any, compiler: Any, setup: Setup, job: Job) -> Any:
     return compiler.compile_structural_tag(tags, tag["triggers"])
 
 
-def _outcome(status: int) -> Outcome:
-    """What the end of a fork says."""
+def _outcome(status: int) -> tuple[Outcome, int]:
+    """What the end of a fork says: the outcome, and the bits of the size of what was compiled."""
     if os.WIFSIGNALED(status):
-        return Outcome.TOO_SLOW if os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF) else Outcome.DIED
-    code = os.WEXITSTATUS(status)
-    return Outcome(code) if code in tuple(Outcome) else Outcome.DIED
+        return (Outcome.TOO_SLOW if os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF) else Outcome.DIED), 0
+    bits, code = divmod(os.WEXITSTATUS(status), 1 << _OUTCOME_BITS)
+    return (Outcome(code), bits) if code in tuple(Outcome) else (Outcome.DIED, 0)
 
 
 def _read(pipe: socket.socket) -> bytes:

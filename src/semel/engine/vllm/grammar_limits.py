@@ -46,3 +46,6 @@ class GrammarLimits:
 
     remembered_bytes: int = 32 * MIB
     """Bytes of grammars whose outcome is remembered."""
+
+    engine_cache_bytes: int = 256 * MIB
+    """Bytes of compiled grammars that the engine keeps for certain: its cache has 512 MiB (VLLM_XGRAMMAR_CACHE_MB)."""

@@ -39,7 +39,7 @@ class GrammarProcess:
         self._writer = writer
         self._patience_s = setup.wall_s + _GRACE_S
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[Outcome, int]]] = {}
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -78,8 +78,8 @@ class GrammarProcess:
         """Whether it answers no more."""
         return self._reading.done()
 
-    async def compile(self, kind: str, text: str) -> Outcome:
-        """Compile a grammar on trial; what became of it."""
+    async def compile(self, kind: str, text: str) -> tuple[Outcome, int]:
+        """Compile a grammar on trial; what became of it, and how many bytes it takes at most if it was compiled."""
         number = next(self._numbers)
         return await self._send(number, Job(number, kind, text), self._patience_s)
 
@@ -89,8 +89,9 @@ class GrammarProcess:
         await self._process.wait()
         await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def _send(self, number: int, message: Setup | Job, within_s: float) -> Outcome:
-        outcome = self._waiting[number] = asyncio.get_running_loop().create_future()
+    async def _send(self, number: int, message: Setup | Job, within_s: float) -> tuple[Outcome, int]:
+        outcome: asyncio.Future[tuple[Outcome, int]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = outcome
         body = msgspec.msgpack.encode(message)
         try:
             if self.is_lost:
@@ -98,7 +99,7 @@ class GrammarProcess:
             self._writer.write(HEADER.pack(len(body)) + body)
             async with asyncio.timeout(within_s):
                 await self._writer.drain()
-                return Outcome(await outcome)
+                return await outcome
         except (OSError, TimeoutError) as error:
             self._writer.close()
             raise NotReady(_LOST) from error
@@ -108,9 +109,9 @@ class GrammarProcess:
     async def _read(self) -> None:
         try:
             while True:
-                number, outcome = REPLY.unpack(await self._reader.readexactly(REPLY.size))
+                number, outcome, bits = REPLY.unpack(await self._reader.readexactly(REPLY.size))
                 if (waiting := self._waiting.get(number)) is not None and not waiting.done():
-                    waiting.set_result(Outcome(outcome))
+                    waiting.set_result((Outcome(outcome), (1 << bits) - 1))
         except (EOFError, OSError):
             pass
         finally:

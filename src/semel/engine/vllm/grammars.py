@@ -3,8 +3,10 @@
 vLLM turns them into grammars in the process that asks it to, and compiles them in its engine core, in the order in
 which they come and for as long as it takes. Here each one is held against its size first, and compiled on trial beside
 the event loop (`grammar_process`), within seconds of a CPU and bytes of memory; one at a time for each tenant, so that
-nobody's grammars wait behind many of another. What passes goes on to vLLM's own checks, in a thread, and to the engine.
-What became of a grammar is remembered by its content, so a repeat costs nothing. The words are ours throughout (S7).
+nobody's grammars wait behind many of another. What passes goes on to vLLM's own checks, in a thread. Then the engine
+compiles it, still one at a time for each tenant: for a request of one token that nobody waits for (`compile`), so that
+it is in vLLM's cache of compiled grammars when the client's own request comes. What became of a grammar is remembered
+by its content, so a repeat costs nothing. The words are ours throughout (S7).
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ import copy
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Final
 
-from semel.core import Submission, hash_parts, tenant_name
+from semel.core import Submission, tenant_name
 from semel.core.lru import LruMap
 from semel.engine.vllm.compat import skip_grammar_checks
 from semel.engine.vllm.grammar_child import Outcome, Setup
+from semel.engine.vllm.grammar_content import compiled_text, constrained_field, content_of, schemas_of, text_of
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.engine.vllm.grammar_process import GrammarProcess
 from semel.errors import Busy, InvalidRequest, NotReady
@@ -30,9 +32,7 @@ from semel.media.fetch.keyed_limit import KeyedLimit
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import GRAMMARS, GRAMMARS_WAITING
 
-__all__ = ["Grammars", "client_outputs", "constrained_field"]
-
-_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+__all__ = ["Grammars"]
 
 _WALL_FACTOR: Final = 3
 """Seconds in all for each of a CPU: the engine may be using the rest of the machine."""
@@ -46,7 +46,6 @@ _MAX_WAITING: Final = 64
 
 _BACKEND: Final = "xgrammar"
 _REFUSED_AS: Final = {Outcome.TOO_LARGE: "too_large", Outcome.TOO_SLOW: "too_slow"}
-_FORMATS: Final = ("json_schema", "structural_tag", "json_object")
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +59,20 @@ class _Judged:
     """vLLM's `StructuredOutputsParams` after its own checks, for requests to copy."""
 
     nbytes: int
+    compiled_bytes: int = 0
+    """At most, as far as that is known."""
 
 
 class Grammars:
     """The grammars of one engine."""
 
-    def __init__(self, config: Any, tokenizer: Any, limits: GrammarLimits) -> None:
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any,
+        limits: GrammarLimits,
+        compile: Callable[[Any], Awaitable[None]] | None = None,  # noqa: A002
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._limits = limits
@@ -73,9 +80,17 @@ class Grammars:
         self._backend = _BACKEND if chosen == "auto" else chosen
         """The one that the engine core keeps: with auto, the one that it is warmed with."""
 
+        self._compile = compile if self._backend == _BACKEND else None
+        """Lets the engine compile a grammar, and returns when it has; None if its backend keeps no compiled ones."""
+
         self._judged: LruMap[bytes, _Judged] = LruMap(
             limits.remembered_bytes, lambda judged: judged.nbytes, max_entries=_MEMORY_ENTRIES
         )
+        self._in_engine: LruMap[bytes, int] = LruMap(
+            limits.engine_cache_bytes, lambda nbytes: nbytes, max_entries=_MEMORY_ENTRIES
+        )
+        """Grammars that the engine has in its own cache of compiled ones, and their bytes."""
+
         self._tenants: KeyedLimit[str] = KeyedLimit(1)
         self._room = asyncio.Semaphore(limits.at_once)
         self._flights: defaultdict[str, dict[bytes, asyncio.Task[_Judged]]] = defaultdict(dict)
@@ -94,7 +109,8 @@ class Grammars:
         """Remember a grammar of the operator's as one that compiles, without a trial."""
         checked = await asyncio.to_thread(self._checked, outputs)
         if checked is not None:
-            self._judged.put(_content(outputs), _Judged(None, checked, _ENTRY_BYTES))
+            self._judged.put(content_of(outputs), _Judged(None, checked, _ENTRY_BYTES))
+            self._in_engine.put(content_of(outputs), _ENTRY_BYTES)
 
     async def close(self) -> None:
         """End that process."""
@@ -118,8 +134,8 @@ class Grammars:
         if outputs is None:
             return
         field = constrained_field(submission)
-        text = _text_of(outputs, field)
-        for name, part in _parts(submission, outputs, field, text):
+        text = text_of(outputs, field)
+        for name, part in schemas_of(submission, outputs, field, text):
             self._check_size(name, part, self._limits.max_schema_bytes, "one schema (--max-schema-bytes)")
         limit = self._limits.max_request_bytes
         self._check_size(field, text, limit, "one request (--max-request-schema-bytes)")
@@ -140,8 +156,9 @@ class Grammars:
         if (outputs := params.structured_outputs) is None:
             return
         field = constrained_field(submission)
-        content = _content(outputs)
-        if (judged := self._judged.get(content)) is not None:
+        content = content_of(outputs)
+        judged = self._judged.get(content)
+        if judged is not None and (judged.refusal is not None or self._is_in_engine(content)):
             self._counts["remembered"] += 1
         else:
             judged = await self._flight(tenant_name(submission.cache_salt), content, outputs)
@@ -176,23 +193,31 @@ class Grammars:
             ) from None
 
     async def _judge(self, tenant: str, content: bytes, outputs: Any) -> _Judged:
+        """What becomes of a grammar: on trial, and in the engine, one after the other for each tenant."""
         with await self._tenants.take(tenant):
             async with self._room:
-                outcome = await self._outcome(outputs)
-                checked = await asyncio.to_thread(self._checked, outputs) if outcome is Outcome.COMPILED else None
-        if checked is not None:
-            judged = _Judged(None, checked, _ENTRY_BYTES + len(_text_of(checked)))
-        else:
-            judged = _Judged(self._refusal(outcome, outputs), None, _ENTRY_BYTES)
-        self._counts["compiled" if checked is not None else _REFUSED_AS.get(outcome, "refused")] += 1
-        self._judged.put(content, judged)
+                if (judged := self._judged.get(content)) is None:
+                    judged = await self._try(outputs)
+                    self._judged.put(content, judged)
+                if judged.refusal is None and self._compile is not None:
+                    await self._compile(copy.copy(judged.outputs))
+                    self._in_engine.put(content, _ENTRY_BYTES + judged.compiled_bytes)
         return judged
 
-    async def _outcome(self, outputs: Any) -> Outcome:
-        """What becomes of it on trial; without one, all goes well."""
-        if not self._is_tried or (process := await asyncio.shield(self._process())) is None:
-            return Outcome.COMPILED
-        return await process.compile(*_compiled(outputs))
+    async def _try(self, outputs: Any) -> _Judged:
+        """What becomes of it on trial and in vLLM's checks; without a trial, all goes well."""
+        outcome, compiled_bytes = Outcome.COMPILED, 0
+        if self._is_tried and (process := await asyncio.shield(self._process())) is not None:
+            outcome, compiled_bytes = await process.compile(*compiled_text(outputs))
+        checked = await asyncio.to_thread(self._checked, outputs) if outcome is Outcome.COMPILED else None
+        self._counts["compiled" if checked is not None else _REFUSED_AS.get(outcome, "refused")] += 1
+        if checked is None:
+            return _Judged(self._refusal(outcome, outputs), None, _ENTRY_BYTES)
+        return _Judged(None, checked, _ENTRY_BYTES + len(text_of(checked)), compiled_bytes)
+
+    def _is_in_engine(self, content: bytes) -> bool:
+        """Whether the engine has it compiled, or compiles it in ways that are not known here."""
+        return self._compile is None or self._in_engine.get(content) is not None
 
     def _refusal(self, outcome: Outcome, outputs: Any) -> str:
         match outcome:
@@ -271,108 +296,3 @@ def _is_over(starting: asyncio.Task[GrammarProcess | None]) -> bool:
         return True
     started = starting.result()
     return started is not None and started.is_lost
-
-
-def constrained_field(submission: Submission) -> str | None:
-    """The field of the request that its answer is held to; None if there is nothing that could be compiled."""
-    parsing = submission.parsing
-    if parsing is not None and (parsing.response_format or {}).get("type") in _FORMATS:
-        return "response_format"
-    outputs = submission.sampling.get("structured_outputs")
-    if isinstance(outputs, Mapping):
-        kind = next((kind for kind in _KINDS if outputs.get(kind) is not None), "")
-        of_both = parsing is None and kind in ("json", "json_object", "structural_tag")
-        return f"response_format or structured_outputs.{kind}" if of_both else f"structured_outputs.{kind}"
-    return "tools" if parsing is not None and parsing.tools else None
-
-
-def client_outputs(submission: Submission) -> Any:
-    """What the client itself holds the answer to, in the shape of vLLM's `StructuredOutputsParams`; None if nothing."""
-    form = (submission.parsing.response_format if submission.parsing is not None else None) or {}
-    named: dict[str, Any] = dict.fromkeys(_KINDS)
-    match form.get("type"):
-        case "json_schema":
-            named["json"] = (form.get("json_schema") or {}).get("schema")
-        case "structural_tag":
-            named["structural_tag"] = _json(form)
-        case _ if isinstance(outputs := submission.sampling.get("structured_outputs"), Mapping):
-            named |= {kind: outputs[kind] for kind in _KINDS if kind in outputs}
-        case _:
-            return None
-    return SimpleNamespace(**named)
-
-
-def _parts(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
-    """Each schema by itself, with the name of where it stands."""
-    if field == "tools":
-        parsing = submission.parsing
-        assert parsing is not None
-        for index, tool in enumerate(parsing.tools or ()):
-            if _is_compiled(tool, parsing.tool_choice):
-                yield f"tools[{index}]", _json(tool["function"].get("parameters"))
-    elif outputs.structural_tag is None:
-        yield field or "", text
-    else:
-        for schema in _schemas_in(outputs.structural_tag, field):
-            yield f"{field}: a schema", _json(schema)
-
-
-def _is_compiled(tool: Mapping[str, Any], choice: str | Mapping[str, Any]) -> bool:
-    if isinstance(choice, Mapping):
-        return bool(choice["function"]["name"] == tool["function"]["name"])
-    return choice == "required" or bool(tool["function"].get("strict"))
-
-
-def _schemas_in(tag: str, field: str | None) -> Iterator[Any]:
-    try:
-        nodes = [json.loads(tag)]
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"{field}: the structural tag is not JSON") from None
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, dict):
-            for name in ("schema", "json_schema"):
-                if name in node:
-                    yield node[name]
-            nodes += [value for name, value in node.items() if name not in ("schema", "json_schema")]
-        elif isinstance(node, list):
-            nodes += node
-
-
-def _text_of(outputs: Any, field: str | None = None) -> str:
-    """What is compiled, as a text; its size is what counts."""
-    for name in ("json", "regex", "choice", "grammar", "structural_tag"):
-        if (value := getattr(outputs, name)) is not None:
-            try:
-                return value if isinstance(value, str) else _json(value)
-            except (RecursionError, TypeError, ValueError):
-                raise InvalidRequest(f"{field}: it is not JSON") from None
-    return ""
-
-
-def _compiled(outputs: Any) -> tuple[str, str]:
-    """What is compiled, and as what."""
-    from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
-
-    if outputs.json is not None:
-        return "json", outputs.json if isinstance(outputs.json, str) else json.dumps(outputs.json)
-    if outputs.regex is not None:
-        return "regex", outputs.regex
-    if outputs.choice is not None:
-        return "grammar", choice_as_grammar(outputs.choice)
-    if outputs.grammar is not None:
-        return "lark" if grammar_is_likely_lark(outputs.grammar) else "grammar", outputs.grammar
-    if outputs.structural_tag is not None:
-        return "structural_tag", outputs.structural_tag
-    return "json", '{"type": "object"}'
-
-
-def _content(outputs: Any) -> bytes:
-    """Equal for equal constraints."""
-    kind = next((kind for kind in _KINDS if getattr(outputs, kind) is not None), "")
-    options = (outputs.disable_any_whitespace, outputs.disable_additional_properties, outputs.whitespace_pattern)
-    return hash_parts([kind.encode(), _text_of(outputs).encode(), repr(options).encode()]).digest()
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

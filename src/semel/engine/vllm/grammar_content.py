@@ -1,0 +1,121 @@
+"""What a request's answer is held to, as texts: schemas, regular expressions, grammars (threats S20). Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+from semel.core import Submission, hash_parts
+from semel.errors import InvalidRequest
+
+__all__ = ["client_outputs", "compiled_text", "constrained_field", "content_of", "schemas_of", "text_of"]
+
+_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_FORMATS: Final = ("json_schema", "structural_tag", "json_object")
+
+
+def constrained_field(submission: Submission) -> str | None:
+    """The field of the request that its answer is held to; None if there is nothing that could be compiled."""
+    parsing = submission.parsing
+    if parsing is not None and (parsing.response_format or {}).get("type") in _FORMATS:
+        return "response_format"
+    outputs = submission.sampling.get("structured_outputs")
+    if isinstance(outputs, Mapping):
+        kind = next((kind for kind in _KINDS if outputs.get(kind) is not None), "")
+        of_both = parsing is None and kind in ("json", "json_object", "structural_tag")
+        return f"response_format or structured_outputs.{kind}" if of_both else f"structured_outputs.{kind}"
+    return "tools" if parsing is not None and parsing.tools else None
+
+
+def client_outputs(submission: Submission) -> Any:
+    """What the client itself holds the answer to, in the shape of vLLM's `StructuredOutputsParams`; None if nothing."""
+    form = (submission.parsing.response_format if submission.parsing is not None else None) or {}
+    named: dict[str, Any] = dict.fromkeys(_KINDS)
+    match form.get("type"):
+        case "json_schema":
+            named["json"] = (form.get("json_schema") or {}).get("schema")
+        case "structural_tag":
+            named["structural_tag"] = _json(form)
+        case _ if isinstance(outputs := submission.sampling.get("structured_outputs"), Mapping):
+            named |= {kind: outputs[kind] for kind in _KINDS if kind in outputs}
+        case _:
+            return None
+    return SimpleNamespace(**named)
+
+
+def schemas_of(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
+    """Each schema by itself, with the name of where it stands."""
+    if field == "tools":
+        parsing = submission.parsing
+        assert parsing is not None
+        for index, tool in enumerate(parsing.tools or ()):
+            if _is_compiled(tool, parsing.tool_choice):
+                yield f"tools[{index}]", _json(tool["function"].get("parameters"))
+    elif outputs.structural_tag is None:
+        yield field or "", text
+    else:
+        for schema in _schemas_in(outputs.structural_tag, field):
+            yield f"{field}: a schema", _json(schema)
+
+
+def _is_compiled(tool: Mapping[str, Any], choice: str | Mapping[str, Any]) -> bool:
+    if isinstance(choice, Mapping):
+        return bool(choice["function"]["name"] == tool["function"]["name"])
+    return choice == "required" or bool(tool["function"].get("strict"))
+
+
+def _schemas_in(tag: str, field: str | None) -> Iterator[Any]:
+    try:
+        nodes = [json.loads(tag)]
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{field}: the structural tag is not JSON") from None
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            for name in ("schema", "json_schema"):
+                if name in node:
+                    yield node[name]
+            nodes += [value for name, value in node.items() if name not in ("schema", "json_schema")]
+        elif isinstance(node, list):
+            nodes += node
+
+
+def text_of(outputs: Any, field: str | None = None) -> str:
+    """What is compiled, as a text; its size is what counts."""
+    for name in ("json", "regex", "choice", "grammar", "structural_tag"):
+        if (value := getattr(outputs, name)) is not None:
+            try:
+                return value if isinstance(value, str) else _json(value)
+            except (RecursionError, TypeError, ValueError):
+                raise InvalidRequest(f"{field}: it is not JSON") from None
+    return ""
+
+
+def compiled_text(outputs: Any) -> tuple[str, str]:
+    """What is compiled, and as what."""
+    from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+    if outputs.json is not None:
+        return "json", outputs.json if isinstance(outputs.json, str) else json.dumps(outputs.json)
+    if outputs.regex is not None:
+        return "regex", outputs.regex
+    if outputs.choice is not None:
+        return "grammar", choice_as_grammar(outputs.choice)
+    if outputs.grammar is not None:
+        return "lark" if grammar_is_likely_lark(outputs.grammar) else "grammar", outputs.grammar
+    if outputs.structural_tag is not None:
+        return "structural_tag", outputs.structural_tag
+    return "json", '{"type": "object"}'
+
+
+def content_of(outputs: Any) -> bytes:
+    """Equal for equal constraints."""
+    kind = next((kind for kind in _KINDS if getattr(outputs, kind) is not None), "")
+    options = (outputs.disable_any_whitespace, outputs.disable_additional_properties, outputs.whitespace_pattern)
+    return hash_parts([kind.encode(), text_of(outputs).encode(), repr(options).encode()]).digest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

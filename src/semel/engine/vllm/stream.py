@@ -1,0 +1,85 @@
+"""The answer of vLLM to one submission, and vLLM's errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from semel.core import Digest, Output
+from semel.engine.vllm.item_cache import ItemCache
+from semel.engine.vllm.parsing import AnswerReader
+from semel.engine.vllm.progress import StepCounter
+from semel.engine.vllm.rejection import Rejection
+from semel.engine.vllm.sampling import outputs_of
+from semel.errors import EngineDead, EngineFailed, FeatureMissing, FeatureRejected, NotReady, SemelError
+
+__all__ = ["VllmStream", "failures"]
+
+
+class VllmStream:
+    """The answer to one submission."""
+
+    def __init__(
+        self,
+        llm: Any,
+        collector: Any,
+        item_cache: ItemCache,
+        referred: tuple[Digest, ...],
+        reader: AnswerReader | None = None,
+        steps: StepCounter | None = None,
+    ) -> None:
+        self._llm = llm
+        self._steps = steps
+        self._collector = collector
+        self._items = item_cache
+        self._referred = referred
+        self._reader = reader
+        self._begun = False
+        self._has_output = False
+        self._finished = False
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """The outputs as they are generated."""
+        with failures():
+            while not self._finished:
+                result = self._collector.get_nowait() or await self._collector.get()
+                self._finished = result.finished
+                if failed := [part for part in result.outputs if part.finish_reason == "error"]:
+                    raise self._failure(failed[0].stop_reason)
+                for output in outputs_of(result, is_first=not self._has_output):
+                    self._has_output = True
+                    self._begun = self._begun or bool(output.token_ids)
+                    if self._reader is not None:
+                        output = self._reader.read(output, result.prompt_token_ids)
+                    yield output
+
+    async def close(self) -> None:
+        """Abort the request, unless its answer is complete."""
+        self._collector.close()
+        if not self._finished:
+            self._finished = True
+            await self._llm.abort(self._collector.request_id, internal=True)
+            if self._steps is not None:
+                self._steps.review()
+
+    def _failure(self, reason: object) -> SemelError:
+        if (rejection := Rejection.of_reason(reason)) is not None:
+            return FeatureRejected(str(rejection))
+        if self._begun or not self._referred:
+            return EngineFailed("the engine gave up on the request; sending it again may succeed")
+        return FeatureMissing(self._items.lost(self._referred))
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Raise what vLLM raises inside as our own errors."""
+    from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except (MaxQueuedTokensError, QueueOverflowError) as error:
+        raise NotReady("the engine's queue is full (--max-num-queued-reqs, --max-num-queued-tokens)") from error
+    except EngineDeadError as error:
+        raise EngineDead("the engine has died; its log says why, and it has to be started again") from error
