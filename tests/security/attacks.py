@@ -157,8 +157,14 @@ async def allowed_sequences(attacker: Attacker) -> None:
     await attacker.flood(4, lambda _: body, "/v1/completions")
 
 
+async def many_sequences(attacker: Attacker) -> None:
+    """As many as a request may have of an engine that runs 32, again and again, on 4 connections."""
+    body = {"prompt": ["a"] * 9, "n": 28, "max_tokens": 512, "ignore_eos": True, "temperature": 1.0}
+    await attacker.flood(4, lambda _: body, "/v1/completions")
+
+
 async def stalled(attacker: Attacker) -> None:
-    """Four bodies as large as the budget allows, without their last byte."""
+    """Four bodies that fill the budget, but for their last bytes, which never come."""
 
     async def one() -> None:
         size = BUDGET_BYTES // 4
@@ -170,8 +176,8 @@ async def stalled(attacker: Attacker) -> None:
                         f"POST {CHAT} HTTP/1.1\r\nHost: h\r\n{key}Content-Type: application/json\r\n"
                         f"Content-Length: {size}\r\n\r\n".encode()
                     )
-                    for _ in range(size // MIB - 1):
-                        writer.write(b" " * MIB)
+                    for left in range(size - 1, 0, -MIB):
+                        writer.write(b" " * min(left, MIB))
                         await asyncio.wait_for(writer.drain(), 10)
                     await asyncio.wait_for(attacker.status(reader), 60)
 
@@ -211,6 +217,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "40 schemas of 15 KB": small_schemas,
     "256 × 128 sequences": sequences,
     "256 sequences, 4 times": allowed_sequences,
+    "9 × 28 sequences, 4 times": many_sequences,
     "4 stalled bodies": stalled,
     "8,000 spaces in `Cache-Control`": spaces,
     "150 one-byte answers": tiny_answers,

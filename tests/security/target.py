@@ -1,0 +1,127 @@
+"""Servers of a tiny model, in processes of their own, to be attacked: semel, or bare vLLM under the same flags."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import httpx
+import psutil
+
+from semel.bench.ports import free_port
+from tests.security.attacks import BUDGET_BYTES, KEYS
+from tests.serve.served import until
+
+__all__ = ["Against", "Target", "running"]
+
+Against = Literal["semel", "vllm"]
+
+FLAGS: Final = ("--enforce-eager", "--dtype", "float32", "--seed", "0", "--max-model-len", "4096")
+ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+SEMEL_FLAGS: Final = (
+    *("--max-media-bytes-in-flight", str(BUDGET_BYTES), "--max-request-media-bytes", str(BUDGET_BYTES // 2)),
+    *("--processes", "1", "--allow-media-http", "--allowed-media-networks", "127.0.0.0/8", "--engine-progress-s", "20"),
+)
+START_S: Final = 400.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running server."""
+
+    kind: Against
+    process: subprocess.Popen[bytes]
+    url: str
+    upstream: str
+    metrics_url: str = ""
+    worker_url: str = ""
+    """The metrics of its worker."""
+
+    @property
+    def probe(self) -> str:
+        return "/ready" if self.kind == "semel" else "/health"
+
+    def http_process(self) -> psutil.Process:
+        """The process that speaks HTTP."""
+        process = psutil.Process(self.process.pid)
+        if self.kind == "vllm":
+            return process
+        return next(child for child in process.children() if "frontend" in child.cmdline())
+
+    def engine_core(self) -> psutil.Process:
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return next(child for child in family if child.name().startswith("VLLM::Engine"))
+
+
+@contextlib.contextmanager
+def running(
+    kind: Against,
+    model: Path,
+    home: Path,
+    upstream_url: str,
+    *,
+    keys: Mapping[str, str] = KEYS,
+    flags: Sequence[str] = (),
+) -> Iterator[Target]:
+    """The server under attack, ready; ended with everything that belongs to it."""
+    port, metrics_port, admin_port = free_port(), free_port(), free_port()
+    if kind == "semel":
+        file = home / "keys"
+        file.write_text("".join(f"{name} {key}\n" for name, key in keys.items()))
+        file.chmod(0o600)
+        command = [
+            sys.executable,
+            "-m",
+            "semel",
+            "serve",
+            str(model),
+            *FLAGS,
+            *SEMEL_FLAGS,
+            "--api-keys-file",
+            str(file),
+        ]
+        command += ["--allowed-media-domains", upstream_url.partition("//")[2], "--metrics-port", str(metrics_port)]
+        command += ["--admin-port", str(admin_port)]
+    else:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *FLAGS]
+        command += ["--served-model-name", str(model), "--allowed-media-domains", "127.0.0.1"]
+    log = home / f"{kind}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *flags, "--host", "127.0.0.1", "--port", str(port)],
+            stdout=output,
+            stderr=output,
+            env=os.environ | ENVIRONMENT | {"TMPDIR": str(home)},
+            process_group=0,
+        )
+    urls = (f"http://127.0.0.1:{number}" for number in (metrics_port, admin_port))
+    target = Target(kind, process, f"http://127.0.0.1:{port}", upstream_url, *urls)
+
+    def is_up() -> bool:
+        assert process.poll() is None, log.read_text(errors="replace")[-3_000:]
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(target.url + target.probe, timeout=5).status_code == 200
+        return False
+
+    family: list[psutil.Process] = []
+    try:
+        until(is_up, START_S)
+        yield target
+    finally:
+        with contextlib.suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        for child in family:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        process.kill()
+        process.wait(10)
