@@ -41,7 +41,7 @@ async def wait_of_another(folder: Path, window: EngineWindow | None, **dear: int
         return steps, left
 
 
-@pytest.mark.parametrize("dear", [{}, {"n": 4}, {"n": 8}])
+@pytest.mark.parametrize("dear", [{}, {"n": 4}, {"n": 7}])
 async def test_a_tenant_s_first_request_is_answered_before_the_last_of_another_s_256_S21(
     tmp_path: Path, dear: dict[str, int]
 ) -> None:
