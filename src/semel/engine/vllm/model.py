@@ -47,6 +47,7 @@ class VllmModel:
         self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
         self._items: dict[Modality, ItemFields] = {}
         self._tells_layout: set[Modality] = set()
+        self._counts_rows: set[Modality] = set()
         self._layouts: LayoutCache[tuple[object, ...]] = LayoutCache(max_entries=4_096, max_tokens=1 << 20)
         self._widened: set[tuple[Modality, str]] = set()
         self._company = company_limits(processor, self._family, self._hf_config)
@@ -124,7 +125,8 @@ class VllmModel:
         """The engine's item for a feature that the contract admits; its layout is proven."""
         fields = self._items[feature.modality]
         item = fields.build(feature)
-        fields.check_rows(self.processor, feature, item)
+        if feature.modality in self._counts_rows:
+            fields.check_rows(self.processor, feature, item)
         self._check_layout(feature, item)
         return item
 
@@ -153,6 +155,8 @@ class VllmModel:
             return
         if self._knows_layout(modality, made[0]):
             self._tells_layout.add(modality)
+        if all(self._can_count_rows(modality, item) for item in made):
+            self._counts_rows.add(modality)
 
     def _check_layout(self, feature: Feature, item: Any) -> None:
         """The model's own replacement for this item has to be the feature's layout."""
@@ -192,6 +196,15 @@ class VllmModel:
             return lay_out(self.processor, modality, items, item, options, part_of)
         except _FOREIGN as error:
             raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
+
+    def _can_count_rows(self, modality: Modality, item: Any) -> bool:
+        """Whether vLLM cuts an item's own tensors as it cut those of the HF processor, so that rows can be compared."""
+        try:
+            self._items[modality].check_rows(self.processor, Feature(modality, {}, Layout(())), item)
+        except FeatureRejected as error:
+            logger.info("the rows of %s are not compared with what its tensors count: %r", modality, error.__cause__)
+            return False
+        return True
 
     def _knows_layout(self, modality: Modality, item: Any) -> bool:
         """Whether the model tells the layout of such an item from its tensors alone."""
