@@ -57,7 +57,7 @@ def _config(id_of: IdOf) -> Any:
             "intermediate_size": 128,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
-            "num_patches": 64,
+            "num_patches": 256,
             "patch_size": 16,
             "vision_use_head": False,
             "dtype": "float32",
@@ -68,7 +68,7 @@ def _config(id_of: IdOf) -> Any:
 def _processor(tokenizer: Any) -> Any:
     from transformers import Lfm2VlImageProcessor, Lfm2VlProcessor
 
-    images = Lfm2VlImageProcessor(min_image_tokens=4, max_image_tokens=16, tile_size=128, max_tiles=4)
+    images = Lfm2VlImageProcessor(min_image_tokens=16, max_image_tokens=64, tile_size=256, max_tiles=4)
     return Lfm2VlProcessor(images, tokenizer, chat_template=_CHAT_TEMPLATE)
 
 
