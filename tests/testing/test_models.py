@@ -56,7 +56,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     one = build_elsewhere(tmp_path / "one", PYTHONHASHSEED="1", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
     two = build_elsewhere(tmp_path / "two", PYTHONHASHSEED="2", RAYON_NUM_THREADS="4", OMP_NUM_THREADS="2")
     try:
-        assert [process.wait(100) for process in (one, two)] == [0, 0]
+        assert [process.wait(200) for process in (one, two)] == [0, 0]
     finally:
         for process in (one, two):
             process.kill()

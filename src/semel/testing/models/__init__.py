@@ -1,8 +1,9 @@
 """Tiny real models: published architectures and processors, random weights, ordinary model folders.
 
-`build` writes one folder. The same family gives the same bytes, in every process. Each family is a module with its
-sizes, its special tokens and the gain of each weight; `tokenizer`, `text`, `weights` and `folder` are common to all of
-them. The weights are scaled so that another image or clip gives another greedy text; the text itself means nothing.
+`build` writes one folder. The same family gives the same bytes, in every process. A family is its sizes, its special
+tokens and the gain of each weight: a `Declaration` beside its kin, or a module of its own with a `write`. `tokenizer`,
+`text`, `weights` and `folder` are common to all of them. The weights are scaled so that another image or clip gives
+another greedy text; the text itself means nothing. `FAMILIES` also says how vLLM serves each of them.
 
 torch and transformers are imported while building, never by importing this package.
 """
@@ -51,7 +52,6 @@ _HAND_WRITTEN = {
     ),
 }
 _DECLARED = (cohere, deepseek, gemma, glm, internvl, lfm2, llava_next, mistral, omni, paddleocr, qwen3, smolvlm)
-
 _TABLED = {family.family: family.tiny_model() for kin in _DECLARED for family in kin.FAMILIES}
 
 FAMILIES: Mapping[str, TinyModel] = MappingProxyType(dict(sorted({**_HAND_WRITTEN, **_TABLED}.items())))
