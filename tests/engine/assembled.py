@@ -44,8 +44,9 @@ class Bench:
         return {modality: rule.text for modality, rule in self.assembler.rules.items()}
 
     def splices(self, drawn: Drawn) -> bool:
-        """Whether semel would put these items in by itself."""
-        return all(self.assembler.rules[modality].kind == "splice" for modality, _ in drawn.media)
+        """Whether replacing one token per item is all that semel would do, without any text of its own around it."""
+        rules = [self.assembler.rules[modality] for modality, _ in drawn.media]
+        return all(rule.kind == "splice" and not rule.before for rule in rules)
 
     def some_modalities(self, rng: np.random.Generator, most: int) -> list[Modality]:
         """One to `most` modalities, no more of each than the model takes."""

@@ -21,11 +21,10 @@ _TEXT: Final = {
 
 
 def write_paligemma(folder: Path, source: Path) -> Path:
-    """An image is inserted behind the first token, and the prompt ends with a newline. `source` is a Gemma 3."""
+    """An image is inserted before the text, and the prompt ends with a newline. `source` is a Gemma 3."""
     from transformers import AutoTokenizer, GemmaConfig, PaliGemmaConfig, PaliGemmaProcessor, SiglipImageProcessor
 
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
-    tokenizer.add_bos_token = True
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     images: Any = SiglipImageProcessor(size={"height": _SIDE, "width": _SIDE})
     images.image_seq_length = (_SIDE // _PATCH) ** 2

@@ -24,6 +24,7 @@ __all__ = ["Assembler", "company_limits"]
 
 _MAX_COMPANY: Final = 8
 _REMEMBERED: Final = 64
+_MAX_REMEMBERED_ITEMS: Final = 64
 
 logger = logging.getLogger(__name__)
 
@@ -66,16 +67,19 @@ class Assembler:
         updates = self._updates(items)
         self._check_targets(text, updates)
         result = self._apply(text, updates)
-        return self._checked(result, items)
+        return self._checked(result, items, updates)
 
     def _updates(self, items: _Items) -> Mapping[Modality, list[list[Any]]]:
         """vLLM's updates of each item, as if it had processed it as the only one of its prompt."""
         updates: dict[Modality, list[list[Any]]] = defaultdict(list)
+        made: dict[tuple[Modality, int], list[Any]] = {}  # by the layout's identity: most items of a prompt share one
         for modality, layout in items:
-            if (rule := self.rules.get(modality)) is None or not rule.updates:
-                raise InvalidRequest(f"this model's prompts cannot have any {modality}")
-            content = _content(rule, layout)
-            updates[modality].append([replace(update, content=content) for update in rule.updates])
+            if (its := made.get((modality, id(layout)))) is None:
+                if (rule := self.rules.get(modality)) is None or not rule.updates:
+                    raise InvalidRequest(f"this model's prompts cannot have any {modality}")
+                content = _content(rule, layout)
+                its = made[modality, id(layout)] = [replace(update, content=content) for update in rule.updates]
+            updates[modality].append(its)
         return dict(updates)
 
     def _check_targets(self, text: list[int], updates: Mapping[Modality, list[list[Any]]]) -> None:
@@ -130,18 +134,22 @@ class Assembler:
         if (items := self._ghosts.get(counts)) is None:
             data = {modality: [self.rules[modality].ghost] * count for modality, count in counts}
             items = self.processor.info.parse_mm_data(data, validate=False)
-            self._ghosts.put(counts, items)
+            if sum(count for _, count in counts) <= _MAX_REMEMBERED_ITEMS:
+                self._ghosts.put(counts, items)
         return items
 
-    def _checked(self, result: Any, items: _Items) -> Assembly:
+    def _checked(self, result: Any, items: _Items, updates: Mapping[Modality, list[list[Any]]]) -> Assembly:
         """The assembled prompt without its items, if each stands in it as its layout says."""
         token_ids: list[int] = result["prompt_token_ids"]
         ranges = {modality: iter(places) for modality, places in result["mm_placeholders"].items()}
+        contents = {
+            modality: iter([alternatives[0].content for alternatives in its]) for modality, its in updates.items()
+        }
         spans: list[tuple[int, int, int]] = []
         for index, (modality, layout) in enumerate(items):
             place = next(ranges.get(modality, iter(())), None)
             rule = self.rules[modality]
-            if place is None or _differs(token_ids, place, rule, layout):
+            if place is None or _differs(token_ids, place, rule, layout, next(contents[modality])):
                 logger.error(
                     "%s does not put %s %d where it should: %r", _name(self.processor), modality, index, layout
                 )
@@ -243,16 +251,16 @@ def _count(token_ids: list[int], target: tuple[int, ...]) -> int:
     return sum(1 for _ in iter_token_matches(token_ids, [*target]))
 
 
-def _differs(token_ids: list[int], place: Any, rule: PromptRule, layout: Layout) -> bool:
+def _differs(token_ids: list[int], place: Any, rule: PromptRule, layout: Layout, content: Any) -> bool:
     start = place.offset + len(rule.before)
-    if place.length != len(rule.before) + len(layout) + len(rule.behind):
+    if place.length != len(content.full):
         return True
     if tuple(token_ids[start : start + len(layout)]) != layout.token_ids:
         return True
-    if place.is_embed is None:
-        return layout.mask is not None or place.length != len(layout)
-    expected = _content(rule, layout).is_embed
-    return expected is None or place.is_embed.tolist() != expected(None).tolist()
+    expected = None if content.is_embed is None else content.is_embed(content.full)
+    if place.is_embed is None or expected is None:  # every position, as a mask of nothing else says too
+        return not all(mask is None or bool(mask.all()) for mask in (place.is_embed, expected))
+    return not place.is_embed.equal(expected)
 
 
 def _without(token_ids: list[int], spans: Sequence[tuple[int, int, int]]) -> Assembly:
