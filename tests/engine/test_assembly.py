@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from semel.compose import compose_pipeline
-from semel.core import Digest, Item, Key, Media, Modality, Prompt, Target
+from semel.core import Digest, Item, Key, Layout, Media, Modality, Prompt, Target
 from semel.engine.vllm.assembly import Assembler, company_limits
 from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, ServiceError
@@ -195,6 +195,19 @@ def test_numbered_placeholders_are_each_replaced_once(bench: Callable[[str], Ben
         assert (assembly.token_ids, assembly.places) == ([5, 6, 7], [(0, 1), (1, 2)])
         with pytest.raises(InvalidRequest, match="2 placeholders for 1"):
             assembler.assemble([5, *first, 6, *first, 7], layouts[:1] * 2)  # type: ignore[arg-type]
+
+
+def test_modalities_that_share_a_placeholder_are_counted_together(bench: Callable[[str], Bench]) -> None:
+    qwen = bench("qwen2-vl")
+    image, video = (qwen.assembler.rules[modality] for modality in ("image", "video"))
+    (target,) = image.updates[0].target
+    shared = replace(video, updates=tuple(update.with_target([target]) for update in video.updates))
+    assembler = Assembler(qwen.processor, {"image": image, "video": shared})
+    items: list[tuple[Modality, Layout]] = [("image", Layout((8, 8))), ("video", Layout((9,)))]
+    assembly = assembler.assemble([target, 5, target], items)
+    assert (assembly.token_ids, assembly.places) == ([5], [(0, 0), (1, 1)])
+    with pytest.raises(InvalidRequest, match="1 placeholders for 2 image and video items"):
+        assembler.assemble([target, 5], items)
 
 
 def test_audio_inside_a_video_is_refused_at_start(bench: Callable[[str], Bench]) -> None:

@@ -9,8 +9,8 @@ of it is checked: every item stands in the prompt exactly as its layout says, or
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -58,7 +58,7 @@ class Assembler:
         if (rule := self.rules.get(modality)) is not None and rule.updates:
             start, end, _ = part.indices(len(content.full))
             if (tuple(content.full[:start]), tuple(content.full[end:])) != (rule.before, rule.behind):
-                raise ValueError(f"the text around the {modality} is not that around another")
+                raise InvalidRequest(f"the model writes other text around this {modality} than around another one")
         return part
 
     def assemble(self, token_ids: Sequence[int], items: _Items) -> Assembly:
@@ -85,28 +85,32 @@ class Assembler:
     def _check_targets(self, text: list[int], updates: Mapping[Modality, list[list[Any]]]) -> None:
         """Refuse a text that has more or fewer placeholders than items, before vLLM takes one for another (S14)."""
         decoded: str | None = None
-        for (modality, targets), expected in Counter(self._targets(updates)).items():
+        for targets, modalities in self._targets(updates).items():
+            expected = len(modalities)
             found = sum(_count(text, target) for target in set(targets))
             if found < expected and max(map(len, targets)) > 1:  # vLLM looks for it in the decoded text then
                 tokenizer = self.processor.info.get_tokenizer()
                 decoded = tokenizer.decode(text) if decoded is None else decoded
                 found = sum(decoded.count(spelled) for spelled in {tokenizer.decode([*target]) for target in targets})
             if found != expected:
+                names = " and ".join(sorted(set(modalities)))
                 raise InvalidRequest(
-                    f"the prompt has {found} placeholders for {expected} {modality} items: either a text spells a "
-                    "placeholder, or the chat template leaves an item out or shows it twice; change the messages"
+                    f"the prompt has {found} placeholders for {expected} {names} items: "
+                    "either a text spells a placeholder, or the chat template leaves an item out or shows it twice; "
+                    "change the messages"
                 )
 
     def _targets(
         self, updates: Mapping[Modality, list[list[Any]]]
-    ) -> Iterator[tuple[Modality, tuple[tuple[int, ...], ...]]]:
-        """What each item replaces, if it replaces tokens: one of these."""
+    ) -> Mapping[tuple[tuple[int, ...], ...], list[Modality]]:
+        """What items replace, if they replace tokens: for each choice of tokens, the modality of every such item."""
+        found: dict[tuple[tuple[int, ...], ...], list[Modality]] = defaultdict(list)
         for modality, its in updates.items():
             for index, alternatives in enumerate(its):
-                found = [self.processor._recompute_cached_prompt_update(update, index) for update in alternatives]
-                targets = tuple(tuple(one.target) for one in found if _is_replacement(one))
-                if targets:
-                    yield modality, targets
+                numbered = [self.processor._recompute_cached_prompt_update(update, index) for update in alternatives]
+                if targets := tuple(tuple(one.target) for one in numbered if _is_replacement(one)):
+                    found[targets].append(modality)
+        return found
 
     def _apply(self, text: list[int], updates: Mapping[Modality, list[list[Any]]]) -> Any:
         try:

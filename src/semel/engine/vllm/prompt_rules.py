@@ -136,7 +136,8 @@ def _text(processor: Any, updates: tuple[Any, ...]) -> str | None:
         return None
     tokenizer = processor.info.get_tokenizer()
     first, second = (tokenizer.decode(target, skip_special_tokens=False) for target in targets)
-    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(one for one, _ in same) or None
 
 
 def _is_plain(processor: Any, family: Family, updates: tuple[Any, ...], text: str | None) -> bool:
