@@ -18,7 +18,7 @@ import pytest
 from semel.bench.ports import free_port
 from semel.cache import Borrower
 from semel.compose import compose_pipeline
-from semel.core import Key, Target
+from semel.core import Key, Rendering, Target
 from semel.media.decode.warmup_media import sample_image
 from semel.settings import create_key
 from semel.testing.engine import EchoEngine
@@ -145,3 +145,20 @@ async def test_a_processor_that_raises_gives_a_warning_and_a_frontend_that_is_re
         assert (status, refused["error"]["code"]) == (400, "invalid_media")
         answer = await frontend.client.post("/tokenize", json={"messages": [{"role": "user", "content": "hello"}]})
         assert answer.json()["count"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+async def test_a_frontend_runs_a_model_s_code_only_if_it_was_started_with_the_flag_too(
+    tiny: Folder, tmp_path: Path
+) -> None:
+    target = Target("float32", "engine", rendering=Rendering(trust_remote_code=True))
+    for name, flags in [("without", ()), ("with", ("--trust-remote-code",))]:
+        home = tmp_path / name
+        home.mkdir()
+        try:
+            async with started(tiny("qwen2-vl"), home, target, "--processes", "1", *flags):
+                assert flags
+        except AssertionError as error:
+            assert not flags
+            assert "start it with --trust-remote-code as well" in str(error)

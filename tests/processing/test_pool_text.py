@@ -106,8 +106,8 @@ def test_a_file_that_gives_other_tokens_or_none_is_not_used(tiny: Folder, tmp_pa
     assert vocabulary_of(raw, tmp_path) is None
 
 
-def test_texts_and_tokens_cross_the_pipe_unchanged() -> None:
-    tokenizer, made = EngineTokenizer(Letters()), asyncio.Future[Any](loop=asyncio.new_event_loop())
+async def test_texts_and_tokens_cross_the_pipe_unchanged() -> None:
+    tokenizer, made = EngineTokenizer(Letters()), asyncio.get_running_loop().create_future()
     texts = ["", "a<b>c", "ü\n"]
     for special in (False, True):
         job = TokenizeJob.of(3, texts, made, special)
@@ -149,6 +149,8 @@ def test_a_remote_tokenizer_answers_as_a_local_one(tiny: Folder) -> None:
     assert (remote.vocab_size, remote.longest) == (local.vocab_size, local.longest)
     assert remote.token_id("<|image_pad|>") == local.token_id("<|image_pad|>")
     assert remote.token_id("<|none|>") is None
+    assert engine.vocabulary(["the", "no token"]).added.get("the") == local.token_id("the")
+    assert "no token" not in engine.vocabulary(["the", "no token"]).added
     assert str(remote) == str(local)
 
 

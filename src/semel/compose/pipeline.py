@@ -49,7 +49,9 @@ def compose_pipeline(
     async def apply(token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]], **_: object) -> Assembly:
         return await asyncio.get_running_loop().run_in_executor(executor, loaded.assemble, token_ids, items)
 
-    described = Description.of(loaded, vocabulary_of(loaded.tokenizer, find_tokenizer(folder, target.rendering)))
+    tokenizer_folder = find_tokenizer(folder, target.rendering)
+    vocabulary = vocabulary_of(loaded.tokenizer, tokenizer_folder, loaded.placeholders.values())
+    described = Description.of(loaded, vocabulary)
     engine_tokenizer = EngineTokenizer(loaded.tokenizer)
 
     def encode(texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -6,7 +6,7 @@ Where it does not, or is missing, frontends have texts tokenised by the processe
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -53,16 +53,18 @@ class EngineTokenizer:
         """The text of tokens."""
         return str(self.raw.decode([*token_ids], skip_special_tokens=skip_special_tokens))
 
-    def vocabulary(self) -> Vocabulary:
-        """All of its tokens."""
+    def vocabulary(self, placeholders: Iterable[str] = ()) -> Vocabulary:
+        """All of its tokens; `placeholders` may be ordinary ones of them."""
         known: Mapping[str, int] = self.raw.get_vocab()
         numbers = sorted(set(known.values()))
         texts = dict(zip(numbers, self.raw.batch_decode([[number] for number in numbers]), strict=True))
         every = tuple(texts.get(number, "") for number in range(numbers[-1] + 1))  # some have gaps
-        return Vocabulary(every, max(map(len, known)), dict(self.raw.get_added_vocab()))
+        spelled = {text: self.encode([text], add_special_tokens=False)[0] for text in placeholders}
+        single = {text: ids[0] for text, ids in spelled.items() if len(ids) == 1}
+        return Vocabulary(every, max(map(len, known)), {**self.raw.get_added_vocab(), **single})
 
 
-def vocabulary_of(raw: Any, folder: Path) -> Vocabulary | None:
+def vocabulary_of(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> Vocabulary | None:
     """What a frontend needs to know if texts are tokenised in the pool; None if the folder's file does as well."""
     if raw is None:
         return None
@@ -72,7 +74,7 @@ def vocabulary_of(raw: Any, folder: Path) -> Vocabulary | None:
         return None
     reason = "gives other tokens than the engine's tokenizer" if path.is_file() else "is missing"
     logger.info("tokenizer.json %s: texts are tokenised in the preprocessing processes", reason)
-    return tokenizer.vocabulary()
+    return tokenizer.vocabulary(placeholders)
 
 
 def _agrees(tokenizer: EngineTokenizer, path: Path) -> bool:

@@ -121,7 +121,8 @@ def _load(load: Load) -> Processor:
 
 
 def _vocabulary(load: Load, processor: Processor) -> Vocabulary | None:
-    return vocabulary_of(processor.tokenizer, find_tokenizer(Path(load.folder), load.target.rendering))
+    folder = find_tokenizer(Path(load.folder), load.target.rendering)
+    return vocabulary_of(processor.tokenizer, folder, processor.placeholders.values())
 
 
 def warm_up(processor: Processor) -> None:
