@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,6 +87,12 @@ class DrawnPool:
         return drawn(replace(media, data=str(number_of(media)).encode())).layout
 
     async def cut(self, media: Media, spend: Callable[[int], None]) -> Any:
+        raise NotImplementedError
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+        raise NotImplementedError
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         raise NotImplementedError
 
     def forget_counts(self) -> None:
