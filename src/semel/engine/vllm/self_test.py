@@ -162,7 +162,7 @@ class SelfTest:
     def _compare_prompts(self, features: Sequence[Feature], media: Sequence[Any]) -> None:
         modality = features[0].modality
         name = f"a prompt with {len(features)} of the modality {modality}"
-        marks = [self.processor.insertion(modality, index + 1) for index in range(len(features))]
+        marks = [self._mark(modality, index + 1) for index in range(len(features))]
         text = "".join(f"see {mark} and" for mark in marks) + " say"
         theirs = self._apply(text, modality, media)
         items = [Item(modality, Digest(index.to_bytes(Digest.size, "big"))) for index in range(len(features))]
@@ -177,6 +177,11 @@ class SelfTest:
         for index, (mine, its) in enumerate(zip(ours.timeline, theirs["mm_placeholders"][modality], strict=True)):
             if _positions(mine) != _vllm_positions(its):
                 raise _DifferenceError(f"{name} has item {index + 1} at {mine!r}, vLLM's has it at {its!r}")
+
+    def _mark(self, modality: Modality, number: int) -> str:
+        """What stands for an item in a prompt: the words of the model around its placeholder, or that alone."""
+        placeholder, words = self.processor.placeholders.get(modality, ""), self.processor.insertion(modality, number)
+        return words if placeholder in words else placeholder
 
     def _apply(self, text: str, modality: Modality, media: Sequence[Any]) -> Any:
         from vllm.multimodal.processing.context import TimingContext
