@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from semel.testing.models import FAMILIES
+from semel.testing.models.templates import chat_template
 from tests.engine.bare import Verdict, engine_arguments, questions, verdict
 from tests.engine.parity import Answer
 
@@ -48,6 +49,17 @@ def test_vllm_renders_every_kind_of_chat_of_a_tiny_model(renderer: Any, family: 
         lengths.setdefault(kind, set()).add(len(prompt["prompt_token_ids"]))
         assert len(prompt["prompt_token_ids"]) < serving.max_model_len - 100
     assert all(length > max(lengths["text"]) for kind, found in lengths.items() for length in found if kind != "text")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mistral3"])
+def test_a_template_that_forgets_its_images_is_seen(renderer: Any, family: str) -> None:
+    from vllm.renderers.params import ChatParams
+
+    forgetful = chat_template({"image": ""}, turn="''", end="''", answer="''")
+    (_, chat), *_ = [one for one in questions({"image": 1}) if one[0] == "image"]
+    with pytest.raises(AssertionError, match="prompt replacement"):
+        renderer.render_chat([chat], ChatParams(chat_template=forgetful))
 
 
 def test_a_verdict_counts_answers_that_differ_in_logprobs_alone() -> None:
