@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from semel.core import Digest, Item, Layout, Mask, Modality, Prompt
-from semel.engine.vllm.assembly import Assembler
+from semel.engine.vllm.assembly import Assembler, company_limits
 from semel.processing import Family, family_of, read_config
 
 __all__ = ["Bench", "Drawn", "Places"]
@@ -50,7 +50,7 @@ class Bench:
 
     def some_modalities(self, rng: np.random.Generator, most: int) -> list[Modality]:
         """One to `most` modalities, no more of each than the model takes."""
-        limits = self.processor.info.supported_mm_limits
+        limits = {**self.processor.info.supported_mm_limits, **company_limits(self.processor, self.family, self.config)}
         names: list[Modality] = [*self.assembler.rules]
         drawn = [names[index] for index in rng.integers(0, len(names), rng.integers(1, most + 1))]
         left = {name: most if limits[name] is None else limits[name] for name in names}
