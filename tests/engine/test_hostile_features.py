@@ -5,6 +5,8 @@ Every check that stands before the engine is taken away here. What is checked th
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.engine.engines import Engines, ShippedRig
@@ -14,6 +16,15 @@ from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_al
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
+IN_CI = ("qwen2-vl", "llava")
+
+
+def row(family: str, kind: str, change: Change) -> Any:
+    """A test of one family; those that are not for CI share the nightly engines."""
+    marks = () if family in IN_CI else (pytest.mark.slow, pytest.mark.nightly)
+    return pytest.param(family, change, id=kind, marks=marks)
+
+
 @pytest.fixture
 async def rig(request: pytest.FixtureRequest, engines: Engines) -> ShippedRig:
     return await engines.of(FAMILIES[request.param].start)
@@ -21,8 +32,7 @@ async def rig(request: pytest.FixtureRequest, engines: Engines) -> ShippedRig:
 
 @pytest.mark.parametrize(
     ("rig", "change"),
-    [(name, change) for name in FAMILIES for change in MISFITS.values()],
-    ids=[f"{name}: {kind}" for name in FAMILIES for kind in MISFITS],
+    [row(name, f"{name}: {kind}", change) for name in FAMILIES for kind, change in MISFITS.items()],
     indirect=["rig"],
 )
 async def test_an_item_with_room_for_other_embeddings_than_its_encoder_makes_is_ended_alone_S9(
@@ -40,7 +50,9 @@ async def test_an_item_with_room_for_other_embeddings_than_its_encoder_makes_is_
     await is_ended_alone(rig, good, hostile, message)
 
 
-@pytest.mark.parametrize(("rig", "change"), CONTRADICTIONS.values(), ids=CONTRADICTIONS, indirect=["rig"])
+@pytest.mark.parametrize(
+    ("rig", "change"), [row(name, kind, change) for kind, (name, change) in CONTRADICTIONS.items()], indirect=["rig"]
+)
 async def test_an_item_whose_tensors_contradict_each_other_is_ended_alone_S9(
     rig: ShippedRig, change: Change, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
