@@ -18,7 +18,7 @@ __all__ = ["Bench", "Drawn", "Places"]
 Places = tuple[list[int], list[tuple[Modality, int, tuple[bool, ...]]]]
 """The tokens of a prompt; for each item in order the modality, the first position, and where it takes embeddings."""
 
-_WORDS: Final = ("What", " is", "\n", " <", "image", ">", "\n\n", " this", "?", " a", ".", " end", " 7", "\n\n\n")
+_WORDS: Final = ("What", " is", "\n", " <", "imag", ">", "\n\n", " this", "?", " a", ".", " end", " 7", "\n\n\n")
 
 
 @dataclass(frozen=True)
