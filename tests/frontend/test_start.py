@@ -20,11 +20,13 @@ from semel.cache import Borrower
 from semel.compose import compose_pipeline
 from semel.core import Key, Rendering, Target
 from semel.media.decode.warmup_media import sample_image
+from semel.render import Tokenizer
 from semel.settings import create_key
 from semel.testing.engine import EchoEngine
 from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT
+from tests.processing.test_pool_text import without_file
 from tests.serve.served import SEMEL, sum_of
 
 Folder = Callable[[str], Path]
@@ -162,3 +164,26 @@ async def test_a_frontend_runs_a_model_s_code_only_if_it_was_started_with_the_fl
         except AssertionError as error:
             assert not flags
             assert "start it with --trust-remote-code as well" in str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+async def test_a_frontend_of_a_model_without_tokenizer_json_answers_as_one_with_it(
+    tiny: Folder, tmp_path: Path
+) -> None:
+    target, source = Target("float32", "engine"), tiny("qwen2-vl")
+    folder = without_file(source, tmp_path / "older")
+    local, text = Tokenizer.load(source), "naïve 🙂 <|im_end|> 12"
+    async with started(folder, tmp_path, target, "--processes", "1") as frontend:
+        tokens = (await frontend.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
+        assert tokens == local.encode(text, add_special_tokens=True)
+        shown = (await frontend.client.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+        assert shown == local.decode(tokens)
+        status, rendered = await frontend.render(1)
+        assert status == 200
+        assert local.token_id("<|image_pad|>") in rendered["token_ids"]
+        chat = await frontend.client.post("/v1/chat/completions", json={**body(1), "logprobs": True})
+        echo = await frontend.client.post("/v1/completions", json={"prompt": tokens, "echo": True, "max_tokens": 1})
+        assert (chat.status_code, echo.status_code) == (200, 200), (chat.text, echo.text)
+        assert echo.json()["choices"][0]["text"].startswith(shown)
+        assert "tokenizer.json is missing" in frontend.log.read_text()

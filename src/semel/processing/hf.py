@@ -136,8 +136,8 @@ class HfProcessor:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the processor."""
-        tokenizer = self.processor.tokenizer
+        """The tokenizer of the processor; None if it has none."""
+        tokenizer = getattr(self.processor, "tokenizer", None)
         return tokenizer.tokenizer if isinstance(tokenizer, RunTokenizer) else tokenizer
 
     @property
