@@ -25,7 +25,7 @@ from semel.testing.models import FAMILIES, build
 from tests.engine.bare import Verdict
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-DEADLINE_S: Final = 300
+DEADLINE_S: Final = 600
 
 
 def main() -> None:
@@ -35,6 +35,7 @@ def main() -> None:
     chosen = parser.parse_args().family or runnable()
     if strangers := set(chosen) - set(runnable()):
         parser.error(f"no engine runs {', '.join(sorted(strangers))} here")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the engine that runs is ended too
     write("| family | questions | different answers | different tokens | the same again | seconds | |")
     write("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
