@@ -1,10 +1,12 @@
-"""Whether the tiny models say something: bare vLLM is asked the same text with other media, and must answer otherwise.
+"""Every tiny model on an engine as `semel worker` starts it: bare vLLM's answers and semel's, tokens and logprobs.
 
     scripts/families                     # every family that runs on a CPU, one engine after the other
     scripts/families qwen3-vl mistral3   # these
+    scripts/families --write             # and write the tables of docs/models.md
 
-Each family is written to a temporary folder and served in a process of its own, with a deadline. Fails if two questions
-of a family have the same answer, tokens and logprobs, or if the second answer to one differs from the first.
+Each family is written to a temporary folder and served in a process of its own, with a deadline. Fails if an answer of
+semel's is not bare vLLM's, if an item with other values is answered like the right one, if a feature that lies does
+anything to another request, or if an image of a random size is answered with an error of the server.
 """
 
 from __future__ import annotations
@@ -21,39 +23,52 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from semel.processing import read_config
 from semel.testing.models import FAMILIES, build
-from tests.engine.bare import Verdict
+from tests.engine.family_parity import Parity
+from tests.engine.models_page import HEAD, replace_rows, replace_section, row_of
+from tests.engine.registry import architectures, table
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
+PAGE: Final = ROOT / "docs" / "models.md"
 DEADLINE_S: Final = 600
 
 
 def main() -> None:
-    """Ask the families of the command line, and write a table."""
+    """Ask the families of the command line, and show a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="*", help=f"all by default: {', '.join(runnable())}")
-    chosen = parser.parse_args().family or runnable()
+    parser.add_argument("--write", action="store_true", help="write the rows of these families into docs/models.md")
+    options = parser.parse_args()
+    chosen = options.family or runnable()
     if strangers := set(chosen) - set(runnable()):
         parser.error(f"no engine runs {', '.join(sorted(strangers))} here")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the engine that runs is ended too
-    write("| family | questions | different answers | different tokens | the same again | seconds | |")
-    write("|---|---|---|---|---|---|---|")
+    for line in HEAD:
+        write(line)
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
-        rights = [show(family, Path(folder)) for family in chosen]
-    sys.exit(not all(rights))
+        results = [show(family, Path(folder), is_written=options.write) for family in chosen]
+    if options.write:
+        served = {architecture for family in FAMILIES for architecture in _architectures(family)}
+        others = [(name, kind) for name, kind in architectures() if name not in served]
+        PAGE.write_text(replace_section(PAGE.read_text(), "registry", table(others)))
+    sys.exit(not all(results))
 
 
-def show(family: str, folder: Path) -> bool:
-    """Write the row of a family; whether all is right."""
+def show(family: str, folder: Path, *, is_written: bool) -> bool:
+    """Show the row of a family, and write it into the page; whether all is right."""
     began = time.monotonic()
-    found = ask(family, build(family, folder / family))
-    seconds = f"{time.monotonic() - began:.0f}"
-    if isinstance(found, str):
-        write(f"| {family} | | | | | {seconds} | {found} |")
-        return False
-    counts = map(str, (found.questions, found.distinct, found.distinct_tokens, found.repeats, seconds))
-    write(f"| {family} | {' | '.join(counts)} | {'ok' if found.is_right else 'WRONG'} |")
-    return found.is_right
+    model = build(family, folder / family)
+    found = ask(family, model)
+    row = row_of(family, read_config(model)["model_type"], found)
+    write(row)
+    faults = [found] if isinstance(found, str) else found.faults
+    for fault in faults:
+        write(f"    {family}: {fault}")
+    write(f"    {time.monotonic() - began:.0f} s")
+    if is_written:  # after each: a run takes half an hour
+        PAGE.write_text(replace_rows(PAGE.read_text(), {family: row}))
+    return isinstance(found, Parity) and found.is_right
 
 
 def write(line: str) -> None:
@@ -67,14 +82,14 @@ def runnable() -> list[str]:
     return [name for name, model in FAMILIES.items() if model.serving.level == "engine"]
 
 
-def ask(family: str, folder: Path) -> Verdict | str:
-    """What bare vLLM answered, or why it did not."""
+def ask(family: str, folder: Path) -> Parity | str:
+    """What was found of a family, or why nothing was."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     log = folder.with_suffix(".log")
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.bare", family, str(folder)],
+            [sys.executable, "-m", "tests.engine.family_parity", family, str(folder)],
             env=environment,
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -93,9 +108,15 @@ def ask(family: str, folder: Path) -> Verdict | str:
             process.wait()
     for line in output.splitlines():
         if line.startswith('{"questions"'):
-            return Verdict(**json.loads(line))
+            return Parity(**json.loads(line))
     lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
     return f"no answers: {lines[0][-200:] if lines else f'exit code {process.returncode}'}"
+
+
+def _architectures(family: str) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        found: list[str] = read_config(build(family, Path(folder) / family)).get("architectures") or []
+    return found
 
 
 if __name__ == "__main__":

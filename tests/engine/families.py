@@ -11,10 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+from _pytest.mark import ParameterSet
 
 from semel.core import Feature, Layout, Mask, Tensor
 from semel.processing import to_torch
+from semel.processing.processor import ProcessorKind
+from semel.testing.models import FAMILIES as TINY
 from tests.engine.engines import Start
+from tests.engine.family_questions import TRANSCRIPT_STARTS, family_questions
 from tests.engine.parity import (
     Chat,
     Clip,
@@ -31,7 +36,9 @@ from tests.engine.parity import (
 from tests.engine.rendering import Rendering, same_places, same_places_within_newlines
 
 __all__ = [
+    "EVICTING",
     "FAMILIES",
+    "GENERIC",
     "MAX_IMAGES",
     "TRANSCRIPT_STARTS",
     "WRONG_QWEN2_VL",
@@ -39,13 +46,12 @@ __all__ = [
     "Questions",
     "Wrong",
     "image_chat",
+    "row",
 ]
 
 MAX_IMAGES: Final = 4_096
-TRANSCRIPT_STARTS: Final = (
-    "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>",
-    "<|startoftranscript|><|de|><|translate|>",
-)
+EVICTING: Final = ("--mm-processor-cache-gb", "0.016")
+"""So small that vLLM's item cache gives items up during a run."""
 
 Change = Callable[[Feature], Feature]
 Array = npt.NDArray[Any]
@@ -85,6 +91,12 @@ class Family:
     """With one item."""
 
     wrong: Mapping[str, Wrong] = field(default_factory=dict)
+    processors: tuple[ProcessorKind, ...] = ("hf", "vllm")
+    """Those that may make its features."""
+
+    is_nightly: bool = False
+    """Whether CI leaves it to the nightly run: its engine would be one start too many."""
+
     is_kept: bool = True
     """Whether a repeat travels without its tensor; an encoder-decoder encodes it again."""
 
@@ -229,6 +241,23 @@ WRONG_QWEN2_VL: Final[Mapping[str, Wrong]] = {
     ),
 }
 
+
+def row(name: str, *values: object, kind: str = "") -> ParameterSet:
+    """A case of one family for pytest; the first word of its id is its group (`tests/groups.py`)."""
+    marks = [pytest.mark.slow, pytest.mark.nightly] if FAMILIES[name].is_nightly else []
+    return pytest.param(name, *values, id=f"{name}{kind}", marks=marks)
+
+
+def generic(name: str, items: int | None) -> Family:
+    """A family that semel has no code for: vLLM's processor, and an engine as `semel.testing.models` has it."""
+    return Family(
+        Start(name, (*TINY[name].serving.engine_flags, *EVICTING)),
+        {"items": Questions(lambda: family_questions(name, mixed=4), items=items, min_distinct=0.5)},
+        lambda: family_questions(name, mixed=0)[1],
+        processors=("vllm",),
+    )
+
+
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2-vl": Family(
         Start(
@@ -268,6 +297,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "a token too many": Wrong(with_layout(one_token_more), "pixel_values gives 36 embeddings"),
             "too few pixels": Wrong(with_tensor("pixel_values", lambda a: a[..., 14:]), r"takes float32\[3, 84, 84\]"),
         },
+        is_nightly=True,
     ),
     "idefics3": Family(
         # Steps so small that one often ends amid an item.
@@ -324,6 +354,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 with_tensor("feature_attention_mask", lambda a: ones_at(a, slice(10, 200))), "not a run of ones"
             ),
         },
+        is_nightly=True,
     ),
     "whisper": Family(
         Start("whisper", ("--max-model-len", "448", "--max-num-batched-tokens", "3200")),
@@ -336,4 +367,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         is_kept=False,
     ),
+    # Numbers in lists, ragged images, padding, placeholders of several tokens, three modalities.
+    "qwen3-vl": generic("qwen3-vl", items=30),
+    "mistral3": generic("mistral3", items=12),
+    "llava-next": generic("llava-next", items=None),  # vLLM pads to the largest image of a prompt, and drops it later
+    "internvl-chat": generic("internvl-chat", items=30),
+    "qwen2.5-omni": generic("qwen2.5-omni", items=43),
 }
+
+GENERIC: Final = tuple(name for name, family in FAMILIES.items() if family.processors == ("vllm",))

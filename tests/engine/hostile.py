@@ -19,7 +19,16 @@ from tests.engine.families import Change, with_tensor
 from tests.engine.parity import Answer, Rig, joined, submission
 from tests.engine.rendering import rebuilt
 
-__all__ = ["CONTRADICTIONS", "MISFITS", "disguised", "is_ended_alone", "outcomes", "unchecked"]
+__all__ = [
+    "CONTRADICTIONS",
+    "MISFITS",
+    "disguised",
+    "is_ended_alone",
+    "less_room",
+    "more_room",
+    "outcomes",
+    "unchecked",
+]
 
 _MORE: Final = 3
 

@@ -81,18 +81,26 @@ async def compare_renderings(
 
 def same_items(ours: Rendering, bare: Rendering) -> int:
     """Assert that the tensors are the same, bit for bit; how many items there are."""
-    import torch
-
     assert ours.items.keys() == bare.items.keys()
     count = 0
     for modality, theirs in bare.items.items():
         for mine, its in zip(ours.items[modality], theirs, strict=True):
             assert mine.keys() == its.keys()
             for name, value in its.items():
-                assert mine[name].dtype == value.dtype
-                assert torch.equal(mine[name], value), f"{name} differs by {(mine[name] - value).abs().max()}"
+                assert _same(mine[name], value), f"{name} differs"
             count += 1
     return count
+
+
+def _same(mine: Any, its: Any) -> bool:
+    """Whether two values of a field are the same bit by bit: a tensor, a number, or a list of either."""
+    import torch
+
+    if isinstance(its, torch.Tensor):
+        return isinstance(mine, torch.Tensor) and mine.dtype == its.dtype and torch.equal(mine, its)
+    if isinstance(its, list | tuple):
+        return type(mine) is type(its) and len(mine) == len(its) and all(map(_same, mine, its))
+    return type(mine) is type(its) and bool(mine == its)
 
 
 def rebuilt(rendered: Rendered, feature: Feature) -> Rendered:

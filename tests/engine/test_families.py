@@ -22,7 +22,10 @@ from semel.processing import to_torch
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Rendered
 from tests.engine.engines import Engines, ShippedRig
-from tests.engine.families import FAMILIES, TRANSCRIPT_STARTS, Questions, Wrong
+from tests.engine.families import FAMILIES, GENERIC, Questions, Wrong, row
+from tests.engine.family_parity import refused_sizes
+from tests.engine.family_questions import TRANSCRIPT_STARTS, family_questions, inverted
+from tests.engine.lies import lies, outcome_of
 from tests.engine.parity import Clip, clip, compare, distinct, image_part, picture, random_chat
 from tests.engine.rendering import compare_renderings, rebuilt
 from tests.engine.test_encoder_engine import Running, transcribe_and_count
@@ -40,17 +43,20 @@ async def rig(request: pytest.FixtureRequest, engines: Engines) -> ShippedRig:
     return await engines.of(FAMILIES[request.param].start)
 
 
-each_family = pytest.mark.parametrize("rig", FAMILIES, indirect=True)
-ROWS = [(name, kind, asked) for name, family in FAMILIES.items() for kind, asked in family.questions.items()]
+def each_row(*, are_rendered: bool = False) -> pytest.MarkDecorator:
+    """The questions of the table's rows, through every processor that a family has."""
+    rows = [
+        row(name, questions, processor, kind=f" {kind} {processor}")
+        for name, family in FAMILIES.items()
+        for kind, questions in family.questions.items()
+        for processor in family.processors
+        if questions.items is not None or not are_rendered
+    ]
+    return pytest.mark.parametrize(("rig", "questions", "processor"), rows, indirect=["rig"])
 
 
-def each_row(rows: list[tuple[str, str, Questions]]) -> pytest.MarkDecorator:
-    """The questions of these rows of the table."""
-    cases, ids = [(name, asked) for name, _, asked in rows], [f"{name} {kind}" for name, kind, _ in rows]
-    return pytest.mark.parametrize(("rig", "questions"), cases, ids=ids, indirect=["rig"])
-
-
-through_each = pytest.mark.parametrize("processor", ["hf", "vllm"])
+each_family = pytest.mark.parametrize("rig", [row(name) for name in FAMILIES], indirect=True)
+each_generic = pytest.mark.parametrize("rig", [row(name) for name in GENERIC], indirect=True)
 
 
 @each_family
@@ -73,8 +79,7 @@ async def test_the_engine_has_the_parts_that_a_worker_ships_and_a_repeat_goes_th
     assert (after.left_out_bytes > before.left_out_bytes) == family.is_kept
 
 
-@through_each
-@each_row([row for row in ROWS if row[2].items is not None])
+@each_row(are_rendered=True)
 async def test_questions_are_rendered_as_by_vllm_itself(
     rig: ShippedRig, questions: Questions, processor: ProcessorKind
 ) -> None:
@@ -82,8 +87,7 @@ async def test_questions_are_rendered_as_by_vllm_itself(
     assert await compare_renderings(through, questions.make(), questions.same_places) == questions.items
 
 
-@through_each
-@each_row(ROWS)
+@each_row()
 async def test_questions_are_answered_as_by_vllm_itself(
     rig: ShippedRig, questions: Questions, processor: ProcessorKind
 ) -> None:
@@ -92,8 +96,7 @@ async def test_questions_are_answered_as_by_vllm_itself(
 
 @pytest.mark.parametrize(
     ("rig", "wrong"),
-    [(name, wrong) for name, family in FAMILIES.items() for wrong in family.wrong.values()],
-    ids=[f"{name}: {kind}" for name, family in FAMILIES.items() for kind in family.wrong],
+    [row(name, wrong, kind=f": {kind}") for name, family in FAMILIES.items() for kind, wrong in family.wrong.items()],
     indirect=["rig"],
 )
 async def test_a_malformed_feature_is_refused_by_what_is_wrong_and_the_engine_lives_on_S9(
@@ -106,6 +109,33 @@ async def test_a_malformed_feature_is_refused_by_what_is_wrong_and_the_engine_li
     with pytest.raises(FeatureRejected, match=wrong.message):
         await rig.answer(rebuilt(rendered, wrong.change(feature)))
     assert await rig.answer(rendered) == expected
+
+
+@each_generic
+async def test_an_item_with_other_values_is_answered_otherwise(rig: ShippedRig, request: pytest.FixtureRequest) -> None:
+    """The control of the comparisons: no check can tell such a feature from the right one."""
+    rendered = await rig.render(FAMILIES[request.node.callspec.params["rig"]].good())
+    (feature,) = rendered.features.values()
+    await rig.engine.reset()
+    right = await rig.answer(rendered)
+    await rig.engine.reset()
+    assert await rig.answer(rebuilt(rendered, inverted(feature))) != right
+    await rig.engine.reset()
+
+
+@each_generic
+async def test_a_feature_that_lies_is_refused_or_ended_alone_S9(
+    rig: ShippedRig, request: pytest.FixtureRequest
+) -> None:
+    first, second = family_questions(request.node.callspec.params["rig"], mixed=0)[1:3]
+    honest, other = await rig.render(first), await rig.render(second)
+    outcomes = {lie.name: await outcome_of(rig, honest, lie) for lie in lies(honest, other)}
+    assert {"refused", "ended alone"} <= set(outcomes.values())
+
+
+@each_generic
+async def test_images_of_any_size_are_answered_or_refused_as_the_client_s_fault(rig: ShippedRig) -> None:
+    assert len(await refused_sizes(rig, 30)) <= 3
 
 
 @only("idefics3")

@@ -16,7 +16,7 @@ from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_al
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-IN_CI = ("qwen2-vl", "llava")
+IN_CI = ("qwen2-vl", "llava-next")
 
 
 def row(family: str, kind: str, change: Change) -> Any:
