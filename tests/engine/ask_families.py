@@ -60,7 +60,7 @@ def show(family: str, folder: Path, *, is_written: bool) -> bool:
     began = time.monotonic()
     model = build(family, folder / family)
     found = ask(family, model)
-    row = row_of(family, read_config(model)["model_type"], found)
+    row = row_of(family, read_config(model), found)
     write(row)
     faults = [found] if isinstance(found, str) else found.faults
     for fault in faults:

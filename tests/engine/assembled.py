@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, folder: Path, family: Family | None = None) -> None:
         self.processor = create_processor(folder)
         self.config = read_config(folder)
-        self.family = family or family_of(self.config.get("model_type", ""))
+        self.family = family or family_of(self.config)
         self.assembler = Assembler.of(self.processor, self.family, self.config)
 
     @property

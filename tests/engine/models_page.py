@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from semel.processing.processor import choose_processor
 from tests.engine.family_parity import Parity
@@ -16,21 +16,21 @@ HEAD: Final = (
 )
 
 
-def row_of(family: str, model_type: str, found: Parity | str) -> str:
+def row_of(family: str, config: Mapping[str, Any], found: Parity | str) -> str:
     """The row of a family."""
-    name = f"| {family} (`{model_type}`)"
+    name, path = f"| {family} (`{config['model_type']}`)", path_of(config)
     if isinstance(found, str):
-        return f"{name} | | {path_of(model_type)} | {found} | | | |"
+        return f"{name} | | {path} | {found} | | | |"
     modalities = ", ".join(f"{modality} {limit}" for modality, limit in found.modalities.items())
     equal = f"{found.equal} of {found.questions} with {found.items} items"
     control = "seen" if found.is_control_seen else "NOT SEEN"
     sizes = f"{found.sizes - len(found.refused_sizes)} of {found.sizes}" if found.sizes else ""
-    return f"{name} | {modalities} | {path_of(model_type)} | {equal} | {control} | {_counted(found.lies)} | {sizes} |"
+    return f"{name} | {modalities} | {path} | {equal} | {control} | {_counted(found.lies)} | {sizes} |"
 
 
-def path_of(model_type: str) -> str:
+def path_of(config: Mapping[str, Any]) -> str:
     """Whose processor makes the features with `--processor auto`."""
-    return "fast" if choose_processor("auto", {"model_type": model_type}) == "hf" else "generic"
+    return "fast" if choose_processor("auto", config) == "hf" else "generic"
 
 
 def _counted(lies: Mapping[str, str]) -> str:

@@ -157,9 +157,17 @@ def test_a_mask_marks_the_token_that_a_replacement_repeats_most() -> None:
 
 
 def test_a_family_without_quirks_has_the_defaults() -> None:
-    assert type(family_of("something-new")) is Family
-    assert type(family_of("qwen2_vl")) is type(FAMILIES["qwen2_vl"])
-    assert family_of("llava").insertion("image", 2, "<image>") == "<image>"
+    assert type(family_of({})) is type(family_of({"model_type": "something-new"})) is Family
+    assert type(family_of({"model_type": "qwen2_vl"})) is type(FAMILIES["qwen2_vl"])
+    assert family_of({"model_type": "llava"}).insertion("image", 2, "<image>") == "<image>"
+
+
+def test_a_llava_with_the_tower_of_pixtral_is_none_and_gets_vllm_s_processor() -> None:
+    towers = {"clip_vision_model": "hf", "siglip_vision_model": "hf", "pixtral": "vllm"}
+    for tower, kind in towers.items():
+        config = {"model_type": "llava", "vision_config": {"model_type": tower}}
+        assert choose_processor("auto", config) == kind
+        assert (type(family_of(config)) is Family) == (kind == "vllm")
 
 
 def test_auto_is_the_hf_processor_for_the_families_that_semel_knows_and_vllm_s_for_others(tiny: Folder) -> None:

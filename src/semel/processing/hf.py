@@ -79,7 +79,7 @@ class HfProcessor:
         loaded = cls(
             processor=processor,
             config=config,
-            family=family_of(config.get("model_type", "")),
+            family=family_of(config),
             target=target,
             limits=limits or DecodeLimits(),
             placeholders=_placeholders(processor),

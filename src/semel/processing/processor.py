@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.errors import ConfigError
 from semel.media import DecodeLimits, Pieces
-from semel.processing.families import FAMILIES
+from semel.processing.families import Family, family_of
 from semel.processing.folder import read_config, runs_code
 from semel.processing.module_cache import module_cache_lock
 
@@ -88,7 +88,7 @@ def choose_processor(
         )
     if kind != "auto":
         return kind
-    return "hf" if config.get("model_type") in FAMILIES and not needs_vllm else "vllm"
+    return "hf" if type(family_of(config)) is not Family and not needs_vllm else "vllm"
 
 
 def load_processor(kind: ProcessorKind, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Processor:

@@ -43,8 +43,8 @@ class VllmModel:
         self._config = model_config
         self.processor = processor
         """The engine's own, of vLLM."""
-        self._family = family_of(model_config.hf_config.model_type)
         self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
+        self._family = family_of(self._hf_config)
         self._items: dict[Modality, ItemFields] = {}
         self._tells_layout: set[Modality] = set()
         self._counts_rows: set[Modality] = set()

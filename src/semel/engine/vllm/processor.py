@@ -74,7 +74,8 @@ class VllmProcessor:
             VideoLoader.of(model_config).check()
         within = Within("vllm", version, type(processor).__qualname__)
         own_config = model_config.hf_config.to_dict() if rendering.hf_overrides else config
-        family = family_of(str({**config, **(rendering.hf_overrides or {})}.get("model_type", "")))
+        model_type = {**config, **(rendering.hf_overrides or {})}.get("model_type", "")
+        family = family_of({**own_config, "model_type": model_type})
         encoder_decoder = model_config.is_encoder_decoder
         return cls(
             processor=processor,

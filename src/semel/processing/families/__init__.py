@@ -6,7 +6,7 @@ file here, and a line in the table below.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from semel.processing.families.family import Family
 from semel.processing.families.gemma3 import Gemma3
@@ -31,6 +31,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
 )
 
 
-def family_of(model_type: str) -> Family:
-    """The family of a model; one without quirks has the defaults."""
-    return FAMILIES.get(model_type, Family())
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a model, from its `config.json`; one without quirks has the defaults."""
+    family = FAMILIES.get(config.get("model_type", ""))
+    return family if family is not None and family.describes(config) else Family()

@@ -37,6 +37,11 @@ class Family:
     video_fps: float | None = None
     """How many frames of a second of video the fast path looks at, as vLLM's loader does; None where it takes none."""
 
+    def describes(self, config: Mapping[str, Any]) -> bool:
+        """Whether a model of this `model_type` is of the family; one that is not has no family of its own."""
+        del config
+        return True
+
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
         """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
         del modality, index

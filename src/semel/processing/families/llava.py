@@ -20,11 +20,14 @@ class Llava(Family):
     layout_from_size = True
     batched = frozenset({"pixel_values"})
 
+    def describes(self, config: Mapping[str, Any]) -> bool:
+        """Not if the tower is Pixtral's, whose images are of any size."""
+        return config.get("vision_config", {}).get("model_type", "clip_vision_model") in _CLASS_TOKENS
+
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
         """Pixels that give another number of embeddings than the layout."""
         tower = config["vision_config"]
-        if (embeds := _CLASS_TOKENS.get(tower["model_type"])) is None:
-            return None
+        embeds = _CLASS_TOKENS[tower["model_type"]]
         *_, height, width = feature.tensors["pixel_values"].shape
         embeds += (height // tower["patch_size"]) * (width // tower["patch_size"])
         if config.get("vision_feature_select_strategy", "default") == "default":
