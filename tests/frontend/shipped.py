@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from semel.compose import frontend as assembly
-from semel.core import Feature, Keyring, Layout, Media
+from semel.core import Assembly, Feature, Keyring, Layout, Media
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
@@ -53,6 +53,7 @@ class DrawnPool:
     waiting: dict[int, asyncio.Event] = field(default_factory=dict)
     processed: int = 0
     failed: int = 0
+    assembled: int = 0
     replaced: int = 0
     description: Description = DRAWN
 
@@ -78,6 +79,9 @@ class DrawnPool:
         await self._turn("apart" if apart else "process", number_of(media))
         self.processed += 1
         return drawn(replace(media, data=str(number_of(media)).encode()))
+
+    async def assemble(self, token_ids: object, items: object, **_: object) -> Assembly:
+        raise NotImplementedError
 
     async def lay_out(
         self, media: Media, options: Mapping[str, object], *, group: object = None, tenant: str = ""
