@@ -164,10 +164,9 @@ async def many_sequences(attacker: Attacker) -> None:
 
 
 async def stalled(attacker: Attacker) -> None:
-    """Four bodies that fill the budget, but for their last bytes, which never come."""
+    """Bodies whose last byte never comes: four that fill the budget, and smaller ones for what is left of it."""
 
-    async def one() -> None:
-        size = BUDGET_BYTES // 4
+    async def one(size: int) -> None:
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 async with attacker.connection() as (reader, writer):
@@ -180,8 +179,11 @@ async def stalled(attacker: Attacker) -> None:
                         writer.write(b" " * min(left, MIB))
                         await asyncio.wait_for(writer.drain(), 10)
                     await asyncio.wait_for(attacker.status(reader), 60)
+            if size < BUDGET_BYTES // 4:
+                size = size // 2 if size > 512 else MIB  # there was no room for it
+            await asyncio.sleep(0.05)
 
-    await asyncio.gather(*(one() for _ in range(4)))
+    await asyncio.gather(*(one(BUDGET_BYTES // 4) for _ in range(4)), *(one(MIB) for _ in range(24)))
 
 
 async def spaces(attacker: Attacker) -> None:
@@ -218,7 +220,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "256 × 128 sequences": sequences,
     "256 sequences, 4 times": allowed_sequences,
     "9 × 28 sequences, 4 times": many_sequences,
-    "4 stalled bodies": stalled,
+    "4 stalled bodies, and small ones": stalled,
     "8,000 spaces in `Cache-Control`": spaces,
     "150 one-byte answers": tiny_answers,
     "999 images that cannot fit": too_many_images,
