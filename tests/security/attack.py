@@ -222,7 +222,7 @@ class Line:
             self.against,
             f"{self.growth_bytes / MIB:+,.0f} MiB",
             f"{seen.longest_gap_s:.2f} s",
-            f"{answered.p95():.2f} s ({self.alone.p95():.2f} alone{failed})",
+            f"{f'{answered.p95():.2f} s' if seen.victim_s else 'none'} ({self.alone.p95():.2f} alone{failed})",
             f"{seen.longest_step_s:.2f} s" if seen.longest_step_s else "",
             events or answers or "nothing",
             "" if self.against != "semel two tenants" else "; ".join(self.faults()) or "ok",
