@@ -28,7 +28,7 @@ __all__ = [
     "stages_of",
 ]
 
-MAX_ENGINE_STARTS: Final = 24
+MAX_ENGINE_STARTS: Final = 25  # five rows of families that semel has no code for; two others went to the nightly run
 STAGES: Final = "SEMEL_CI_STAGES"
 
 

@@ -32,6 +32,7 @@ from tests.engine.registry import architectures, table
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PAGE: Final = ROOT / "docs" / "models.md"
 DEADLINE_S: Final = 600
+NO_ENGINE: Final = "not compared: no engine of it runs on a CPU"
 
 
 def main() -> None:
@@ -49,10 +50,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
         results = [show(family, Path(folder), is_written=options.write) for family in chosen]
     if options.write:
-        served = {architecture for family in FAMILIES for architecture in _architectures(family)}
-        others = [(name, kind) for name, kind in architectures() if name not in served]
-        PAGE.write_text(replace_section(PAGE.read_text(), "registry", table(others)))
+        write_rest()
     sys.exit(not all(results))
+
+
+def write_rest() -> None:
+    """Write what needs no engine: families that have none here, and what follows from vLLM's classes."""
+    page = PAGE.read_text()
+    with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        configs = {family: read_config(build(family, Path(folder) / family)) for family in FAMILIES}
+    idle = {family: row_of(family, configs[family], NO_ENGINE) for family in FAMILIES if family not in runnable()}
+    served = {name for config in configs.values() for name in config.get("architectures") or ()}
+    others = [(name, kind) for name, kind in architectures() if name not in served]
+    PAGE.write_text(replace_section(replace_rows(page, idle), "registry", table(others)))
 
 
 def show(family: str, folder: Path, *, is_written: bool) -> bool:
@@ -111,12 +121,6 @@ def ask(family: str, folder: Path) -> Parity | str:
             return Parity(**json.loads(line))
     lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
     return f"no answers: {lines[0][-200:] if lines else f'exit code {process.returncode}'}"
-
-
-def _architectures(family: str) -> list[str]:
-    with tempfile.TemporaryDirectory(prefix="families-") as folder:
-        found: list[str] = read_config(build(family, Path(folder) / family)).get("architectures") or []
-    return found
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ async def measure(family: str, folder: Path) -> Parity:
     first, second = asked[:2] if family == "whisper" else asked[1:3]
     async with running_as_worker(start_of(family), folder) as rig:
         limits = rig.engine.contract.max_items
-        found.modalities = {**limits}
+        found.modalities = {str(modality): limit for modality, limit in limits.items()}
         missing = FAMILIES[family].serving.max_items.keys() - limits
         found.faults += [f"the self-test switched {modality} off" for modality in sorted(missing)]
         await rig.engine.warm()
