@@ -56,6 +56,8 @@ UNANSWERED_S: Final = 2.0
 GROWTH_BYTES: Final = BUDGET_BYTES + 256 * MIB
 MAX_GAP_S: Final = 1.0
 NOTICED_S: Final = 30.0
+ENDED_S: Final = 60.0
+"""How long an attacker may take to end."""
 
 
 @dataclass
@@ -149,8 +151,13 @@ async def attacking(name: str, target: Target, key: str, seen: Seen) -> AsyncIte
     try:
         yield
     finally:
-        printed, _ = await attacker.communicate(b"")  # closes its standard input
-        seen.answers.update(json.loads(printed or b"{}"))
+        try:
+            async with asyncio.timeout(ENDED_S):
+                printed, _ = await attacker.communicate(b"")  # closes its standard input
+            seen.answers.update(json.loads(printed or b"{}"))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                attacker.kill()
 
 
 async def stop_engine(target: Target, seen: Seen) -> None:

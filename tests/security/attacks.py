@@ -105,7 +105,8 @@ async def heads(attacker: Attacker) -> None:
                     for number in range(48):
                         writer.write(b"X-%d: " % number + b"a" * MIB + b"\r\n")
                         await writer.drain()
-                    await asyncio.wait_for(attacker.status(reader), 30)
+                    async with asyncio.timeout(30):
+                        await attacker.status(reader)
 
     await asyncio.gather(*(one() for _ in range(8)))
 
@@ -177,8 +178,10 @@ async def stalled(attacker: Attacker) -> None:
                     )
                     for left in range(size - 1, 0, -MIB):
                         writer.write(b" " * min(left, MIB))
-                        await asyncio.wait_for(writer.drain(), 10)
-                    await asyncio.wait_for(attacker.status(reader), 60)
+                        async with asyncio.timeout(10):  # wait_for may lose a cancellation before Python 3.12
+                            await writer.drain()
+                    async with asyncio.timeout(60):
+                        await attacker.status(reader)
             if size < BUDGET_BYTES // 4:
                 size = size // 2 if size > 512 else MIB  # there was no room for it
             await asyncio.sleep(0.05)
