@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 from semel.cache import LruCache
@@ -26,7 +25,7 @@ from semel.engine.vllm.model import VllmModel
 from semel.processing.processor import Processor, ProcessorKind, load_processor
 from semel.render import ChatRequest, Pipeline
 from semel.testing.models import build
-from tests.engine.family_questions import engine_arguments
+from tests.engine.engineless import model_of
 from tests.engine.parity import image_part
 from tests.engine.sizes import image_of
 
@@ -53,11 +52,9 @@ def main() -> None:
 def measure(family: str, folder: Path, count: int) -> bool:
     """Show the rows of a family; whether both are within their limits."""
     import torch
-    from vllm.renderers import renderer_from_config
 
     torch.set_num_threads(1)
-    config = engine_arguments(family, build(family, folder)).create_engine_config()
-    model = VllmModel.of(SimpleNamespace(model_config=config.model_config, renderer=renderer_from_config(config)))
+    model, _ = model_of(family, build(family, folder))
     loaded = {kind: load_processor(kind, folder, model.target) for kind in KINDS}
     pipelines = {
         kind: replace(compose_pipeline(folder, model.target, Key(bytes(32)), processor=kind), cache=LruCache(1 << 30))

@@ -77,11 +77,11 @@ CONTRADICTIONS: Final[Mapping[str, tuple[str, Change]]] = {
 """Tensors on which an encoder raises, or of which it makes something else."""
 
 
-def disguised(rendered: Rendered, change: Change) -> Rendered:
-    """The prompt of one item with a feature that was changed, under a digest of its own."""
+def disguised(rendered: Rendered, change: Change, mark: int = 1) -> Rendered:
+    """The prompt of one item with a feature that was changed, under a digest of its own, which depends on `mark`."""
     (feature,) = rendered.features.values()
     hostile = rebuilt(rendered, change(feature))
-    digest = Digest(bytes(byte ^ 1 for byte in rendered.prompt.items[0].digest))
+    digest = Digest(bytes(byte ^ mark for byte in rendered.prompt.items[0].digest))
     item = replace(hostile.prompt.items[0], digest=digest)
     return Rendered(replace(hostile.prompt, items=(item,)), {digest: hostile.features[rendered.prompt.items[0].digest]})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from math import prod
 from typing import Final
 
@@ -39,24 +41,24 @@ class Lie:
 def lies(honest: Rendered, other: Rendered) -> Iterator[Lie]:
     """Every kind of lie, from two prompts with one item each, of different sizes."""
     (feature,), (larger,) = honest.features.values(), other.features.values()
+    marks = count(1)  # each lie is an item of its own: none is refused for what another one was
     for name, change in (("more room than embeddings", more_room), ("less room", less_room)):
-        yield Lie(name, disguised(honest, change))
-        yield Lie(f"{name}, unchecked", disguised(honest, change), is_checked=False)
+        yield Lie(name, disguised(honest, change, next(marks)))
+        yield Lie(f"{name}, unchecked", disguised(honest, change, next(marks)), is_checked=False)
     if feature.origin is None:
         return
     doubled = replace(feature.origin, shape=tuple(2 * size for size in feature.origin.shape))
-    yield Lie("another origin", disguised(honest, lambda f: replace(f, origin=doubled)), may_be_answered=True)
+    false = replace(feature, origin=doubled)
+    yield Lie("another origin", disguised(honest, lambda _: false, next(marks)), may_be_answered=True)
+    swapped = replace(feature, origin=larger.origin, layout=larger.layout)
     yield Lie(
         "origin and layout of another item",
-        disguised(honest, lambda f: replace(f, origin=larger.origin, layout=larger.layout)),
+        disguised(honest, lambda _: swapped, next(marks)),
         may_be_answered=larger.layout == feature.layout,
     )
     for name in grids(feature):
-        yield Lie(
-            f"{name} of another size",
-            disguised(honest, lambda f, name=name: with_counts(f, name)),  # type: ignore[misc]
-            may_be_answered=True,
-        )
+        counted = partial(with_counts, name=name)
+        yield Lie(f"{name} of another size", disguised(honest, counted, next(marks)), may_be_answered=True)
 
 
 def grids(feature: Feature) -> list[str]:

@@ -28,6 +28,11 @@ async def bare_rendering(rig: Rig, messages: Chat) -> Rendering:
 
     params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
     _, (prompt,) = await rig.llm.renderer.render_chat_async([messages], params)
+    return rendering_of(prompt)
+
+
+def rendering_of(prompt: Any) -> Rendering:
+    """A prompt of vLLM's."""
     places = {modality: list(map(_place, ranges)) for modality, ranges in prompt.get("mm_placeholders", {}).items()}
     items = {
         modality: [{name: element.data for name, element in item.items()} for item in items]
@@ -51,6 +56,13 @@ async def our_rendering(rig: Rig, messages: Chat) -> Rendering:
 def same_places(ours: Rendering, bare: Rendering) -> None:
     """Assert that items stand where vLLM puts them, with the same masks."""
     assert ours.places == bare.places
+
+
+def same_embeddings(ours: Rendering, bare: Rendering) -> None:
+    """Assert that every embedding has its position; a place may begin or end with tokens that take none."""
+    assert ours.places.keys() == bare.places.keys()
+    for modality, places in bare.places.items():
+        assert list(map(_embeddings, ours.places[modality])) == list(map(_embeddings, places))
 
 
 def same_places_within_newlines(ours: Rendering, bare: Rendering) -> None:
