@@ -24,49 +24,37 @@ from semel.processing.pool.pipe import Description
 from semel.render import ChatRequest, expand
 from semel.testing.models import FAMILIES
 from tests.engine.assembled import Bench, Drawn, Places, places_of
-from tests.engine.prompt_folders import write_deepseek_vl2, write_paligemma
 
 Folder = Callable[[str], Path]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TARGET = Target("float32")
-WITHOUT_WEIGHTS = {"deepseek-vl2": (write_deepseek_vl2, "llava"), "paligemma": (write_paligemma, "gemma3")}
 STRANGER = "gemma3 as a stranger"
-CHATTING = sorted({*FAMILIES, *WITHOUT_WEIGHTS, STRANGER} - {"whisper"})
-OWN_RULES = sorted({"gemma3n", "glm-4.1v", "internvl-chat", "paligemma", STRANGER} & {*CHATTING})
+CHATTING = sorted({*FAMILIES, STRANGER} - {"whisper"})
+OWN_RULES = ("gemma3n", "glm-4.1v", "internvl-chat", "paligemma", STRANGER)
 """Families whose items do not simply replace one token."""
 
-
-@pytest.fixture(scope="module")
-def folder(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    written: dict[str, Path] = {}
-
-    def find(family: str) -> Path:
-        family = family.removesuffix(" as a stranger")
-        if family in FAMILIES:
-            return tiny(family)
-        if family not in written:
-            write, source = WITHOUT_WEIGHTS[family]
-            written[family] = write(tmp_path_factory.mktemp(family), tiny(source))
-        return written[family]
-
-    return find
+IN_CI = {*OWN_RULES, "deepseek-vl2", "gemma3", "qwen2-vl", "qwen2.5-omni", "qwen3-vl"}
 
 
 @pytest.fixture(scope="module")
-def bench(folder: Folder) -> Callable[[str], Bench]:
+def bench(tiny: Folder) -> Callable[[str], Bench]:
     made: dict[str, Bench] = {}
 
     def find(family: str) -> Bench:
         if family not in made:
-            made[family] = Bench(folder(family), Family() if family.endswith("stranger") else None)
+            made[family] = Bench(
+                tiny(family.removesuffix(" as a stranger")), Family() if family.endswith("stranger") else None
+            )
         return made[family]
 
     return find
 
 
-@pytest.mark.parametrize("family", CHATTING)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.nightly) for name in CHATTING]
+)
 def test_tokens_places_and_masks_are_those_of_the_real_media(bench: Callable[[str], Bench], family: str) -> None:
     prompts = bench(family)
     rng = np.random.default_rng(0)
@@ -100,7 +88,7 @@ def test_a_splice_is_not_enough_where_a_model_has_rules_of_its_own(bench: Callab
         assert_same(prompts, wrong, prompts.by_vllm(drawn))
 
 
-@pytest.mark.parametrize("family", ["qwen2-vl", *(name for name in OWN_RULES if name in ("glm-4.1v", "internvl-chat"))])
+@pytest.mark.parametrize("family", ["qwen2-vl", "glm-4.1v", "internvl-chat"])
 def test_a_text_with_a_placeholder_too_many_or_too_few_is_refused_S14(
     bench: Callable[[str], Bench], family: str
 ) -> None:

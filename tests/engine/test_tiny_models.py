@@ -18,6 +18,9 @@ Folder = Callable[[str], Path]
 MODALITIES = {"image_url": "image", "video_url": "video", "input_audio": "audio"}
 
 
+IN_CI = ("internvl-chat", "llava-next", "mistral3", "qwen2.5-omni", "qwen3-vl")
+
+
 @pytest.fixture
 def renderer(family: str, tiny: Folder) -> Iterator[Any]:
     from vllm.renderers import renderer_from_config
@@ -29,7 +32,10 @@ def renderer(family: str, tiny: Folder) -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "whisper"])
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in IN_CI else pytest.mark.nightly) for name in FAMILIES if name != "whisper"],
+)
 def test_vllm_renders_every_kind_of_chat_of_a_tiny_model(renderer: Any, family: str) -> None:
     from vllm.renderers.params import ChatParams
 

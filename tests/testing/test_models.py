@@ -22,6 +22,8 @@ Folder = Callable[[str], Path]
 
 IMAGE_FAMILIES = ("gemma3", "idefics3", "llava", "qwen2-vl", "qwen2.5-vl")
 ANSWERING = (*IMAGE_FAMILIES, "qwen2-audio", "whisper")
+EACH = [pytest.param(name, marks=() if name in ANSWERING else pytest.mark.slow) for name in FAMILIES]
+"""Building all of them takes a minute."""
 """Those whose answers transformers gives too. Those of all others are vLLM's: scripts/families."""
 
 OF_VLLM = ("deepseek-vl2", "internvl-chat")
@@ -65,7 +67,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
         assert digests(tmp_path / "one" / family) == digests(tmp_path / "two" / family)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_a_folder_holds_what_a_published_model_holds(tiny: Folder, family: str) -> None:
     names = set(digests(tiny(family)))
     expected = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -128,7 +130,7 @@ def test_a_family_names_the_flags_that_vllm_serves_it_with() -> None:
     assert FAMILIES["qwen2.5-omni"].serving.modalities == ("image", "audio", "video")
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {*WITHOUT_WEIGHTS, *OF_VLLM}))
+@pytest.mark.parametrize("family", [one for one in EACH if one.values[0] not in {*WITHOUT_WEIGHTS, *OF_VLLM}])
 def test_every_tensor_has_a_name_that_transformers_knows_and_none_is_missing(tiny: Folder, family: str) -> None:
     _, report = load(tiny(family))
     assert not {kind: names for kind, names in report.items() if names}
@@ -171,7 +173,7 @@ def test_experts_of_qwen3_vl_moe_have_inputs_before_outputs_as_published(tiny: F
     assert tensors["model.language_model.layers.0.mlp.experts.down_proj"].shape == (4, 96, 128)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_the_tokenizer_of_transformers_agrees_with_its_file(tiny: Folder, family: str) -> None:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -185,7 +187,7 @@ def test_the_tokenizer_of_transformers_agrees_with_its_file(tiny: Folder, family
     assert len(loaded) == vocabulary_size(tiny(family)) == plain.get_vocab_size()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_every_byte_can_be_said(tiny: Folder, family: str) -> None:
     from tokenizers import Tokenizer
 
