@@ -37,8 +37,7 @@ TRANSCRIPT_STARTS: Final = (
     "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>",
     "<|startoftranscript|><|de|><|translate|>",
 )
-_SINGLES: Final = 4
-_POOL: Final = 5
+_SINGLES: Final = 4  # also those of random chats: bare vLLM has processed each alone before it meets others
 _MOST_OF_A_KIND: Final = 3
 
 
@@ -65,12 +64,12 @@ def kinds_of_chats(max_items: Mapping[str, int]) -> Iterator[tuple[str, Chat]]:
 def mixed_chats(max_items: Mapping[str, int], count: int) -> Iterator[Chat]:
     """Random chats with items of every modality. Each item comes back, often after others took its room."""
     rng = np.random.default_rng(11)
-    pools = {modality: _parts(modality, _POOL) for modality in max_items}
+    pools = {modality: _parts(modality, _SINGLES) for modality in max_items}
     for index in range(count):
         items: list[dict[str, Any]] = []
         for modality, limit in max_items.items():
             amount = int(rng.integers(0, min(limit, _MOST_OF_A_KIND) + 1)) if index else 1
-            items += [pools[modality][which] for which in rng.integers(0, _POOL, amount).tolist()]
+            items += [pools[modality][which] for which in rng.integers(0, _SINGLES, amount).tolist()]
         yield random_chat(rng, [items[which] for which in rng.permutation(len(items)).tolist()])
 
 
