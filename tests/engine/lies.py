@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from semel.core import Feature, Tensor
 from semel.errors import FeatureRejected
@@ -47,7 +48,7 @@ def lies(honest: Rendered, other: Rendered) -> Iterator[Lie]:
         yield Lie(f"{name}, unchecked", disguised(honest, change, next(marks)), is_checked=False)
     if feature.origin is None:
         return
-    doubled = replace(feature.origin, shape=tuple(2 * size for size in feature.origin.shape))
+    doubled = structs.replace(feature.origin, shape=tuple(2 * size for size in feature.origin.shape))
     false = replace(feature, origin=doubled)
     yield Lie("another origin", disguised(honest, lambda _: false, next(marks)), may_be_answered=True)
     swapped = replace(feature, origin=larger.origin, layout=larger.layout)
