@@ -54,8 +54,11 @@ class _Prototype:
 class ItemFields:
     """The fields of the items of one modality."""
 
-    def __init__(self, prototypes: Mapping[str, _Prototype], fields: Mapping[str, Field]) -> None:
+    def __init__(
+        self, prototypes: Mapping[str, _Prototype], fields: Mapping[str, Field], constants: Mapping[str, bytes]
+    ) -> None:
         self._prototypes = prototypes
+        self._constants = constants
         self.fields = fields
         """What the contract requires of them."""
 
@@ -68,12 +71,21 @@ class ItemFields:
             if {name: _Prototype.of(item[name]) for name in sorted(item)} != prototypes:
                 raise ConfigError("the fields of its items differ in kind from item to item")
         tensors = [tensors_of(item) for item in items]
-        return cls(prototypes, {name: _field(name, [one[name] for one in tensors]) for name in prototypes})
+        return cls(
+            prototypes,
+            {name: _field(name, [one[name] for one in tensors]) for name in prototypes},
+            {name: bytes(tensors[0][name].data) for name in prototypes if _is_constant(first[name], name, tensors)},
+        )
 
     def build(self, feature: Feature) -> Any:
         """The engine's item for a feature that the contract admits. It has no trace of any neighbour."""
         from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem
 
+        for name, value in self._constants.items():
+            if bytes(feature.tensors[name].data) != value:
+                raise FeatureRejected(
+                    f"{name} is one and the same for all of this model's items, the feature has another"
+                )
         return MultiModalKwargsItem(
             {
                 name: MultiModalFieldElem(data=prototype.data_of(feature.tensors[name]), field=prototype.field)
@@ -101,6 +113,14 @@ class ItemFields:
                     f"{name} has the shape {list(item[name].data.shape)}, "
                     f"the feature's other tensors speak of {list(element.data.shape)}"
                 )
+
+
+def _is_constant(element: Any, name: str, tensors: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether a field belongs to the model rather than to an item: some models take it over for every later request."""
+    from vllm.multimodal.inputs import MultiModalSharedField
+
+    is_shared = isinstance(element.field, MultiModalSharedField)
+    return is_shared and len({bytes(one[name].data) for one in tensors}) == 1
 
 
 def _options(feature: Feature) -> Mapping[str, object]:
