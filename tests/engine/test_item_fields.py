@@ -17,7 +17,7 @@ from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, FeatureRejected
 from semel.media.decode.warmup_media import SAMPLES
-from semel.processing import Family
+from semel.processing import Family, from_torch
 from semel.processing.hf import HfProcessor
 
 Folder = Callable[[str], Path]
@@ -150,3 +150,26 @@ def test_a_fast_path_makes_the_same_feature_with_the_same_origin_and_its_layout_
         pad = feature.layout.token_ids[0]
         with pytest.raises(FeatureRejected, match="its tensors make"):
             model.build(replace(feature, layout=Layout((pad, *feature.layout.token_ids))))
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_what_belongs_to_the_model_and_not_to_an_item_cannot_be_another_S9(feature: Feature, is_shared: bool) -> None:
+    """InternVL takes the token of its images from the last item it saw, for all requests. A field of an item may vary."""
+    import torch
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        MultiModalSharedField,
+    )
+
+    field = MultiModalSharedField(batch_size=1) if is_shared else MultiModalBatchedField()
+    items = [MultiModalKwargsItem({"token": MultiModalFieldElem(torch.tensor(7), field)}) for _ in range(3)]
+    fields = ItemFields.of(items)
+    right, wrong = (replace(feature, tensors={"token": from_torch(torch.tensor(token))}) for token in (7, 8))
+    assert fields.build(right)["token"].data == 7
+    if not is_shared:
+        assert fields.build(wrong)["token"].data == 8
+        return
+    with pytest.raises(FeatureRejected, match="token is the same for all of this model's items"):
+        fields.build(wrong)

@@ -83,9 +83,7 @@ class ItemFields:
 
         for name, value in self._constants.items():
             if bytes(feature.tensors[name].data) != value:
-                raise FeatureRejected(
-                    f"{name} is one and the same for all of this model's items, the feature has another"
-                )
+                raise FeatureRejected(f"{name} is the same for all of this model's items, the feature has another")
         return MultiModalKwargsItem(
             {
                 name: MultiModalFieldElem(data=prototype.data_of(feature.tensors[name]), field=prototype.field)
