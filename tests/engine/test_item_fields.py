@@ -154,7 +154,7 @@ def test_a_fast_path_makes_the_same_feature_with_the_same_origin_and_its_layout_
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_what_belongs_to_the_model_and_not_to_an_item_cannot_be_another_S9(feature: Feature, is_shared: bool) -> None:
-    """InternVL takes the token of its images from the last item it saw, for all requests. A field of an item may vary."""
+    """InternVL takes the token of its images from the last item it saw, for all requests."""
     import torch
     from vllm.multimodal.inputs import (
         MultiModalBatchedField,
