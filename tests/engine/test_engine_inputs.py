@@ -42,7 +42,7 @@ def chats_of(family: str) -> list[Chat]:
     return [chat for chat in family_questions(family) if isinstance(chat, list)]
 
 
-@each(CHATTING, in_ci=("gemma4", "pixtral", "glm-4.1v"))
+@each(CHATTING, in_ci=(*GENERIC, "gemma4", "glm-4.1v", "pixtral"))
 async def test_an_engine_gets_the_same_from_semel_as_from_vllm(both: Engineless, family: str) -> None:
     compared = 0
     for chat in chats_of(family):
