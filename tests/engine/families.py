@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 MAX_IMAGES: Final = 4_096
-EVICTING: Final = ("--mm-processor-cache-gb", "0.016")
-"""So small that vLLM's item cache gives items up during a run."""
+EVICTING: Final = ("--mm-processor-cache-gb", "0.064")
+"""A small item cache; vLLM itself fails on a prompt whose items do not fit into it together."""
 
 Change = Callable[[Feature], Feature]
 Array = npt.NDArray[Any]
