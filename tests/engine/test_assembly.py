@@ -136,7 +136,7 @@ def test_a_text_that_has_no_place_for_an_insertion_is_refused(bench: Callable[[s
 
 
 def test_items_that_depend_on_their_company_are_limited_to_what_is_right(
-    bench: Callable[[str], Bench], folder: Folder, caplog: pytest.LogCaptureFixture
+    bench: Callable[[str], Bench], tiny: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     deepseek, qwen = bench("deepseek-vl2"), bench("qwen2-vl")
     assert limits(qwen) == {}
@@ -214,11 +214,11 @@ def test_audio_inside_a_video_is_refused_at_start(bench: Callable[[str], Bench])
         config.mm_processor_kwargs = before
 
 
-async def test_a_pool_assembles_as_its_processor_does(folder: Folder, bench: Callable[[str], Bench]) -> None:
+async def test_a_pool_assembles_as_its_processor_does(tiny: Folder, bench: Callable[[str], Bench]) -> None:
     prompts = bench("paligemma")
     drawn = prompts.draw(np.random.default_rng(4), ["image"])
     layout = prompts.layout(*drawn.media[0])
-    pool = await Pool.start(folder("paligemma"), TARGET, spares=0, processor="vllm")
+    pool = await Pool.start(tiny("paligemma"), TARGET, spares=0, processor="vllm")
     try:
         assert pool.description.assembly == {"image": "apply"}
         assert pool.description.placeholders == {}
@@ -233,9 +233,9 @@ async def test_a_pool_assembles_as_its_processor_does(folder: Folder, bench: Cal
 
 
 async def test_a_chat_of_a_model_that_inserts_its_images_is_vllm_s_prompt(
-    folder: Folder, bench: Callable[[str], Bench]
+    tiny: Folder, bench: Callable[[str], Bench]
 ) -> None:
-    pipeline = compose_pipeline(folder("paligemma"), TARGET, Key(bytes(32)))
+    pipeline = compose_pipeline(tiny("paligemma"), TARGET, Key(bytes(32)))
     prompts = bench("paligemma")
     buffer = io.BytesIO()
     image = Image.linear_gradient("L").convert("RGB")
@@ -247,19 +247,17 @@ async def test_a_chat_of_a_model_that_inserts_its_images_is_vllm_s_prompt(
     text = tokenizer.encode("<bos>caption en <image>", add_special_tokens=False)
     assert places_of(ours) == prompts.by_vllm(Drawn(text, [("image", image)]))
     bare = (await pipeline.chat(ChatRequest([{"role": "user", "content": "caption en"}]))).prompt
-    assert [*bare.token_ids] == tokenizer.encode("<bos>caption en", add_special_tokens=False)
+    assert [*bare.token_ids] == tokenizer.encode("<bos>caption en\n", add_special_tokens=False)
 
 
-def test_features_of_a_merging_model_end_where_its_embeddings_do(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_of_a_merging_model_end_where_its_embeddings_do(tiny: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the tokens around them may merge with the text: the layout stays what it was."""
     buffer = io.BytesIO()
     Image.linear_gradient("L").convert("RGB").save(buffer, "PNG")
     media = Media("image", buffer.getvalue(), "image/png")
-    whole = VllmProcessor.load(folder("gemma3"), TARGET).process(media).layout
+    whole = VllmProcessor.load(tiny("gemma3"), TARGET).process(media).layout
     monkeypatch.setattr("semel.engine.vllm.processor.family_of", lambda _: Family())
-    stranger = VllmProcessor.load(folder("gemma3"), TARGET)
+    stranger = VllmProcessor.load(tiny("gemma3"), TARGET)
     layout = stranger.process(media).layout
     assert layout.mask is None
     assert layout.token_ids == whole.token_ids[1:-1]
