@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 MAX_IMAGES: Final = 4_096
-EVICTING: Final = ("--mm-processor-cache-gb", "0.064")
+EVICTING: Final = ("--mm-processor-cache-gb", "0.256")
 """A small item cache; vLLM itself fails on a prompt whose items do not fit into it together."""
 
 Change = Callable[[Feature], Feature]

@@ -63,6 +63,7 @@ _NO_PARSERS: Final = ParserFlags()
 _GRAMMAR_LIMITS: Final = GrammarLimits()
 _NO_SAMPLES: Final[Mapping[Modality, Feature]] = {}
 _ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
+_SHORT_PROMPT: Final = Prompt((0,) * 8, Timeline.decoder(()), ())  # one of a single token ends Qwen3.5 on a CPU
 _WARM_SCHEMA: Final = '{"type": "boolean"}'
 
 logger = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ class VllmEngine:
         sampling = {**_ONE_TOKEN, "structured_outputs": {"json": _WARM_SCHEMA}}
         try:
             await self._grammars.vouch(sampling_params(sampling).structured_outputs)
-            stream = await self.submit(Submission("warm", Prompt((0,), Timeline.decoder(()), ()), {}, sampling))
+            stream = await self.submit(Submission("warm", _SHORT_PROMPT, {}, sampling))
             async for _ in stream:
                 pass
         except EngineDead:
@@ -317,7 +318,7 @@ class VllmEngine:
 
     async def _compile(self, outputs: Any) -> None:
         """Let the engine compile a grammar into its cache, by a request of one token."""
-        submission = Submission(f"grammar-{next(self._compiling)}", Prompt((0,), Timeline.decoder(()), ()), {})
+        submission = Submission(f"grammar-{next(self._compiling)}", _SHORT_PROMPT, {})
         params = sampling_params({"max_tokens": 1})
         params.structured_outputs = outputs
         skip_grammar_checks(params)
