@@ -66,13 +66,13 @@ def less_room(feature: Feature) -> Feature:
 MISFITS: Final[Mapping[str, Change]] = {"more room than embeddings": more_room, "less room": less_room}
 
 CONTRADICTIONS: Final[Mapping[str, tuple[str, Change]]] = {
-    "qwen2-vl: a larger grid": ("qwen2-vl", with_tensor("image_grid_thw", lambda a: a * np.array([[1, 2, 2]]))),
-    "qwen2-vl: a smaller grid": ("qwen2-vl", with_tensor("image_grid_thw", lambda a: a * 0 + np.array([[1, 2, 2]]))),
-    "qwen2.5-vl: a larger grid": ("qwen2.5-vl", with_tensor("image_grid_thw", lambda a: a * np.array([[1, 2, 2]]))),
+    "qwen2-vl: a larger grid": ("qwen2-vl", with_tensor("image_grid_thw", lambda a: a * np.array([1, 2, 2]))),
+    "qwen2-vl: a smaller grid": ("qwen2-vl", with_tensor("image_grid_thw", lambda a: a * 0 + np.array([1, 2, 2]))),
+    "qwen2.5-vl: a larger grid": ("qwen2.5-vl", with_tensor("image_grid_thw", lambda a: a * np.array([1, 2, 2]))),
     "llava: too few pixels": ("llava", with_tensor("pixel_values", lambda a: a[..., 14:])),
     "idefics3: a tile too many": ("idefics3", with_tensor("num_patches", lambda a: a + 1)),
     "gemma3: too few pixels": ("gemma3", with_tensor("pixel_values", lambda a: a[..., 14:])),
-    "qwen2-audio: too few bands": ("qwen2-audio", with_tensor("input_features", lambda a: a[:, 1:])),
+    "qwen2-audio: too few bands": ("qwen2-audio", with_tensor("input_features", lambda a: a[1:])),
 }
 """Tensors on which an encoder raises, or of which it makes something else."""
 
