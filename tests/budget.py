@@ -28,7 +28,7 @@ __all__ = [
     "stages_of",
 ]
 
-MAX_ENGINE_STARTS: Final = 27  # five of them are of generic families
+MAX_ENGINE_STARTS: Final = 24
 STAGES: Final = "SEMEL_CI_STAGES"
 
 

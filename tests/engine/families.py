@@ -343,6 +343,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 "pixel_values gives 16 embeddings",
             ),
         },
+        is_nightly=True,
     ),
     "qwen2-audio": Family(
         Start("qwen2-audio", ("--max-model-len", "4096", "--limit-mm-per-prompt", '{"audio": 3}')),

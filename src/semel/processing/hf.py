@@ -24,6 +24,7 @@ from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
 from semel.processing.frames import choose_frames, describe_frames
 from semel.processing.options import check_options
+from semel.processing.origin import origin_of
 from semel.processing.runs import RunTokenizer
 from semel.processing.tensors import from_torch, is_out_of_memory
 
@@ -126,7 +127,7 @@ class HfProcessor:
             raise MediaDegenerate(
                 f"the {media.modality} is too small or too short for this model to see anything of it"
             )
-        origin = _origin(media.modality, decoded, options)
+        origin = _origin_of(media.modality, decoded, options)
         return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout, origin)
 
     def cut(self, media: Media) -> Pieces:
@@ -233,15 +234,11 @@ class HfProcessor:
         return self.family.layout(self.config, ids if isinstance(ids, list) else ids.tolist())
 
 
-def _origin(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
-    chosen = dict(options) or None
-    if isinstance(decoded, Video):
-        described = {**describe_frames(decoded.header, decoded.indices), "do_sample_frames": False}
-        return Origin(tuple(decoded.frames.shape[:3]), described, chosen)
-    if modality == "audio":
-        return Origin((len(decoded),), None, chosen)
-    width, height = decoded.size
-    return Origin((height, width), None, chosen)
+def _origin_of(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
+    if not isinstance(decoded, Video):
+        return origin_of(modality, decoded, options)
+    described = {**describe_frames(decoded.header, decoded.indices), "do_sample_frames": False}
+    return origin_of(modality, decoded.frames, options, described)
 
 
 def _video_arguments(video: Video) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import from_torch
 
-__all__ = ["ghost_of", "is_numbers", "lay_out", "make_item", "origin_of", "parse", "tensors_of"]
+__all__ = ["ghost_of", "lay_out", "make_item", "parse", "tensors_of"]
 
 _MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
     "image": (1 << 17, 1 << 17),
@@ -64,18 +64,6 @@ def tensors_of(item: Any) -> Mapping[str, Tensor]:
     return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
 
 
-def origin_of(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
-    """What is known of a decoded medium besides its content."""
-    chosen = dict(options) or None
-    if modality == "image":
-        width, height = decoded.size
-        return Origin((height, width), None, chosen)
-    if modality == "audio":
-        return Origin((len(decoded),), None, chosen)
-    frames, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
-    return Origin(tuple(frames.shape[:3]), None if metadata is None else dict(metadata), chosen)
-
-
 def ghost_of(modality: Modality, origin: Origin) -> Any:
     """A medium with the shape of the original, without content and without memory."""
     import numpy as np
@@ -95,14 +83,14 @@ def _as_tensor(name: str, data: Any) -> Any:
 
     if isinstance(data, torch.Tensor):
         return data
-    if isinstance(data, int | float) or is_numbers(data):
+    if isinstance(data, int | float) or _is_numbers(data):
         return torch.tensor(data, dtype=torch.int64 if _are_whole(data) else torch.float64)
     raise ConfigError(
         f"the field {name} of an item is a {type(data).__name__}; semel carries tensors and lists of numbers"
     )
 
 
-def is_numbers(data: Any) -> bool:
+def _is_numbers(data: Any) -> bool:
     """Whether a field's data is a list of numbers."""
     return isinstance(data, list | tuple) and all(isinstance(number, int | float) for number in data)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from semel.core import Feature, Field, Tensor
-from semel.engine.vllm.item import is_numbers, tensors_of
+from semel.engine.vllm.item import tensors_of
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import to_torch
 
@@ -26,8 +26,8 @@ class _Prototype:
     field: Any
     """vLLM's own, without the slices of a batch: serialising k items of one batch would cost k²."""
 
-    is_numbers: bool
-    is_number: bool
+    is_tensor: bool
+    """Or else a number, or a list of them."""
 
     @classmethod
     def of(cls, element: Any) -> Self:
@@ -36,11 +36,11 @@ class _Prototype:
             field = dataclasses.replace(field, slices=[])
         if hasattr(field, "batch_size"):
             field = dataclasses.replace(field, batch_size=1)
-        return cls(field, is_numbers(element.data), isinstance(element.data, int | float))
+        return cls(field, hasattr(element.data, "numel"))
 
     def data_of(self, tensor: Tensor) -> Any:
         values = to_torch(tensor)
-        return values.tolist() if self.is_numbers or self.is_number else values
+        return values if self.is_tensor else values.tolist()
 
     def batch_of(self, data: Any) -> Any:
         """A field's data as the HF processor returns it for one item alone."""
@@ -48,7 +48,7 @@ class _Prototype:
 
         if not isinstance(self.field, MultiModalBatchedField):
             return data
-        return [data] if self.is_numbers or self.is_number else data.unsqueeze(0)
+        return data.unsqueeze(0) if self.is_tensor else [data]
 
 
 class ItemFields:

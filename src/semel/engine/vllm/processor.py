@@ -17,7 +17,7 @@ from typing import Any, Self
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.assembly import Assembler
 from semel.engine.vllm.compat import installed_version
-from semel.engine.vllm.item import lay_out, make_item, origin_of, parse, tensors_of
+from semel.engine.vllm.item import lay_out, make_item, parse, tensors_of
 from semel.engine.vllm.prompt_rules import modalities_of
 from semel.engine.vllm.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
@@ -26,6 +26,7 @@ from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
 from semel.processing.options import check_options
+from semel.processing.origin import origin_of
 from semel.processing.tensors import is_out_of_memory
 
 __all__ = ["VllmProcessor"]
@@ -145,7 +146,8 @@ class VllmProcessor:
         decoded = self._decode(media)
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
-        return Feature(modality, tensors_of(item), layout, origin_of(modality, decoded, options or {}))
+        pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
+        return Feature(modality, tensors_of(item), layout, origin_of(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """The layout of the feature that `process` would make."""
