@@ -81,27 +81,41 @@ class Three:
 async def three_workers(
     folder: Path, *, pause_s: float = 0.02, first_fault: str = "", progress_s: float = 0.0
 ) -> AsyncIterator[Three]:
+    """The first one serves before the others start: it is the first to be chosen."""
     fleet = Fleet(health=FleetHealth(meter=Meter()))
     async with AsyncExitStack() as stack:
         members = Membership(fleet, connect)
         stack.push_async_callback(members.close)
+        addresses = [f"ipc://{folder}/{name}/w.sock" for name in "abc"]
         processes: list[Process] = []
-        for name in "abc":
-            (folder / name).mkdir(mode=0o700, parents=True)
-            address = f"ipc://{folder}/{name}/w.sock"
-            arguments = (address, str(pause_s), "" if processes else first_fault, str(progress_s))
-            command = (sys.executable, "-m", "tests.frontend.echo_process", *arguments)
+
+        async def start(address: str, fault: str = "") -> None:
+            command = (
+                sys.executable,
+                "-m",
+                "tests.frontend.echo_process",
+                address,
+                str(pause_s),
+                fault,
+                str(progress_s),
+            )
             process = await asyncio.create_subprocess_exec(*command, stderr=DEVNULL)
             stack.push_async_callback(ended, process)
             processes.append(process)
-            await members.join(address)
 
         async def no_lists() -> AsyncIterator[list[str]]:
             await asyncio.Event().wait()
             yield []
 
+        for name, address in zip("abc", addresses, strict=True):
+            (folder / name).mkdir(mode=0o700, parents=True)
+            await members.join(address)
         running = asyncio.create_task(members.run(no_lists()))
         stack.callback(running.cancel)
+        await start(addresses[0], first_fault)
+        await until(lambda: len(fleet.serving) == 1, within_s=60.0)
+        for address in addresses[1:]:
+            await start(address)
         await until(lambda: len(fleet.serving) == 3, within_s=60.0)
         yield Three(fleet, processes)
 
