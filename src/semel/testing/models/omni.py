@@ -189,6 +189,7 @@ def _qwen3_omni(id_of: IdOf) -> Any:
                 "image_size": 256,
                 "out_hidden_size": HIDDEN_SIZE,
                 "deepstack_visual_indexes": [0, 1],
+                "apply_vit_abs_pos_embed": True,  # vLLM reads it, the class does not have it
                 "dtype": "float32",
             },
             "audio_config": {
