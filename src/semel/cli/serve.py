@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -156,10 +157,10 @@ def _ask_ready(url: str) -> tuple[bool, str]:
         with urllib.request.urlopen(f"{url}/ready", timeout=2) as reply:  # noqa: S310
             return reply.status == 200, ""
     except urllib.error.HTTPError as error:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OSError, HTTPException):  # its body may be late, or cut off
             return False, str(json.loads(error.read()).get("reason"))
         return False, f"the frontend answers {error.code}"
-    except OSError:
+    except (OSError, HTTPException):
         return False, "the frontend is starting"
 
 
