@@ -173,6 +173,7 @@ def _qwen3_omni(id_of: IdOf) -> Any:
                 num_experts=4,
                 num_experts_per_tok=2,
                 moe_intermediate_size=96,
+                tie_word_embeddings=False,
                 rope_parameters={
                     "rope_type": "default",
                     "rope_theta": 1e6,
