@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 def only(family: str) -> pytest.MarkDecorator:
-    """For what one family alone can show."""
-    return pytest.mark.parametrize("rig", [family], indirect=True)
+    """For what one family alone can show; by night if its engine starts then only."""
+    return pytest.mark.parametrize("rig", [row(family)], indirect=True)
 
 
 @pytest.fixture
