@@ -95,13 +95,13 @@ LITTLE_MEMORY = {
 NO_PREFIXES = {"enable_prefix_caching": False}
 
 
-ENGINES = ["stock", "cache", "planning", "cache, preempting", "planning, preempting"]
-IN_FULL = ["cache, preempting, in full", "planning, preempting, in full"]
+ENGINES = ["stock", "cache", "planning, preempting"]
+NIGHTLY = ["planning", "cache, preempting", "cache, preempting, in full", "planning, preempting, in full"]
 
 
 @pytest.fixture(
     scope="module",
-    params=[*ENGINES, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.nightly]) for name in IN_FULL)],
+    params=[*ENGINES, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.nightly]) for name in NIGHTLY)],
 )
 async def running(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> AsyncIterator[Running]:
     kind, *ways = request.param.split(", ")
