@@ -95,8 +95,8 @@ LITTLE_MEMORY = {
 NO_PREFIXES = {"enable_prefix_caching": False}
 
 
-ENGINES = ["stock", "cache", "planning, preempting"]
-NIGHTLY = ["planning", "cache, preempting", "cache, preempting, in full", "planning, preempting, in full"]
+ENGINES = ["stock", "cache", "cache, preempting", "planning, preempting"]
+NIGHTLY = ["planning", "cache, preempting, in full", "planning, preempting, in full"]
 
 
 @pytest.fixture(
