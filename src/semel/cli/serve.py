@@ -127,9 +127,7 @@ async def _until_ready(
     """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
     ended: list[str] = []
     for child in children:
-        child.on_exit = partial(
-            lambda name, code: ended.append(f"the {name} could not start (exit code {code})"), child.name
-        )
+        child.on_exit = partial(_give_up, ended, child.name)
     with console.status(f"starting {options.model}") as status:
         while not stopping.is_requested:
             _raise_ended(keepers)
@@ -143,6 +141,12 @@ async def _until_ready(
                 await asyncio.wait_for(stopping.wait(), _POLL_S)
     for child in children:
         child.on_exit = None
+
+
+def _give_up(ended: list[str], name: str, code: int) -> bool:
+    """Say that a child has ended before it was ready, and do not start it again: it would end in the same way."""
+    ended.append(f"the {name} could not start (exit code {code}) and is not started again")
+    return False
 
 
 def _raise_ended(keepers: Sequence[asyncio.Task[None]]) -> None:

@@ -50,14 +50,17 @@ class Child:
     output: int | None = None
     """A descriptor for what it prints; None lets it print to ours."""
 
-    on_exit: Callable[[int], None] | None = None
-    """Called with the exit code each time it ends by itself."""
+    on_exit: Callable[[int], bool] | None = None
+    """Called with the exit code each time it ends by itself; tells whether it is to be started again."""
 
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
 
     async def keep(self) -> None:
-        """Run it for ever; cancel to stop, then `end` it. Raises if it cannot be started, or not any more."""
+        """Run it for ever; cancel to stop, then `end` it. Raises if it cannot be started, or not any more.
+
+        Returns when it has ended and is not to be started again.
+        """
         pause_s = _MIN_PAUSE_S
         loop = asyncio.get_running_loop()
         while True:
@@ -66,8 +69,8 @@ class Child:
             assert self.process is not None
             code = await self.process.wait()
             await self._end_group(_GROUP_S)
-            if self.on_exit is not None:
-                self.on_exit(code)
+            if self.on_exit is not None and not self.on_exit(code):
+                return
             pause_s = _MIN_PAUSE_S if loop.time() - began > _STABLE_S else min(2 * pause_s, _MAX_PAUSE_S)
             logger.warning("the %s ended with code %d; starting it again in %.1f s", self.name, code, pause_s)
             await asyncio.sleep(pause_s)

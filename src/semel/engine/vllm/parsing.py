@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from semel.core import AnswerParsing, Output
+from semel.engine.vllm.compat import always_adjusts, make_tool_call_id, parser_class, reasoning_ended, tell_prompt
 from semel.errors import ConfigError, InvalidRequest
 
 __all__ = ["AnswerReader", "ParserFlags", "Parsers"]
@@ -62,14 +63,15 @@ class Parsers:
         reasoning = llm.vllm_config.structured_outputs_config
         try:
             _import_plugins(flags.tool_parser_plugin, reasoning.reasoning_parser_plugin)
-            kind = ParserManager.get_parser(
+            kind = parser_class(
+                ParserManager,
+                tokenizer=tokenizer,
                 tool_parser_name=flags.tool_call_parser,
                 reasoning_parser_name=reasoning.reasoning_parser,
                 enable_auto_tools=flags.enable_auto_tool_choice,
                 tool_strict_level=flags.tool_strict_level,
                 model_name=config.model,
                 is_harmony=config.hf_config.model_type == "gpt_oss",
-                tokenizer=tokenizer,
             )
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"--tool-call-parser or --reasoning-parser cannot be used: {error}") from error
@@ -97,7 +99,7 @@ class Parsers:
         adjusted = {name: value for name in _ADJUSTED if (value := getattr(request, name)) is not None}
         if (structured := request.extract_structured_outputs()) is not None:
             adjusted["structured_outputs"] = structured
-        engine: dict[str, Any] = {"reasoning_ended": request.resolve_reasoning_ended(parser, list(prompt_ids))}
+        engine: dict[str, Any] = {"reasoning_ended": reasoning_ended(request, parser, list(prompt_ids))}
         if parser is not None and parser.reasoning_parser is not None:
             engine["reasoning_parser_kwargs"] = {"chat_template_kwargs": template_kwargs}
         return AnswerReader(self, request, template_kwargs, {**sampling, **adjusted}, engine, parsing.stream)
@@ -111,7 +113,7 @@ class Parsers:
         )
 
     def _may_adjust(self, tool_choice: Any) -> bool:
-        return self.kind.always_adjust_request or self.kind.reasoning_parser_cls is not None or tool_choice != "none"
+        return always_adjusts(self.kind) or self.kind.reasoning_parser_cls is not None or tool_choice != "none"
 
     def _check_tools(self, tool_choice: Any) -> None:
         """Refuse to call tools where nothing would notice a call."""
@@ -200,7 +202,7 @@ class AnswerReader:
     def _whole(self, voice: _SequenceReader, output: Output, prompt_ids: Sequence[int] | None) -> Output:
         voice.text.append(output.text)
         if (learned := voice.learn(prompt_ids)) is not None:
-            voice.parser.set_prompt_token_ids(learned)
+            tell_prompt(voice.parser, learned)
         if output.finish_reason is None:
             return output
         text = "".join(voice.text)
@@ -222,8 +224,6 @@ class AnswerReader:
         return {"content": text} if self.request.include_reasoning or not self.parsers.tells_reasoning else {}
 
     def _message(self, reasoning: str | None, content: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-        from vllm.renderers.chat_utils import make_tool_call_id
-
         choice = self.request.tool_choice
         if choice in (None, "none") or (choice == "auto" and self.parsers.kind.tool_parser_cls is None):
             return {"reasoning": reasoning, "content": content}

@@ -6,17 +6,19 @@ longest answer is what the context has room for.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from traceback import walk_tb
 from typing import Any, Final, Self
 
 import msgspec
 
 from semel.core import Output, PromptLogprob
-from semel.errors import InvalidRequest, excerpt
+from semel.errors import InvalidRequest, ServiceError, excerpt
 
 __all__ = ["Defaults", "outputs_of", "refusals", "sampling_params"]
 
@@ -25,6 +27,9 @@ _MAX_PROMPT_LOGPROBS: Final = 131_072
 
 _GRAMMARS: Final = "vllm.v1.structured_output."
 """The package in which vLLM calls the compilers of grammars."""
+
+_OURS: Final = "semel."
+_TYPES: Final = "the engine refuses the sampling parameters: check their types and ranges"
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +57,14 @@ class Defaults:
 
     def complete(self, requested: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
         """The parameters of a request with all that it leaves open."""
-        room, wanted = self.max_context - prompt_tokens, requested.get("max_tokens")
+        room, wanted = self.max_context - prompt_tokens, _number(requested, "max_tokens")
         if wanted is not None and wanted > self.max_context:
             raise InvalidRequest(
                 f"max_tokens is {wanted:,}; the model takes {self.max_context:,} with the prompt: ask for fewer, or "
                 "leave it out"
             )
-        entries = prompt_tokens * (1 + requested.get("prompt_logprobs", -1))
+        prompt_logprobs = _number(requested, "prompt_logprobs")
+        entries = 0 if prompt_logprobs is None else prompt_tokens * (1 + prompt_logprobs)
         if entries > _MAX_PROMPT_LOGPROBS:
             raise InvalidRequest(
                 f"prompt_logprobs of {prompt_tokens:,} tokens would be {entries:,} entries; the limit is "
@@ -77,8 +83,9 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
         if isinstance(requested.get("structured_outputs"), Mapping):
             requested["structured_outputs"] = _structured(requested["structured_outputs"])
         if isinstance(requested.get("repetition_detection"), Mapping):
-            requested["repetition_detection"] = RepetitionDetectionParams(**requested["repetition_detection"])
-        params = SamplingParams.from_optional(**requested)
+            detection = requested["repetition_detection"]
+            requested["repetition_detection"] = _made(RepetitionDetectionParams, detection)
+        params = _made(SamplingParams.from_optional, requested)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
 
 
@@ -86,7 +93,8 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
 def refusals(field: str | None = None) -> Iterator[None]:
     """Map what vLLM refuses to the request's fault, in words that it wrote for clients, without the refused value.
 
-    Of the schemas of a field it passes none on: they quote what was sent, or what a compiler said (threats S7).
+    Of the schemas of a field it passes none on: they quote what was sent, or what a compiler said (threats S7). A call
+    of ours that does not fit this vLLM is not the request's fault.
     """
     from vllm.exceptions import VLLMClientError
 
@@ -99,14 +107,45 @@ def refusals(field: str | None = None) -> Iterator[None]:
         named = "" if field is None else f"{field}: "
         raise InvalidRequest(f"{named}the engine refuses the schema or grammar: simplify it, or correct it") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, AttributeError | TypeError) and _module_of(error).startswith(_OURS):
+            logger.exception("semel calls vLLM in a way that it does not know")
+            raise ServiceError("the worker failed on this request; its log says why") from error
         logger.info("vLLM refused a request: %r", error)
-        raise InvalidRequest("the engine refuses the sampling parameters: check their types and ranges") from error
+        raise InvalidRequest(_TYPES) from error
+
+
+def _number(requested: Mapping[str, Any], name: str) -> int | None:
+    """A parameter that is a whole number, if it is there."""
+    value = requested.get(name)
+    if value is not None and not isinstance(value, int):
+        raise InvalidRequest(_TYPES)
+    return value
+
+
+def _made(make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
+    """What vLLM makes of fields that a client sent; one that it does not know, or lacks, is the client's fault."""
+    try:
+        _signature(make).bind(**fields)
+    except TypeError as error:
+        logger.info("vLLM does not take what a request has: %r", error)
+        raise InvalidRequest(_TYPES) from error
+    return make(**fields)
+
+
+@cache
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(make)
+
+
+def _module_of(error: BaseException) -> str:
+    """The name of the module in which it was raised."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__"))
 
 
 def _is_of_grammar(error: BaseException) -> bool:
     """Whether it was raised where vLLM calls the compilers of grammars: its text is theirs."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith(_GRAMMARS)
+    return _module_of(error).startswith(_GRAMMARS)
 
 
 def outputs_of(result: Any, *, is_first: bool) -> list[Output]:
@@ -148,4 +187,4 @@ def _structured(requested: Mapping[str, Any]) -> Any:
 
     with refusals("structured_outputs"):
         validate_structured_outputs_structural_tag(dict(requested))
-        return StructuredOutputsParams(**requested)
+        return _made(StructuredOutputsParams, requested)

@@ -26,7 +26,7 @@ from vllm.v1.request import RequestStatus
 
 from semel.core import Mask, Placeholder, Timeline
 from semel.encoder import Planner, Request
-from semel.engine.vllm.compat import drop_encoder_outputs, forget_prefix, is_tested
+from semel.engine.vllm.compat import PLANNING_SINCE, drop_encoder_outputs, forget_prefix, is_tested
 from semel.engine.vllm.encoder_cache import EncoderCache
 from semel.engine.vllm.rejection import Rejection, rejections_of
 from semel.engine.vllm.shipping import Shipping
@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     """What `--scheduler-cls` names: the scheduler that vLLM would use here, with semel's planning in it."""
     is_async = vllm_config.scheduler_config.async_scheduling
-    if is_tested("scheduler", "encoder planning and releasing that do not slow down with the number of items"):
+    missing = "encoder planning and releasing that do not slow down with the number of items"
+    if is_tested("scheduler", missing, since=PLANNING_SINCE):
         return (AsyncPlanningScheduler if is_async else PlanningScheduler)(vllm_config, *args, **kwargs)
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 

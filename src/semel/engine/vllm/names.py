@@ -1,0 +1,322 @@
+"""Every name of vLLM that semel uses, in one table: where it is, how it is called, since when, and what for.
+
+vLLM promises none of them. They are looked up in its source before an engine loads (`compat.check_vllm`), and
+`scripts/compat VERSION --static` compares them between versions. A name that a version lacks has its `since` or its
+`until`, and what stands in for it is in `compat`. A test finds every name that semel imports or uses and holds it
+against this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["NAMES", "Name", "release_of"]
+
+_FIRST: Final = "0.31"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name of vLLM that semel uses."""
+
+    module: str
+    path: str
+    """In the module: a name, or one and an attribute of it."""
+
+    parameters: tuple[str, ...]
+    """Those that semel passes or overrides, by name; an attribute has none."""
+
+    purpose: str
+    since: str = _FIRST
+    """The first release with it, of those that semel runs with."""
+
+    until: str = ""
+    """The last release with it, if later ones have none."""
+
+    def __str__(self) -> str:
+        call = f"({', '.join(self.parameters)})" if self.parameters else ""
+        return f"{self.module}.{self.path}{call}"
+
+    def is_in(self, release: str) -> bool:
+        """Whether a release, such as 0.32, has it."""
+        number = _number(release)
+        return _number(self.since) <= number and (not self.until or number <= _number(self.until))
+
+
+def release_of(version: str) -> str:
+    """The release of a version: 0.32 of 0.32.1+cpu."""
+    return ".".join(version.split(".")[:2])
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".") if part.isdigit())
+
+
+def _of(module: str, owner: str, purpose: str, *entries: str, since: str = _FIRST, until: str = "") -> Iterator[Name]:
+    """Names of a module, or attributes of one of its classes: `name` or `name(parameter, parameter)`."""
+    for entry in entries:
+        name, _, rest = entry.partition("(")
+        parameters = tuple(rest.rstrip(")").split(", ")) if rest else ()
+        yield Name(f"vllm.{module}", f"{owner}.{name}" if owner else name, parameters, purpose, since, until)
+
+
+NAMES: Final[tuple[Name, ...]] = (
+    # Flags and configuration.
+    *_of("engine.arg_utils", "", "the engine's flags", "AsyncEngineArgs"),
+    *_of(
+        *("engine.arg_utils", "AsyncEngineArgs", "the engine's flags"),
+        *("add_cli_args(parser)", "from_cli_args(args)", "create_engine_config(usage_context)", "data_parallel_rank"),
+        *("data_parallel_size", "ec_manager_config", "scheduler_cls", "worker_cls", "runner", "disable_log_stats"),
+        *("structured_outputs_config", "otlp_traces_endpoint", "media_io_kwargs", "hf_overrides", "served_model_name"),
+        *("enable_mm_embeds", "enable_prompt_embeds", "hf_config_path", "mm_processor_device", "skip_tokenizer_init"),
+        *("model_class_overrides", "video_pruning_method", "video_pruning_rate", "enable_log_requests"),
+    ),
+    *_of("utils.argparse_utils", "", "the engine's flags", "FlexibleArgumentParser"),
+    *_of("usage.usage_lib", "", "the engine's configuration", "UsageContext"),
+    *_of("platforms", "", "what differs on a CPU", "current_platform"),
+    *_of("platforms.interface", "Platform", "what differs on a CPU", "is_cpu"),
+    *_of("plugins", "", "models that plug-ins add", "load_general_plugins"),
+    *_of("utils.import_utils", "", "the worker of this platform", "resolve_obj_by_qualname(qualname)"),
+    *_of("transformers_utils.repo_utils", "", "models in Mistral's own format", "any_pattern_in_repo_files"),
+    *_of("transformers_utils.repo_utils", "", "models in Mistral's own format", "is_mistral_model_repo"),
+    *_of("model_executor.model_loader", "", "how a model writes its items", "get_model_architecture(model_config)"),
+    *_of("config", "", "a model without an engine", "ModelConfig"),
+    *_of(
+        *("config", "ModelConfig", "what the contract says"),
+        *("runner_type", "is_moe", "get_diff_sampling_param", "generation_config", "override_generation_config"),
+        *("max_model_len", "hf_config", "get_multimodal_config", "is_encoder_decoder", "is_multimodal_model"),
+        *("is_multimodal_raw_input_only_model", "served_model_name", "tokenizer", "tokenizer_mode", "code_revision"),
+        *("config_format", "model_impl", "tokenizer_revision", "trust_remote_code", "revision", "dtype"),
+    ),
+    *_of(
+        *("config", "VllmConfig", "what the engine does"),
+        *("model_config", "scheduler_config", "parallel_config", "structured_outputs_config", "ec_manager_config"),
+        *("ec_transfer_config", "use_v2_model_runner"),
+    ),
+    *_of(
+        *("config", "SchedulerConfig", "what the engine takes at a time"),
+        *("max_num_active_seqs", "max_num_seqs", "max_num_scheduled_tokens", "max_num_batched_tokens", "policy"),
+        *("max_num_queued_reqs", "max_num_queued_tokens", "async_scheduling", "disable_chunked_mm_input"),
+    ),
+    *_of(
+        *("config", "ParallelConfig", "whether items can be shipped late"),
+        *("worker_cls", "distributed_executor_backend", "pipeline_parallel_size", "data_parallel_index"),
+    ),
+    *_of(
+        *("config.multimodal", "MultiModalConfig", "what features are made for"),
+        *("mm_device_do_normalize", "mm_processor_kwargs", "media_io_kwargs", "interleave_mm_strings"),
+    ),
+    *_of("config.multimodal", "", "items that vLLM makes up", "AudioDummyOptions(length)"),
+    *_of("config.multimodal", "", "items that vLLM makes up", "ImageDummyOptions(width, height)"),
+    *_of("config.multimodal", "", "items that vLLM makes up", "VideoDummyOptions(num_frames, width, height)"),
+    *_of("config.multimodal", "", "items that vLLM makes up", "MultiModalDummyOptions"),
+    # The engine.
+    *_of("v1.engine.async_llm", "", "the engine", "AsyncLLM"),
+    *_of(
+        *("v1.engine.async_llm", "AsyncLLM", "the engine"),
+        "from_vllm_config(vllm_config, usage_context, enable_log_requests, disable_log_stats)",
+        "add_request(request_id, prompt, params, trace_headers, priority, reasoning_ended, reasoning_parser_kwargs)",
+        *("abort(request_id, internal)", "check_admission(n, request_id)", "get_supported_tasks", "shutdown"),
+        *("reset_mm_cache", "reset_encoder_cache", "reset_prefix_cache", "model_config", "vllm_config", "renderer"),
+        *("input_processor", "engine_core", "output_handler", "output_processor", "log_stats"),
+    ),
+    *_of(
+        *("v1.engine.input_processor", "InputProcessor", "vLLM's checks of a request"),
+        *("process_inputs(request_id, prompt, params, supported_tasks)", "assign_request_id(request)"),
+        *("mm_encoder_cache_size", "tokenizer"),
+    ),
+    *_of("v1.engine.output_processor", "OutputProcessor", "the engine's end", "has_unfinished_requests"),
+    *_of("v1.engine.output_processor", "RequestOutputCollector", "answers", "get", "request_id"),
+    *_of("v1.engine.core_client", "AsyncMPClient", "items without a request", "add_request_async(request)"),
+    *_of("v1.engine.core_client", "AsyncMPClient", "a hung engine is noticed", "get_output_async"),
+    *_of("v1.engine.core_client", "AsyncMPClient", "pauses are no hangs", "_call_utility_async(method)"),
+    *_of("v1.engine.core_client", "AsyncMPClient", "the engine's processes", "resources"),
+    *_of("v1.engine.core_client", "BackgroundResources", "the engine's processes", "engine_manager"),
+    *_of("v1.engine.utils", "CoreEngineProcManager", "the engine's processes", "processes"),
+    *_of("v1.engine", "", "items without a request", "EngineCoreRequest(abort_immediately)"),
+    *_of("v1.engine.exceptions", "", "what the engine raises", "EngineDeadError"),
+    *_of("exceptions", "", "what vLLM refuses", "VLLMClientError", "MaxQueuedTokensError", "QueueOverflowError"),
+    *_of("outputs", "RequestOutput", "answers", "num_cached_tokens", "num_cache_creation_tokens", "prompt_logprobs"),
+    *_of("outputs", "RequestOutput", "answers", "prompt_token_ids", "outputs"),
+    *_of("renderers.base", "BaseRenderer", "the engine's item cache and tokenizer", "mm_processor_cache", "tokenizer"),
+    *_of("inputs", "", "prompts", "tokens_input(prompt_token_ids, cache_salt)"),
+    *_of("inputs", "", "prompts", "mm_input(prompt_token_ids, mm_kwargs, mm_hashes, mm_placeholders, cache_salt)"),
+    # Sampling, grammars, parsers of answers.
+    *_of("sampling_params", "", "sampling", "SamplingParams", "RequestOutputKind", "StructuredOutputsParams"),
+    *_of("sampling_params", "", "sampling", "RepetitionDetectionParams"),
+    *_of("sampling_params", "SamplingParams", "sampling", "from_optional"),
+    *_of("sampling_params", "SamplingParams", "grammars are checked once", "_validate_structured_outputs"),
+    *_of(
+        "entrypoints.generate.base.protocol",
+        "",
+        "grammars",
+        "validate_structured_outputs_structural_tag(structured_outputs)",
+    ),
+    *_of("v1.structured_output.utils", "", "grammars", "choice_as_grammar(choice)", "grammar_is_likely_lark"),
+    *_of("parser", "", "tools and reasoning", "ParserManager"),
+    *_of(
+        *("parser", "ParserManager", "tools and reasoning"),
+        "get_parser(tool_parser_name, reasoning_parser_name, enable_auto_tools, tool_strict_level, model_name, "
+        "is_harmony)",
+    ),
+    *_of("parser", "ParserManager", "a tokenizer that no parser takes", "get_parser(tokenizer)", since="0.32"),
+    *_of(
+        *("parser.abstract_parser", "Parser", "tools and reasoning"),
+        *("adjust_request(request)", "count_reasoning_tokens(token_ids)", "reasoning_parser", "tool_parser_cls"),
+        *("parse(model_output, request, enable_auto_tools, model_output_token_ids)", "reasoning_parser_cls"),
+        *("parse_delta(delta_text, delta_token_ids, request, prompt_token_ids, finished)", "is_reasoning_end"),
+    ),
+    *_of(
+        "parser.abstract_parser",
+        "Parser",
+        "tools and reasoning",
+        "set_prompt_token_ids(prompt_token_ids)",
+        since="0.32",
+    ),
+    *_of("parser.abstract_parser", "Parser", "tools and reasoning", "always_adjust_request", since="0.32"),
+    *_of("reasoning", "", "parsers of the operator's", "ReasoningParserManager"),
+    *_of("tool_parsers", "", "parsers of the operator's", "ToolParserManager"),
+    *_of("renderers.chat_utils", "", "the ids of tool calls", "make_tool_call_id", since="0.32"),
+    *_of("entrypoints.chat_utils", "", "the ids of tool calls", "make_tool_call_id", until="0.31"),
+    *_of("entrypoints.openai.chat_completion.protocol", "", "tools and reasoning", "ChatCompletionRequest"),
+    *_of(
+        *("entrypoints.openai.chat_completion.protocol", "ChatCompletionRequest", "tools and reasoning"),
+        *("build_chat_params", "extract_structured_outputs", "include_reasoning", "_grammar_from_parser"),
+    ),
+    *_of(
+        *("entrypoints.openai.chat_completion.protocol", "ChatCompletionRequest", "tools and reasoning"),
+        "resolve_reasoning_ended(parser, prompt_token_ids)",
+        since="0.32",
+    ),
+    # A model's processor.
+    *_of("multimodal", "", "a model's processor", "MULTIMODAL_REGISTRY", "video"),
+    *_of(
+        "multimodal.registry", "MultiModalRegistry", "a model's processor", "create_processor(model_config, tokenizer)"
+    ),
+    *_of("multimodal.processing", "", "a model's processor", "BaseMultiModalProcessor"),
+    *_of(
+        *("multimodal.processing", "BaseMultiModalProcessor", "items and prompts"),
+        *("apply(inputs, timing_ctx)", "info", "dummy_inputs", "data_parser", "_get_prompt_updates"),
+        *("_apply_hf_processor_main", "_get_mm_fields_config", "_get_mm_prompt_updates", "_find_mm_placeholders"),
+        *("_recompute_cached_prompt_update", "_cached_apply_hf_processor", "_merge_mm_kwargs"),
+        *("_apply_prompt_updates", "_apply_prompt_updates_via_text", "_apply_token_matches", "_iter_text_matches"),
+        *("_apply_token_matches_with_placeholders", "_bind_and_group_updates", "_matched_updates_from_result"),
+        *("_maybe_apply_prompt_updates", "_postprocess_prompt"),
+    ),
+    *_of(
+        *("multimodal.processing.context", "BaseProcessingInfo", "items and prompts"),
+        *("allowed_mm_limits", "supported_mm_limits", "parse_mm_data(mm_data, validate)", "get_tokenizer"),
+        *("get_hf_processor", "ctx"),
+    ),
+    *_of("multimodal.processing.context", "InputProcessingContext", "items and prompts", "get_mm_config"),
+    *_of("multimodal.processing.context", "", "items and prompts", "TimingContext(enabled)"),
+    *_of("multimodal.processing.inputs", "", "items and prompts", "ProcessorInputs(cache)"),
+    *_of("multimodal.processing.dummy_inputs", "BaseDummyInputsBuilder", "items that vLLM makes up", "get_dummy_text"),
+    *_of(
+        "multimodal.processing.dummy_inputs", "BaseDummyInputsBuilder", "items that vLLM makes up", "get_dummy_mm_data"
+    ),
+    *_of("multimodal.processing", "", "prompts", "PromptUpdateDetails(full, is_embed)"),
+    *_of("multimodal.processing.processor", "", "prompts", "UpdateMode", "iter_token_matches"),
+    *_of("multimodal.parse", "", "items", "MultiModalDataItems"),
+    *_of(
+        *("multimodal.inputs", "", "items"),
+        *("MultiModalBatchedField", "MultiModalSharedField", "MultiModalFieldElem(data, field)", "PlaceholderRange"),
+        *("MultiModalKwargsItem", "MultiModalKwargsItems"),
+    ),
+    *_of("multimodal.inputs", "MultiModalKwargsItems", "items", "from_hf_inputs(hf_inputs, config_by_key)"),
+    *_of("multimodal.inputs", "MultiModalFieldConfig", "items", "build_elems", "modality"),
+    *_of("multimodal.inputs", "BaseMultiModalField", "what of an item is shipped late", "keep_on_cpu"),
+    *_of("multimodal.inputs", "PlaceholderRange", "items", "offset", "length", "is_embed", "get_num_embeds"),
+    *_of("multimodal.inputs", "MultiModalFeatureSpec", "items", "data", "modality", "identifier", "mm_position"),
+    *_of("multimodal.utils", "", "an encoder's output has its width", "group_and_batch_mm_kwargs(device)"),
+    *_of("multimodal.encoder_budget", "MultiModalBudget", "an encoder's output has its width", "processor"),
+    *_of("multimodal.media", "", "videos", "ImageMediaIO", "VideoMediaIO", "MediaConnector(media_io_kwargs)"),
+    *_of("multimodal.media", "VideoMediaIO", "videos", "video_loader", "num_frames", "kwargs"),
+    *_of("multimodal.video", "", "videos", "VideoLoader", "decode_video", "get_video_loader_backend_for_processor"),
+    *_of(
+        "multimodal.video", "VideoLoader", "videos", "_prepare_source(source)", "load_bytes(num_frames)", "read_frames"
+    ),
+    *_of("multimodal.video", "VideoLoader", "videos", "compute_frames_index_to_sample(source, target)"),
+    *_of("multimodal.video_decoders", "", "videos", "VideoSourceMetadata"),
+    *_of("transformers_utils.processor", "", "videos", "get_video_processor_cls_name"),
+    # The item cache.
+    *_of("multimodal.cache.base", "", "what the engine holds", "MultiModalCache"),
+    *_of("multimodal.cache.base", "MultiModalCache", "what the engine holds", "get_item_size(value)"),
+    *_of(
+        *("multimodal.cache.lru", "LruKeyReplicatedSenderCache", "what the engine holds"),
+        *("_cache", "touch_sender_cache_item(mm_hash)", "get_and_update_item(mm_item, mm_hash)", "invalidate"),
+    ),
+    *_of("utils.cache", "LRUCache", "what the engine holds no more", "_on_remove(key, value)"),
+    # The plug-ins: encoder cache, schedulers, worker.
+    *_of("v1.core.encoder_cache_manager", "", "the encoder cache", "EncoderCacheManager", "EncoderDecoderCacheManager"),
+    *_of(
+        *("v1.core.encoder_cache_manager", "EncoderCacheManager", "the encoder cache"),
+        *("create_manager(cache_size, vllm_config)", "reset", "check_and_update_cache(request, input_id)"),
+        "can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule)",
+        *("get_cached_num_encoder_embeds", "allocate(request, input_id)", "get_cached_input_ids(request)"),
+        *("free_encoder_input(request, input_id)", "free(request)", "get_freed_mm_hashes", "cache_size", "cached"),
+        *("freeable", "freed", "num_embeds_by_hash", "num_free_slots", "num_freeable_slots"),
+    ),
+    *_of("config.ec_manager_config", "", "items that are shipped late", "EncoderCacheManagerMetadata"),
+    *_of(
+        *("config.ec_manager_config", "EncoderCacheManagerConfig", "the encoder cache"),
+        *("encoder_cache_manager_cls", "manager_config"),
+    ),
+    *_of("v1.core.sched.scheduler", "", "shipping and planning", "Scheduler"),
+    *_of("v1.core.sched.async_scheduler", "", "shipping and planning", "AsyncScheduler"),
+    *_of(
+        *("v1.core.sched.scheduler", "Scheduler", "shipping and planning"),
+        *("schedule", "update_from_output(scheduler_output, model_runner_output)", "encoder_cache_mismatch_reqs"),
+        "_try_schedule_encoder_inputs(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, "
+        "shift_computed_tokens)",
+        *("_free_encoder_inputs(request)", "_free_encoder_input", "_reject_on_encoder_cache_embed_mismatch"),
+        *("num_prefill_lookahead", "ec_connector", "kv_cache_manager", "requests", "encoder_cache_manager"),
+        *("is_encoder_decoder", "scheduler_config", "vllm_config"),
+    ),
+    *_of(
+        "v1.core.sched.scheduler",
+        "Scheduler",
+        "planning: a step's inputs come with those that repeat one of them",
+        "_allocate_encoder_inputs(request, input_ids, duplicate_input_ids)",
+        since="0.32",
+    ),
+    *_of(
+        "v1.core.kv_cache_manager", "KVCacheManager", "wrong prefixes", "coordinator", "get_block_ids", "evict_blocks"
+    ),
+    *_of("v1.core.kv_cache_coordinator", "KVCacheCoordinator", "wrong prefixes", "single_type_managers"),
+    *_of("v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager", "wrong prefixes", "block_size"),
+    *_of(
+        *("v1.core.sched.output", "SchedulerOutput", "shipping and planning"),
+        *("ec_manager_metadata", "finished_req_ids", "scheduled_new_reqs", "scheduled_encoder_inputs"),
+        *("num_scheduled_tokens", "free_encoder_mm_hashes"),
+    ),
+    *_of("v1.core.sched.output", "NewRequestData", "shipping", "mm_features", "req_id"),
+    *_of("v1.request", "", "planning", "RequestStatus"),
+    *_of(
+        *("v1.request", "Request", "planning"),
+        *("mm_features", "num_computed_tokens", "num_output_placeholders", "status", "request_id"),
+    ),
+    *_of("v1.outputs", "", "items that do not fit", "ModelRunnerOutput", "AsyncModelRunnerOutput"),
+    *_of("v1.outputs", "AsyncModelRunnerOutput", "items that do not fit", "get_output"),
+    *_of(
+        *("v1.outputs", "ModelRunnerOutput", "items that do not fit"),
+        *("prompt_logprobs_dict", "prompt_token_id_logprobs_dict", "req_id_to_index", "sampled_token_ids"),
+        "pooler_output",
+    ),
+    *_of("v1.worker.cpu_worker", "", "the worker", "CPUWorker"),
+    *_of("v1.worker.gpu_worker", "", "the worker", "Worker"),
+    *_of(
+        *("v1.worker.gpu_worker", "Worker", "the worker"),
+        *("model_runner", "use_v2_model_runner", "init_device", "execute_model(scheduler_output)"),
+        "sample_tokens(grammar_output)",
+    ),
+    *_of(
+        *("v1.worker.gpu_model_runner", "GPUModelRunner", "items that do not fit, seeds on a CPU"),
+        *("_execute_mm_encoder(scheduler_output)", "_cache_encoder_output", "encoder_cache", "requests", "mm_budget"),
+        *("input_batch", "discard_request_mask", "model", "device"),
+    ),
+    *_of("v1.worker.gpu_input_batch", "InputBatch", "seeds on a CPU", "generators", "num_reqs"),
+)
+"""The table."""
