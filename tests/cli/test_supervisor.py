@@ -16,7 +16,7 @@ import pytest
 from semel.cli import serve, supervisor
 from semel.cli.serve import ServeOptions
 from semel.cli.supervisor import Child
-from semel.errors import ServiceError
+from semel.errors import ConfigError, ServiceError
 from semel.settings import ServerSettings
 from tests.waiting import until
 
@@ -120,6 +120,36 @@ async def test_a_keeper_that_cannot_go_on_says_why(monkeypatch: pytest.MonkeyPat
 async def test_a_first_start_that_fails_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="the worker cannot be started: No such file"):
         await asyncio.wait_for(Child("worker", [str(tmp_path / "nothing")]).keep(), 30)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_child_is_started_again_only_if_that_is_wanted_and_the_log_says_what_happens(
+    again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wrong implementation said that it starts a child again, and its owner ended everything."""
+    child = Child("worker", [sys.executable, "-c", SHORT], on_exit=lambda _: again)
+    async with kept(child) as keeper:
+        await until(lambda: child.starts >= 2 if again else keeper.done(), within_s=30)
+    assert (child.starts >= 2) is again
+    assert ("starting it again" in caplog.text) is again
+
+
+def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    children = (Child("worker", [sys.executable, "-c", SHORT]), Child("frontend", [sys.executable, "-c", LONG]))
+    monkeypatch.setattr(serve, "_children", lambda *_: children)
+    monkeypatch.setattr(serve, "_ask_ready", lambda _: (False, "waiting"))
+    options = ServeOptions("m", ServerSettings(drain_s=0), None, (), ())
+
+    async def supervised() -> int:
+        async with asyncio.timeout(30):
+            return await serve._supervise(options, tmp_path)
+
+    with pytest.raises(ConfigError, match=r"the worker could not start \(exit code 3\) and is not started again"):
+        asyncio.run(supervised())
+    assert children[0].starts == 1
+    assert "starting it again" not in caplog.text
 
 
 @pytest.mark.parametrize("ready", [True, False])
