@@ -347,7 +347,7 @@ class VllmEngine:
         if params.seed is not None and params.temperature > 0 and not self._takes_seeds:
             raise InvalidRequest(
                 "seed: this engine would not outlive it; leave it out, set temperature to 0, or start the worker "
-                "without --worker-cls and with a vLLM that semel was tested with"
+                "without --worker-cls"
             )
         self._grammars.check_sizes(submission, params.structured_outputs)
         return params, reader

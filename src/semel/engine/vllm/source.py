@@ -77,11 +77,10 @@ class SourceTree:
         if (found := self._in_module(module, name, set())) is None:
             return None
         home, node = found
-        if attribute:
-            if not isinstance(node, ast.ClassDef):
-                return None
-            node = self._in_class(home, node, attribute)
-        return None if node is None else self._definition(home, node)
+        if not attribute:
+            return self._definition(home, node)
+        part = self._in_class(home, node, attribute) if isinstance(node, ast.ClassDef) else None
+        return None if part is None else self._definition(home, part)
 
     def _module(self, name: str) -> ast.Module | None:
         if name not in self._modules:
@@ -101,9 +100,10 @@ class SourceTree:
         for node in _statements(tree.body):
             if name in _names_of(node):
                 return module, node
-            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-                if (alias.asname or alias.name) == name:
-                    return self._in_module(self._origin(module, node), alias.name, seen)
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self._in_module(self._origin(module, node), alias.name, seen)
         submodule = self._module(f"{module}.{name}")
         return None if submodule is None else (f"{module}.{name}", submodule)
 

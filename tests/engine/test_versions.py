@@ -1,0 +1,63 @@
+"""The static comparison of two versions of vLLM, on a small package."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from semel.engine.vllm.names import Name
+from semel.engine.vllm.source import SourceTree
+from tests.engine.versions import Comparison, compare
+
+OLD = {
+    "shop/__init__.py": "class Till:\n    def take(self, coin): ...\n    def close(self):\n        return 1\n    owner = 1\n"
+}
+NAMES = (
+    Name("shop", "Till.take", ("coin",), "payment"),
+    Name("shop", "Till.close", (), "the evening"),
+    Name("shop", "Till.owner", (), "the sign"),
+)
+
+
+def source(text: str) -> SourceTree:
+    return SourceTree("shop", {"shop/__init__.py": text}.get)
+
+
+def test_the_same_source_has_no_differences() -> None:
+    tree = SourceTree("shop", OLD.get)
+    assert compare(tree, "0.32", tree, NAMES) == Comparison((), (), ())
+
+
+def test_what_is_missing_takes_more_or_does_otherwise_is_told_apart() -> None:
+    new = source("class Till:\n    def take(self, coin, tip=0): ...\n    def close(self):\n        return 2\n")
+    found = compare(new, "0.32", SourceTree("shop", OLD.get), NAMES)
+    assert list(found.lines) == [
+        "missing: shop.Till.owner (the sign)",
+        "other parameters: shop.Till.take: +tip",
+        "other code: shop.Till.close",
+    ]
+
+
+def test_a_parameter_that_semel_passes_and_that_is_gone_is_missing() -> None:
+    new = source("class Till:\n    def take(self, money): ...\n    def close(self):\n        return 1\n    owner = 1\n")
+    assert compare(new, "0.32", SourceTree("shop", OLD.get), NAMES).missing == (NAMES[0],)
+    harmless = new.read("shop/__init__.py") or ""
+    same = source(harmless.replace("money", "coin"))  # the control
+    assert compare(same, "0.32", SourceTree("shop", OLD.get), NAMES) == Comparison((), (), ())
+
+
+def test_a_release_is_held_to_its_own_names_only() -> None:
+    later = Name("shop", "Till.later", (), "tomorrow", since="0.32")
+    tree = SourceTree("shop", OLD.get)
+    assert compare(tree, "0.31", tree, [later]).missing == ()
+    assert compare(tree, "0.32", tree, [later]).missing == (later,)
+
+
+def test_a_wheel_is_read_as_a_folder_is(tmp_path: Path) -> None:
+    wheel = tmp_path / "shop.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in OLD.items():
+            archive.writestr(name, text)
+    tree = SourceTree.wheel("shop", wheel)
+    assert compare(tree, "0.32", SourceTree("shop", OLD.get), NAMES) == Comparison((), (), ())
+    assert tree.find("shop", "Till.nothing") is None
