@@ -10,7 +10,13 @@ from semel.engine.vllm.source import SourceTree
 from tests.engine.versions import Comparison, compare
 
 OLD = {
-    "shop/__init__.py": "class Till:\n    def take(self, coin): ...\n    def close(self):\n        return 1\n    owner = 1\n"
+    "shop/__init__.py": """
+class Till:
+    def take(self, coin): ...
+    def close(self):
+        return 1
+    owner = 1
+"""
 }
 NAMES = (
     Name("shop", "Till.take", ("coin",), "payment"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from semel.engine.vllm.compat import (
@@ -28,6 +29,7 @@ __all__ = [
     "check_parallel",
     "check_planning",
     "check_runner",
+    "configuration_refusals",
     "create_config",
     "engine_help",
     "parse_engine_flags",
@@ -122,14 +124,21 @@ def create_config(arguments: Any) -> Any:
     """vLLM's `VllmConfig` of its `AsyncEngineArgs`. What vLLM refuses of it is for the operator to change."""
     from vllm.usage.usage_lib import UsageContext
 
-    try:
+    with configuration_refusals(arguments):
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    except (NotImplementedError, OSError, ValueError) as error:
+    check_runner(config.model_config.runner_type)
+    return config
+
+
+@contextmanager
+def configuration_refusals(arguments: Any) -> Iterator[None]:
+    """Tell what vLLM refuses of its flags as the operator's to change. It still does while it makes an `AsyncLLM`."""
+    try:
+        yield
+    except (NotImplementedError, ValueError) as error:
         logger.debug("where vLLM refuses its configuration", exc_info=True)
         advice = f"\n{_REPLICAS}" if arguments.data_parallel_size > 1 else ""
         raise ConfigError(f"vLLM refuses its configuration: {_reason(error)}{advice}") from error
-    check_runner(config.model_config.runner_type)
-    return config
 
 
 def check_planning(version: str) -> None:

@@ -34,7 +34,7 @@ from semel.core import (
 )
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.arguments import create_config
+from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.compat import show_items, skip_grammar_checks, takes_seeds
 from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -111,11 +111,13 @@ class VllmEngine:
         """Start vLLM with its own `AsyncEngineArgs` (`parse_engine_flags` makes them of flags). Takes half a minute."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        llm = AsyncLLM.from_vllm_config(
-            create_config(arguments),
-            enable_log_requests=arguments.enable_log_requests,
-            disable_log_stats=arguments.disable_log_stats,
-        )
+        config = create_config(arguments)
+        with configuration_refusals(arguments):
+            llm = AsyncLLM.from_vllm_config(
+                config,
+                enable_log_requests=arguments.enable_log_requests,
+                disable_log_stats=arguments.disable_log_stats,
+            )
         names = aliases_of(arguments)
         return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars, aliases=names)
 
