@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from semel.bench.stepping import Kind, Step, Stepper
+from semel.engine.vllm.compat import installed_version
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -220,5 +221,18 @@ def test_an_unknown_vllm_gets_its_own_parts_and_a_warning(
         scheduler = make(kind).stepper.scheduler
     assert type(scheduler).__module__.startswith("vllm.")
     assert type(scheduler.encoder_cache_manager).__module__.startswith("vllm.")
-    assert "was tested with vLLM 0.1, not with 0.32.0" in caplog.text
+    assert f"was tested with vLLM 0.1, not with {installed_version()}" in caplog.text
     assert "Missing: " in caplog.text
+
+
+def test_vllm_0_31_gets_its_own_scheduler_and_semel_s_cache(
+    make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from semel.engine.vllm.encoder_cache import EncoderCache
+
+    monkeypatch.setattr("semel.engine.vllm.compat.installed_version", lambda: "0.31.0")
+    with caplog.at_level(logging.WARNING, "semel"):
+        scheduler = make("planning").stepper.scheduler
+    assert type(scheduler).__module__.startswith("vllm.")
+    assert isinstance(scheduler.encoder_cache_manager, EncoderCache)
+    assert "semel's scheduler was tested with vLLM 0.32, not with 0.31.0" in caplog.text
