@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from semel.processing import read_config
 from semel.testing.models import FAMILIES, build
+from tests.engine.children import ROOT, NoResult, json_of
 from tests.engine.family_parity import Parity
 from tests.engine.models_page import HEAD, replace_rows, replace_section, row_of
 from tests.engine.registry import architectures, table
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PAGE: Final = ROOT / "docs" / "models.md"
 DEADLINE_S: Final = 600
 NO_ENGINE: Final = "not compared: no engine of it runs on a CPU"
@@ -94,33 +91,11 @@ def runnable() -> list[str]:
 
 def ask(family: str, folder: Path) -> Parity | str:
     """What was found of a family, or why nothing was."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    log = folder.with_suffix(".log")
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.family_parity", family, str(folder)],
-            env=environment,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            process_group=0,
-        )
-        try:
-            output, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            return f"no answers within {DEADLINE_S} s"
-        finally:
-            # The engine's own processes are of its group; one that hangs must not outlive it.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    for line in output.splitlines():
-        if line.startswith('{"questions"'):
-            return Parity(**json.loads(line))
-    lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
-    return f"no answers: {lines[0][-200:] if lines else f'exit code {process.returncode}'}"
+    module, log = "tests.engine.family_parity", folder.with_suffix(".log")
+    try:
+        return Parity(**json.loads(json_of(module, [family, str(folder)], log=log, deadline_s=DEADLINE_S)))
+    except NoResult as error:
+        return str(error)
 
 
 if __name__ == "__main__":

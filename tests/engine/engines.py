@@ -20,9 +20,9 @@ from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
 from tests.engine.parity import Rig
 
-__all__ = ["Engines", "ShippedRig", "Start", "running_as_worker"]
+__all__ = ["COMMON", "Engines", "ShippedRig", "Start", "running_as_worker"]
 
-_FLAGS: Final = ("--enforce-eager", "--dtype", "float32", "--seed", "0", "--disable-log-stats")
+COMMON: Final = ("--enforce-eager", "--dtype", "float32", "--seed", "0", "--disable-log-stats")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Start:
     flags: tuple[str, ...]
     encoder_planning: bool = False
     processor: ProcessorKind = "auto"
+    common: tuple[str, ...] = COMMON
+    """What stands before its flags."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ async def running_as_worker(start: Start, folder: Path) -> AsyncIterator[Shipped
     """The engine of `semel worker`: its flags, its encoder cache, its scheduler and its shipping."""
     page = EncoderPage.create()
     arguments = parse_engine_flags(
-        str(folder), [*_FLAGS, *start.flags], encoder_planning=start.encoder_planning, metrics=page.path
+        str(folder), [*start.common, *start.flags], encoder_planning=start.encoder_planning, metrics=page.path
     )
     engine = VllmEngine.start(arguments, processor=start.processor)
     try:

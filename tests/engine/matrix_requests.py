@@ -1,0 +1,64 @@
+"""What every configuration of the matrix is asked besides the sixteen probes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from tests.engine.parity import Chat, image_part, picture, random_chat
+
+__all__ = ["CONTROLS", "MatrixRequest", "random_requests"]
+
+_POOL: Final = 16
+_MAX_ITEMS: Final = 4
+_ABORTED: Final = 0.1
+_PRIORITIES: Final = 4
+
+
+@dataclass(frozen=True)
+class MatrixRequest:
+    """A request, and whether it is aborted after its first token."""
+
+    name: str
+    chat: Chat
+    is_aborted: bool = False
+    priority: int = 0
+
+
+def random_requests(count: int, seed: int = 0) -> list[MatrixRequest]:
+    """Requests over a pool of pictures: duplicates in a request and between requests, text alone, a tenth aborted."""
+    rng = np.random.default_rng(seed)
+    pool = [image_part(_square(28 * int(side), number)) for number, side in enumerate(rng.integers(4, 14, _POOL))]
+    return [
+        MatrixRequest(
+            f"random {number}",
+            random_chat(rng, [pool[which] for which in rng.integers(0, _POOL, int(rng.integers(0, _MAX_ITEMS + 1)))]),
+            is_aborted=bool(rng.random() < _ABORTED),
+            priority=int(rng.integers(_PRIORITIES)),
+        )
+        for number in range(count)
+    ]
+
+
+def _control(name: str, sides: tuple[int, ...], seed: int) -> MatrixRequest:
+    parts = [image_part(_square(28 * side, seed + number)) for number, side in enumerate(sides)]
+    return MatrixRequest(
+        name, [{"role": "user", "content": [*parts, {"type": "text", "text": "what is in this picture?"}]}]
+    )
+
+
+CONTROLS: Final = {
+    # Two new images of one size are encoded in one batch.
+    "swapped": _control("swapped", (8, 8), 1_000),
+    # The last of these does not fit into the first step; no two are of one size.
+    "late": _control("late", (13, 12, 11, 10), 2_000),
+}
+"""What shows each planted fault, by its name."""
+
+
+@cache
+def _square(side: int, seed: int) -> bytes:
+    return picture(np.random.default_rng([seed, side]), side=side)

@@ -1,0 +1,242 @@
+"""One side of one configuration: `python -m tests.engine.matrix_side NAME bare|semel FOLDER SCRATCH REQUESTS`.
+
+Starts the engine, asks it everything, and writes one line of JSON with what it answered. `matrix_parity` compares two
+such lines. Bare vLLM is its own `AsyncLLM` with its own rendering; semel is the engine of `semel worker` with semel's
+rendering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+from semel.core import Submission
+from tests.engine.engines import ShippedRig, Start, running_as_worker
+from tests.engine.lies import lies, outcome_of
+from tests.engine.matrix import MATRIX, Configuration, flags_of
+from tests.engine.matrix_requests import CONTROLS, MatrixRequest, random_requests
+from tests.engine.parity import Chat
+from tests.engine.sixteen import SIXTEEN, ProbeAnswer
+
+__all__ = ["Side", "read_side"]
+
+PROBE_TOKENS: Final = 24
+RANDOM_TOKENS: Final = 8
+_PREEMPTIONS: Final = "vllm:num_preemptions_total"
+
+Ask = Callable[[MatrixRequest, int], Awaitable[ProbeAnswer]]
+
+
+@dataclass
+class Side:
+    """What one side answered, and what it counted."""
+
+    probes: dict[str, ProbeAnswer] = field(default_factory=dict)
+    random: dict[str, ProbeAnswer] = field(default_factory=dict)
+    """Those that were not aborted."""
+
+    controls: dict[str, ProbeAnswer] = field(default_factory=dict)
+    """What is asked again with a fault planted, before it is."""
+
+    planted: dict[str, ProbeAnswer] = field(default_factory=dict)
+    """With the fault."""
+
+    lies: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    aborted: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    """Of the encoder cache; semel counts them."""
+
+    item_evictions: int = 0
+    left_out_bytes: int = 0
+    late_bytes: int = 0
+    start_s: float = 0.0
+    asking_s: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+
+async def ask_all(ask: Ask, one: Configuration, requests: Sequence[MatrixRequest], found: Side) -> None:
+    """The probes, half of them one after another; random requests all at once; the controls."""
+    half = len(SIXTEEN) // 2
+    asked = [MatrixRequest(probe.name, probe.chat) for probe in SIXTEEN]
+    answers = [await ask(request, PROBE_TOKENS) for request in asked[:half]]
+    answers += await asyncio.gather(*(ask(request, PROBE_TOKENS) for request in asked[half:]))
+    found.probes = {request.name: answer for request, answer in zip(asked, answers, strict=True)}
+    answers = await asyncio.gather(*(ask(request, RANDOM_TOKENS) for request in requests))
+    pairs = zip(requests, answers, strict=True)
+    found.random = {request.name: answer for request, answer in pairs if not request.is_aborted}
+    found.aborted = len(requests) - len(found.random)
+    found.controls = {name: await ask(CONTROLS[name], RANDOM_TOKENS) for name in one.plants}
+
+
+async def run_bare(one: Configuration, folder: Path, scratch: Path, requests: Sequence[MatrixRequest]) -> Side:
+    """vLLM by itself."""
+    found, began = Side(), time.monotonic()
+    async with bare_engine(folder, flags_of(one, scratch, is_semel=False)) as llm:
+        found.start_s = time.monotonic() - began
+        found.facts = _facts(llm.vllm_config, one)
+        began = time.monotonic()
+        await ask_all(_bare_asking(llm, one), one, requests, found)
+        found.asking_s = time.monotonic() - began
+        found.preemptions = _preemptions()
+    return found
+
+
+@asynccontextmanager
+async def bare_engine(folder: Path, flags: Sequence[str]) -> AsyncIterator[Any]:
+    """An `AsyncLLM` without any part of semel."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", str(folder), *flags]))
+    llm = AsyncLLM.from_engine_args(arguments)
+    try:
+        yield llm
+    finally:
+        await asyncio.to_thread(llm.shutdown)
+
+
+def _bare_asking(llm: Any, one: Configuration) -> Ask:
+    from vllm.renderers.params import ChatParams
+    from vllm.sampling_params import SamplingParams
+
+    # vLLM's item cache wants requests in the order in which they were rendered, and evicts all the time here.
+    order = asyncio.Lock()
+
+    async def ask(request: MatrixRequest, max_tokens: int) -> ProbeAnswer:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=1)
+        options = {"priority": request.priority} if one.has_priorities else {}
+        async with order:
+            rendering = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
+            _, (prompt,) = await llm.renderer.render_chat_async([request.chat], rendering)
+            queue = await llm.add_request(request.name, prompt, params, **options)
+        while True:
+            output = queue.get_nowait() or await queue.get()
+            if request.is_aborted:
+                await llm.abort(request.name)
+                return ProbeAnswer()
+            if output.finished:
+                break
+        last = output.outputs[0]
+        if last.finish_reason != "length":
+            return ProbeAnswer(fault=f"ended by {last.finish_reason}")
+        logprobs = [step[token].logprob for token, step in zip(last.token_ids, last.logprobs, strict=True)]
+        return ProbeAnswer(tuple(last.token_ids), tuple(logprobs))
+
+    return ask
+
+
+async def run_semel(one: Configuration, folder: Path, scratch: Path, requests: Sequence[MatrixRequest]) -> Side:
+    """The engine of a worker."""
+    found, began = Side(), time.monotonic()
+    flags = tuple(flags_of(one, scratch, is_semel=True))
+    start = Start(one.model, flags, encoder_planning=one.encoder_planning, common=())
+    async with running_as_worker(start, folder) as rig:
+        found.start_s = time.monotonic() - began
+        found.facts = _facts(rig.llm.vllm_config, one)
+        began = time.monotonic()
+        ask = _semel_asking(rig, one)
+        await ask_all(ask, one, requests, found)
+        totals = await rig.totals()
+        found.preemptions = _preemptions()
+        found.evictions, found.item_evictions = totals.evictions, rig.engine.item_cache.evictions
+        found.left_out_bytes, found.late_bytes = totals.left_out_bytes, totals.late_bytes
+        if one.has_lies:
+            await _tell_lies(rig, found)
+        for name in one.plants:
+            await rig.engine.reset()
+            await rig.llm.collective_rpc("plant", args=(name,))
+            found.planted[name] = await ask(CONTROLS[name], RANDOM_TOKENS)
+        found.asking_s = time.monotonic() - began
+    return found
+
+
+def _semel_asking(rig: ShippedRig, one: Configuration) -> Ask:
+    async def ask(request: MatrixRequest, max_tokens: int) -> ProbeAnswer:
+        rendered = await rig.render(request.chat)
+        sampling = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 1}
+        priority = request.priority if one.has_priorities else 0
+        submission = Submission(request.name, rendered.prompt, rendered.features, sampling, priority=priority)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        try:
+            stream = await rig.engine.submit(submission)
+            try:
+                async for output in stream:
+                    tokens += output.token_ids
+                    steps = zip(output.token_ids, output.logprobs or (), strict=False)
+                    logprobs += [step[token] for token, step in steps]
+                    if request.is_aborted:
+                        return ProbeAnswer()
+            finally:
+                await stream.close()
+        except Exception as error:  # noqa: BLE001 - a difference to bare vLLM, whatever it is
+            return ProbeAnswer(fault=f"{type(error).__name__}: {error}"[:300])
+        return ProbeAnswer(tuple(tokens), tuple(logprobs))
+
+    return ask
+
+
+async def _tell_lies(rig: ShippedRig, found: Side) -> None:
+    """Those that only the guard can end."""
+    honest, other = [await rig.render(_sole(index)) for index in (0, 3)]
+    for lie in lies(honest, other):
+        if not lie.is_checked:
+            found.lies[lie.name] = await outcome_of(rig, honest, lie)
+
+
+def _sole(index: int) -> Chat:
+    return SIXTEEN[index].chat
+
+
+def _facts(config: Any, one: Configuration) -> dict[str, Any]:
+    return {path: reduce(getattr, path.split("."), config) for path in one.facts}
+
+
+def _preemptions() -> int:
+    """As vLLM counts them in this process."""
+    from prometheus_client import REGISTRY
+
+    samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+    return int(sum(sample.value for sample in samples if sample.name == _PREEMPTIONS))
+
+
+def read_side(line: str) -> Side:
+    """What `main` wrote."""
+    read: Mapping[str, Any] = json.loads(line)
+    answers = ("probes", "random", "controls", "planted")
+    whole = {name: {key: _answer(value) for key, value in read[name].items()} for name in answers}
+    return Side(**{**read, **whole})
+
+
+def _answer(read: Mapping[str, Any]) -> ProbeAnswer:
+    return ProbeAnswer(tuple(read["token_ids"]), tuple(read["logprobs"]), read["fault"])
+
+
+def main() -> None:
+    """Run the side of the command line."""
+    name, kind, folder, scratch, count = sys.argv[1:]
+    one, requests = MATRIX[name], random_requests(int(count))
+    run = run_bare if kind == "bare" else run_semel
+    try:
+        found = asyncio.run(run(one, Path(folder), Path(scratch), requests))
+    except Exception as error:  # noqa: BLE001 - the reason is a row of the table
+        traceback.print_exc()
+        found = Side(faults=[f"{type(error).__name__}: {error}"[:500]])
+    sys.stdout.write("\n" + json.dumps(asdict(found)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
