@@ -1,7 +1,8 @@
 """The guard around the encoder, and what vLLM's real scheduler makes of its findings, stepped by hand.
 
-A test's runner encodes as vLLM's first model runner does, in as far as the guard has to do with it. Real ones are in
-`test_hostile_features`, and what becomes of an engine without the guard in `test_hostile_starts`.
+Test runners encode as vLLM's two model runners do, in as far as the guard has to do with it. Real ones are in
+`test_hostile_features` and, for the second, in `test_matrix`; what becomes of an engine without the guard is in
+`test_hostile_starts`.
 """
 
 from __future__ import annotations
@@ -66,16 +67,10 @@ class Runner:
     batches: list[list[str]] = field(default_factory=list)
 
     def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
-        import torch
-
         steps = scheduler_output.scheduled_encoder_inputs.items()
         items = [self.requests[name].mm_features[index].data for name, indices in steps for index in indices]
         self.batches.append([item.identifier for item in items])
-        if any(item.raises for item in items):
-            raise IndexError("index out of range")
-        rows = torch.tensor([sign for item in items for sign in [item.sign] * (item.rows + item.surplus)])
-        sizes = [item.rows for item in items]
-        outputs = list(rows[: sum(sizes), None].expand(-1, WIDTH).split(sizes))
+        outputs = encoded(items)
         for item, output in zip(items, outputs, strict=True):
             self._cache_encoder_output(item.identifier, output, None, [])
         return outputs
@@ -86,16 +81,79 @@ class Runner:
         self.saved.append(identifier)
 
 
+def encoded(items: list[Item]) -> list[Any]:
+    """What an encoder makes of a batch."""
+    import torch
+
+    if any(item.raises for item in items):
+        raise IndexError("index out of range")
+    rows = torch.tensor([sign for item in items for sign in [item.sign] * (item.rows + item.surplus)])
+    sizes = [item.rows for item in items]
+    return list(rows[: sum(sizes), None].expand(-1, WIDTH).split(sizes))
+
+
+class SecondRunner:
+    """Encodes like vLLM's second model runner: it asks what to encode, and stores what comes back."""
+
+    def __init__(self, requests: Mapping[str, list[Any]]) -> None:
+        features = {name: list(of_request) for name, of_request in requests.items()}
+        self.encoder_cache = SimpleNamespace(mm_features=features, encoder_outputs={})
+        self.model = self.device = None
+        self.batches: list[list[str]] = []
+
+    def prepare_mm_inputs(self, scheduled: Mapping[str, list[int]]) -> tuple[list[str], list[tuple[str, Any]]]:
+        features = [self.encoder_cache.mm_features[name][index] for name, ids in scheduled.items() for index in ids]
+        new = [one for one in features if one.identifier not in self.encoder_cache.encoder_outputs]
+        return [one.identifier for one in new], [(one.modality, one.data) for one in new]
+
+    def execute_mm_encoder(self, items: list[tuple[str, Item]]) -> list[Any]:
+        self.batches.append([item.identifier for _, item in items])
+        return encoded([item for _, item in items])
+
+    def step(self, scheduled: Mapping[str, list[int]]) -> None:
+        names, items = self.prepare_mm_inputs(scheduled)
+        if items:
+            self.encoder_cache.encoder_outputs.update(zip(names, self.execute_mm_encoder(items), strict=True))
+
+
+class SecondGuarded:
+    """A worker process with the second model runner, and one request per item."""
+
+    def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
+        from semel.engine.vllm.encoder_guard import guard_of
+
+        self.runner = SecondRunner({item.identifier: [item.feature] for item in items})
+        config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
+        state = SimpleNamespace(encoder_runner=self.runner)
+        model_runner = SimpleNamespace(model_state=state, encoder_cache=self.runner.encoder_cache)
+        worker = SimpleNamespace(use_v2_model_runner=True, model_runner=model_runner, vllm_config=config)
+        guard = guard_of(worker, outlives_errors=outlives_errors)
+        assert guard is not None
+        self.guard = guard
+        self.scheduled = {item.identifier: [0] for item in items}
+
+    def execute(self) -> dict[str, list[float]]:
+        """One step; the first number of every embedding that is stored then."""
+        self.runner.step(self.scheduled)
+        outputs = self.runner.encoder_cache.encoder_outputs
+        return {name: output[:, 0].tolist() for name, output in outputs.items()}
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+        return rejections_of(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))
+
+
 class Guarded:
     """A worker process of one request per item."""
 
     def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
-        from semel.engine.vllm.encoder_guard import EncoderGuard
+        from semel.engine.vllm.encoder_guard import guard_of
 
         self.runner = Runner({item.identifier: SimpleNamespace(mm_features=[item.feature]) for item in items})
         config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
         worker = SimpleNamespace(use_v2_model_runner=False, model_runner=self.runner, vllm_config=config)
-        guard = EncoderGuard.of(worker, outlives_errors=outlives_errors)
+        guard = guard_of(worker, outlives_errors=outlives_errors)
         assert guard is not None
         self.guard = guard
         self.step = SimpleNamespace(scheduled_encoder_inputs={item.identifier: [0] for item in items})
@@ -135,6 +193,37 @@ def test_what_fits_is_encoded_once_and_stored_as_it_is() -> None:
     assert guarded.execute() == {"right": [R, R], "more": [M] * 3}
     assert guarded.runner.batches == [["right", "more"]]
     assert guarded.rejections() == ()
+
+
+def test_what_the_second_model_runner_encodes_is_padded_or_cut_and_said_once() -> None:
+    guarded = SecondGuarded(Item("right", 2, 2), Item("few", 2, 4), Item("many", 5, 4))
+    assert guarded.execute() == {"right": [R, R], "few": [F, F, 0, 0], "many": [M] * 4}
+    assert guarded.runner.batches == [["right", "few", "many"], ["right"], ["few"], ["many"]]
+    assert guarded.rejections() == (FEW, Rejection("many", "image", 4, 5))
+    assert guarded.rejections() == ()
+
+
+def test_the_second_model_runner_encodes_what_fits_once_and_nothing_that_it_has() -> None:
+    guarded = SecondGuarded(Item("right", 2, 2), Item("more", 3, 3))
+    assert guarded.execute() == guarded.execute() == {"right": [R, R], "more": [M] * 3}
+    assert guarded.runner.batches == [["right", "more"]]
+    assert guarded.rejections() == ()
+
+
+def test_items_of_the_second_model_runner_s_own_are_not_counted() -> None:
+    """vLLM measures its encoder at the start, with items that no request has."""
+    guarded = SecondGuarded(Item("right", 2, 2))
+    assert [len(output) for output in guarded.runner.execute_mm_encoder([("image", Item("own", 7, 9))])] == [7]
+    assert guarded.rejections() == ()
+
+
+def test_an_error_of_the_second_model_runner_s_encoder_ends_one_request_or_is_not_caught() -> None:
+    items = Item("right", 2, 2), Item("few", 2, 4, raises=True)
+    guarded = SecondGuarded(*items)
+    assert guarded.execute() == {"right": [R, R], "few": [0.0] * 4}
+    assert guarded.rejections() == (Rejection("few", "image", 4, None),)
+    with pytest.raises(IndexError):
+        SecondGuarded(*items, outlives_errors=False).execute()
 
 
 @pytest.mark.parametrize("wrong", [{"raises": True}, {}], ids=["raises", "does not fit"])
@@ -235,28 +324,31 @@ def test_an_output_that_is_awaited_brings_its_rejections_when_it_comes() -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"use_v2_model_runner": True}, "it uses the V2 model runner"),
+        (
+            {"use_v2_model_runner": True, "model_runner": SimpleNamespace(model_state=SimpleNamespace())},
+            "has no prepare_mm_inputs, execute_mm_encoder",
+        ),
         ({"model_runner": SimpleNamespace(encoder_cache={}, requests={})}, "has no _execute_mm_encoder, _cache_enc"),
     ],
 )
 def test_an_encoder_that_is_not_as_semel_knows_it_is_left_alone_and_the_log_says_so(
     change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.encoder_guard import EncoderGuard
+    from semel.engine.vllm.encoder_guard import guard_of
 
     worker = SimpleNamespace(**{"use_v2_model_runner": False, "model_runner": Runner(), **change})
     with caplog.at_level(logging.WARNING, "semel"):
-        assert EncoderGuard.of(worker, outlives_errors=True) is None
+        assert guard_of(worker, outlives_errors=True) is None
     assert said in caplog.text
 
 
 def test_with_pipeline_parallelism_the_log_says_that_nobody_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    from semel.engine.vllm.encoder_guard import EncoderGuard
+    from semel.engine.vllm.encoder_guard import guard_of
 
     config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=2))
     worker = SimpleNamespace(use_v2_model_runner=False, model_runner=Runner(), vllm_config=config)
     with caplog.at_level(logging.WARNING, "semel"):
-        assert EncoderGuard.of(worker, outlives_errors=True) is not None
+        assert guard_of(worker, outlives_errors=True) is not None
     assert "--pipeline-parallel-size is more than 1" in caplog.text
 
 

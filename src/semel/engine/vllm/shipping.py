@@ -62,8 +62,11 @@ class Shipping:
 
     @classmethod
     def of(cls, vllm_config: Any) -> Self | None:
-        """For an engine whose worker processes can take late items; else None."""
+        """For an engine with worker processes that can take late items; else None, and one line of the log says why."""
         if vllm_config.parallel_config.worker_cls != RECEIVING_WORKER:
+            return None  # it was chosen so
+        if (reason := _needlessness(vllm_config)) is not None:
+            logger.info("shipping of items is off, it would save nothing: %s", reason)
             return None
         if (reason := _hindrance(vllm_config)) is not None:
             logger.warning("every item is sent to the worker processes in full, as vLLM does: %s", reason)
@@ -110,7 +113,20 @@ class Shipping:
         return late
 
 
+def _needlessness(vllm_config: Any) -> str | None:
+    """Why nothing large travels to worker processes anyway."""
+    model = vllm_config.model_config
+    if vllm_config.parallel_config.distributed_executor_backend == "uni":
+        return "the engine has no worker processes of its own (--distributed-executor-backend is uni)"
+    if not model.supports_multimodal_inputs:
+        return "the model takes no items"
+    if model.multimodal_config.mm_processor_cache_type == "shm":
+        return "worker processes read items from shared memory (--mm-processor-cache-type is shm)"
+    return None
+
+
 def _hindrance(vllm_config: Any) -> str | None:
+    """Why late items would not arrive, or nobody has seen that they do."""
     parallel = vllm_config.parallel_config
     if parallel.distributed_executor_backend != "mp":
         return f"--distributed-executor-backend is {parallel.distributed_executor_backend}, not mp"
