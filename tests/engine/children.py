@@ -31,8 +31,9 @@ def json_of(
     """The last line of JSON that a module writes; its errors go to the log."""
     variables = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | dict(environment or {})
     variables.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env=variables,
             cwd=ROOT,
@@ -40,7 +41,8 @@ def json_of(
             stderr=errors,
             text=True,
             process_group=0,
-        )
+        ) as process,
+    ):
         try:
             output, _ = process.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
@@ -49,7 +51,6 @@ def json_of(
             # The engine's own processes are of its group; one that hangs must not outlive it.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     for line in reversed(output.splitlines()):
         if line.startswith("{"):
             return line

@@ -10,12 +10,20 @@ import numpy as np
 
 from tests.engine.parity import Chat, image_part, picture, random_chat
 
-__all__ = ["CONTROLS", "MatrixRequest", "random_requests"]
+__all__ = ["CONTROLS", "MatrixRequest", "control", "random_requests"]
 
 _POOL: Final = 16
 _MAX_ITEMS: Final = 4
 _ABORTED: Final = 0.1
 _PRIORITIES: Final = 4
+
+CONTROLS: Final = {
+    # Two new images of one size are encoded in one batch.
+    "swapped": ((8, 8), 1_000),
+    # The encoder's budget of the first step is too small for the last of these; the first two are of two sizes.
+    "late": ((13, 12, 11, 10), 2_000),
+}
+"""The sides of images that show a planted fault, in units of 28 pixels, and a seed; by the fault's name."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +51,13 @@ def random_requests(count: int, seed: int = 0) -> list[MatrixRequest]:
     ]
 
 
-def _control(name: str, sides: tuple[int, ...], seed: int) -> MatrixRequest:
+def control(name: str) -> MatrixRequest:
+    """What shows a planted fault."""
+    sides, seed = CONTROLS[name]
     parts = [image_part(_square(28 * side, seed + number)) for number, side in enumerate(sides)]
     return MatrixRequest(
         name, [{"role": "user", "content": [*parts, {"type": "text", "text": "what is in this picture?"}]}]
     )
-
-
-CONTROLS: Final = {
-    # Two new images of one size are encoded in one batch.
-    "swapped": _control("swapped", (8, 8), 1_000),
-    # The last of these does not fit into the first step; no two are of one size.
-    "late": _control("late", (13, 12, 11, 10), 2_000),
-}
-"""What shows each planted fault, by its name."""
 
 
 @cache

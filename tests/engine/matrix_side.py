@@ -23,7 +23,7 @@ from semel.core import Submission
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.lies import lies, outcome_of
 from tests.engine.matrix import MATRIX, Configuration, flags_of
-from tests.engine.matrix_requests import CONTROLS, MatrixRequest, random_requests
+from tests.engine.matrix_requests import MatrixRequest, control, random_requests
 from tests.engine.parity import Chat
 from tests.engine.sixteen import SIXTEEN, ProbeAnswer
 
@@ -76,7 +76,7 @@ async def ask_all(ask: Ask, one: Configuration, requests: Sequence[MatrixRequest
     pairs = zip(requests, answers, strict=True)
     found.random = {request.name: answer for request, answer in pairs if not request.is_aborted}
     found.aborted = len(requests) - len(found.random)
-    found.controls = {name: await ask(CONTROLS[name], RANDOM_TOKENS) for name in one.plants}
+    found.controls = {name: await ask(control(name), RANDOM_TOKENS) for name in one.plants}
 
 
 async def run_bare(one: Configuration, folder: Path, scratch: Path, requests: Sequence[MatrixRequest]) -> Side:
@@ -158,7 +158,7 @@ async def run_semel(one: Configuration, folder: Path, scratch: Path, requests: S
         for name in one.plants:
             await rig.engine.reset()
             await rig.llm.collective_rpc("plant", args=(name,))
-            found.planted[name] = await ask(CONTROLS[name], RANDOM_TOKENS)
+            found.planted[name] = await ask(control(name), RANDOM_TOKENS)
         found.asking_s = time.monotonic() - began
     return found
 
