@@ -40,8 +40,6 @@ _V2: Final = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 _LITTLE_MEMORY: Final = ("--block-size", "32", "--num-gpu-blocks-override", "40", "--no-scheduler-reserve-full-isl")
 """For 1,280 tokens: requests are preempted."""
 
-_EAGLE: Final = "eagle3"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
@@ -63,6 +61,9 @@ class Configuration:
     item_cache: tuple[str, ...] = _SMALL_ITEM_CACHE
     is_eager: bool = True
     encoder_planning: bool = False
+    has_eagle_head: bool = False
+    """Whether the engine's own folder gets a head for drafts."""
+
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What vLLM's configuration must say when the engine runs, by its path: that this configuration is what ran."""
 
@@ -101,6 +102,7 @@ class Refused:
 _NGRAM: Final = json.dumps(
     {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 )
+_EAGLE: Final = json.dumps({"method": "eagle3", "model": f"{SCRATCH}/head", "num_speculative_tokens": 2})
 _EC_BOTH: Final = json.dumps(
     {
         "ec_connector": "ECExampleConnector",
@@ -195,6 +197,16 @@ MATRIX: Final[Mapping[str, Configuration]] = {
                 "scheduler_config.disable_chunked_mm_input": True,
                 "scheduler_config.policy": "priority",
             },
+        ),
+        Configuration(
+            name="eagle3",
+            title="EAGLE-3 drafts on LLaVA, encoder planning",
+            flags=("--speculative-config", _EAGLE),
+            model="llava",
+            has_eagle_head=True,
+            encoder_planning=True,
+            facts={"speculative_config.method": "eagle3"},
+            plants=("swapped",),
         ),
         Configuration(
             name="ec",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.core import Submission
+from tests.engine.eagle_head import write_head
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.lies import lies, outcome_of
 from tests.engine.matrix import MATRIX, Configuration, flags_of
@@ -229,6 +230,8 @@ def main() -> None:
     """Run the side of the command line."""
     name, kind, folder, scratch, count = sys.argv[1:]
     one, requests = MATRIX[name], random_requests(int(count))
+    if one.has_eagle_head:
+        write_head(Path(scratch) / "head")
     run = run_bare if kind == "bare" else run_semel
     try:
         found = asyncio.run(run(one, Path(folder), Path(scratch), requests))
