@@ -24,13 +24,13 @@ SCRATCH: Final = "{scratch}"
 _QWEN_SIZES: Final = json.dumps({"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 400}})
 _MODEL_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     # At most 400 embeddings of an image, and an encoder cache for 512: pictures come and go.
-    "qwen2-vl": ("--mm-processor-kwargs", _QWEN_SIZES, "--max-num-batched-tokens", "512"),
-    "llava": ("--max-num-batched-tokens", "256"),
+    "qwen2-vl": (
+        *("--mm-processor-kwargs", _QWEN_SIZES, "--max-num-batched-tokens", "512"),
+        *("--limit-mm-per-prompt", '{"image": 4, "video": 0}'),
+    ),
+    "llava": ("--max-num-batched-tokens", "256", "--limit-mm-per-prompt", '{"image": 4}'),
 }
-_COMMON: Final = (
-    *("--dtype", "float32", "--seed", "0", "--kv-cache-memory-bytes", "256M", "--max-num-seqs", "32"),
-    *("--limit-mm-per-prompt", '{"image": 4}'),
-)
+_COMMON: Final = (*("--dtype", "float32", "--seed", "0", "--kv-cache-memory-bytes", "256M", "--max-num-seqs", "32"),)
 _SMALL_ITEM_CACHE: Final = ("--mm-processor-cache-gb", "0.006")
 _EAGER: Final = ("--enforce-eager",)
 _LENGTH: Final = ("--max-model-len", "1024")
