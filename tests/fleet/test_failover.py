@@ -41,12 +41,21 @@ class Two:
     def queries(self) -> float:
         return sum(side.metric("semel_mm_cache_queries_total") for side in self.sides)
 
-    async def submit(self, request_id: str, number: int, kind: type[StreamedAnswer] = StreamedAnswer) -> StreamedAnswer:
+    @property
+    def client_queries(self) -> list[int]:
+        """Of each engine, lookups of items that clients sent."""
+        return sorted(one.engine.client_queries for one in self.rigs)
+
+    async def submit(
+        self, request_id: str, number: int, kind: type[StreamedAnswer] = StreamedAnswer, *, of_client: bool = False
+    ) -> StreamedAnswer:
         async def make(_: Digest) -> Feature:
             return feature(number)
 
         worker = self.fleet.choose([digest_of(number)])
-        return await self.fleet.submit(worker, Submission(request_id, prompt([number]), {}), make, kind)
+        sent = frozenset({digest_of(number)}) if of_client else frozenset[Digest]()
+        submission = Submission(request_id, prompt([number]), {}, client_features=sent)
+        return await self.fleet.submit(worker, submission, make, kind)
 
 
 @pytest.fixture
@@ -199,6 +208,27 @@ async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_sam
         await tokens(stream)
     await stream.close()
     assert two.queries == 1
+
+
+async def test_what_a_client_sent_counts_at_the_first_worker_that_took_it_and_nowhere_else_D8(two: Two) -> None:
+    """Controls: what a frontend rendered counts at none; what the first one did not take counts at the second."""
+    for one in two.rigs:
+        one.engine.pause_s = 0.1
+    stream = await two.submit("r", 1, of_client=True)
+    assert two.client_queries == [0, 1]
+    await lose(two.busy)
+    assert await tokens(stream) == expected([1])
+    assert [one.engine.submissions for one in two.rigs] == [1, 1]
+    assert two.client_queries == [0, 1]
+    assert await tokens(await two.submit("s", 2)) == expected([2])
+    assert two.client_queries == [0, 1]
+    await until(lambda: len(two.fleet.serving) == 2)
+    chosen = two.fleet.choose([digest_of(3)])
+    (first,) = [one for one in two.rigs if one.frontends[0].worker is chosen]
+    before, first.engine.fault = first.engine.client_queries, "submission"
+    assert await tokens(await two.submit("t", 3, of_client=True)) == expected([3])
+    assert first.engine.client_queries == before
+    assert sum(two.client_queries) == 2
 
 
 async def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has(two: Two) -> None:

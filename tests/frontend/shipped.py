@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from semel.compose import frontend as assembly
-from semel.core import Assembly, Feature, Keyring, Layout, Media
+from semel.core import Assembly, Contract, Feature, Keyring, Layout, Media
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
@@ -159,11 +159,16 @@ class Shipped:
 
 @asynccontextmanager
 async def shipped(
-    home: Path, model: Path, *pools: DrawnPool, engine_bytes: int = 1 << 20, cache_bytes: int = 1 << 20
+    home: Path,
+    model: Path,
+    *pools: DrawnPool,
+    engine_bytes: int = 1 << 20,
+    cache_bytes: int = 1 << 20,
+    contract: Contract = CONTRACT,
 ) -> AsyncIterator[Shipped]:
     """As many frontends as pools, each until it serves."""
     address = f"ipc://{home}/w.sock"
-    engine = EchoEngine(replace(CONTRACT, cache_bytes=engine_bytes))
+    engine = EchoEngine(replace(contract, cache_bytes=engine_bytes))
     tasks: list[asyncio.Task[None]] = []
     thresholds = gc.get_threshold()
     async with AsyncExitStack() as stack:

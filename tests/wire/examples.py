@@ -89,6 +89,7 @@ def submit(request_id: str = "r1") -> Submit:
         parsing=PARSING,
         priority=-3,
         trace=TRACE,
+        client_features=frozenset({digest_of(1)}),
     )
     return submit_of(submission, [digest_of(1)])
 

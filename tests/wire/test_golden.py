@@ -129,7 +129,7 @@ def test_golden_frames_are_read_as_the_message_that_they_were(
 def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_know() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "submit.hex").read_text().splitlines()]
     submitted = decode(old, FROM_FRONTEND, Limits()).message
-    assert submitted == structs.replace(submit(), parsing=None, priority=0, trace=None)
+    assert submitted == structs.replace(submit(), parsing=None, priority=0, trace=None, client_features=())
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "deltas.hex").read_text().splitlines()]
     told = decode(old, FROM_WORKER, Limits()).message
     assert isinstance(told, Deltas)
@@ -138,7 +138,12 @@ def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_
 
 def test_what_version_3_sent_is_understood_as_a_request_that_is_not_traced() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v3" / "submit.hex").read_text().splitlines()]
-    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), trace=None)
+    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), trace=None, client_features=())
+
+
+def test_what_version_5_sent_is_understood_as_a_request_whose_client_sent_no_tensors() -> None:
+    old = [bytes.fromhex(line) for line in (GOLDEN / "v5" / "submit.hex").read_text().splitlines()]
+    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), client_features=())
 
 
 @pytest.mark.parametrize(

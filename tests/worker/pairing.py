@@ -64,14 +64,16 @@ class Frontend:
         made = feature(number)
         return made if self.memory is None else self.memory.put(digest, made)
 
-    async def submit(self, *numbers: int, **sampling: object) -> RemoteStream:
-        submission = Submission(f"r{next(REQUEST_IDS)}", prompt(numbers), {}, sampling)
+    async def submit(self, *numbers: int, of_client: bool = False, **sampling: object) -> RemoteStream:
+        asked = prompt(numbers)
+        sent = frozenset(item.digest for item in asked.items) if of_client else frozenset[Digest]()
+        submission = Submission(f"r{next(REQUEST_IDS)}", asked, {}, sampling, client_features=sent)
         return await self.worker.submit(submission, self.make)
 
-    async def ask(self, *numbers: int, **sampling: object) -> tuple[int, ...]:
+    async def ask(self, *numbers: int, of_client: bool = False, **sampling: object) -> tuple[int, ...]:
         """The tokens of an answer."""
         async with asyncio.timeout(20):
-            stream = await self.submit(*numbers, **sampling)
+            stream = await self.submit(*numbers, of_client=of_client, **sampling)
             try:
                 return tuple([token async for output in stream for token in output.token_ids])
             finally:

@@ -81,6 +81,16 @@ async def test_an_item_that_the_engine_lost_behind_our_back_is_submitted_again_w
     assert three.worker.resubmissions == 1
 
 
+async def test_what_a_client_sent_counts_once_also_if_the_engine_had_lost_it_D8(three: Rig) -> None:
+    first, second, _ = three.frontends
+    await first.ask(1)
+    await three.knows(second, 1)
+    three.engine.lost.add(digest_of(1))
+    assert await second.ask(1, 2, 1, of_client=True) == expected([1, 2, 1])
+    assert three.worker.resubmissions == 1
+    assert (three.engine.client_queries, three.engine.client_hits) == (3, 2)
+
+
 async def test_an_item_larger_than_the_engine_s_cache_rides_with_each_request_D4(tmp_path: Path) -> None:
     async with rig(tmp_path, items=0) as none:
         (frontend,) = none.frontends

@@ -44,6 +44,10 @@ class Submission:
     trace: Trace | None = None
     """The span that the request belongs to; None without tracing."""
 
+    client_features: frozenset[Digest] = frozenset()
+    """Items whose tensors the client sent. Their worker counts them as vLLM does; others count where they are rendered.
+    """
+
 
 class Output(Struct, frozen=True):
     """What the engine generated since the last output.

@@ -227,7 +227,9 @@ class Fleet:
         content = Content.of(submission)
         await self._until_tried(content)
         failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
-        again = (replace(submission, features={}), make) if self._has_other(worker.name) else None
+        # The worker that has accepted it has counted what the client sent: a second one must not.
+        uncounted = replace(submission, features={}, client_features=frozenset())
+        again = (uncounted, make) if self._has_other(worker.name) else None
         try:
             try:
                 failover.begin(EngineRun(worker.name, worker.sessions))

@@ -91,6 +91,10 @@ class EchoEngine:
         """Whether it makes no step, for any request."""
 
         self.killed = False
+        self.client_queries = 0
+        """Lookups of items whose tensors clients sent, as vLLM's `vllm:mm_cache_queries_total` counts them."""
+
+        self.client_hits = 0
         self._answers = 0
         self.lost: set[Digest] = set()
         """Items that the engine core has lost although this process lists them as cached."""
@@ -140,6 +144,7 @@ class EchoEngine:
         self.submissions += 1
         self.last = replace(submission, features={})
         self.salts.add(submission.cache_salt)
+        self._count(submission)
         lost = [digest for digest in digests if digest in self.lost and digest not in submission.features]
         for digest in lost:
             self._drop(digest)
@@ -148,6 +153,11 @@ class EchoEngine:
             if digest not in lost:
                 self._hold(digest, found[digest])
         return EchoStream(self, () if lost else echo(submission.prompt, found), lost, _fault(fault))
+
+    @property
+    def injection_refusal(self) -> str:
+        """Why it caches nothing; empty if it does."""
+        return "" if self.contract.cache_bytes else "the engine's item cache is off"
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Cache an item without a request."""
@@ -171,6 +181,15 @@ class EchoEngine:
         finally:
             self._answers -= 1
             self.progress.set_requests(self._answers)
+
+    def _count(self, submission: Submission) -> None:
+        """Count what the client sent, place by place: an item that is shown twice is a hit the second time."""
+        counted: set[Digest] = set()
+        for item in submission.prompt.items:
+            if item.digest in submission.client_features:
+                self.client_queries += 1
+                self.client_hits += item.digest in self._items or item.digest in counted
+                counted.add(item.digest)
 
     async def step(self) -> None:
         """Make a step, unless it hangs."""

@@ -54,7 +54,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -155,6 +155,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
     priority: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     trace: Trace | None = None
     """The parent span of the worker's span; None without tracing."""
+
+    client_features: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
+    """Items whose tensors the client sent, for the worker to count."""
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=21):

@@ -68,6 +68,7 @@ def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit
         submission.parsing,
         submission.priority,
         submission.trace,
+        tuple(sorted(submission.client_features)),
     )
 
 
@@ -84,6 +85,7 @@ def submission_of(
         parsing=submit.parsing,
         priority=submit.priority,
         trace=trace,
+        client_features=frozenset(submit.client_features),
     )
 
 

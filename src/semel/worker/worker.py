@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import structs
+
 from semel.cache import Borrower, borrowed_feature
 from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Turn
 from semel.engine import Engine, Stream
@@ -326,6 +328,7 @@ class Worker:
             except FeatureMissing as error:  # before the first output
                 logger.warning("the engine had lost %d items of a request", len(error.digests))
                 self.resubmissions += 1
+                submit = structs.replace(submit, client_features=())  # they are counted
                 digests = [place.digest for place in submit.places]
                 opened = self._desk.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, opened.needed)

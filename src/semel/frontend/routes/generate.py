@@ -120,7 +120,15 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     prompt = _prompt_of(parsed.token_ids, placed, worker, renderer)
     watch.lap("render")
     sent = {one.item.digest: one.feature for one in placed if one.feature is not None}
-    submission = Submission(request_id, prompt, sent, parsed.sampling(), tenant.prefix_salt, priority=parsed.priority)
+    submission = Submission(
+        request_id,
+        prompt,
+        sent,
+        parsed.sampling(),
+        tenant.prefix_salt,
+        priority=parsed.priority,
+        client_features=frozenset(sent),
+    )
     keep = call.account.charged if is_file else sum(feature.nbytes for feature in sent.values())
     stream = await _begin(call, worker, submission, StreamedAnswer if parsed.stream else BufferedAnswer, keep)
     name = f"generate-tokens-{call.answer_id(parsed.request_id)}"
