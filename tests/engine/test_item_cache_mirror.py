@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +62,7 @@ class Halves:
 
         self.sender = LruKeyReplicatedSenderCache(model_config())
         self.core = LruKeyReplicatedReceiverCache(model_config())
-        self.items = ItemCache(SimpleNamespace(mm_processor_cache=self.sender, update_mm_cache_stats=lambda: None))
+        self.items = ItemCache(SimpleNamespace(mm_processor_cache=self.sender))
         self.replay = Replay()
         self.items.watch(self.replay)
 
@@ -70,7 +71,11 @@ class Halves:
             "image": [None if number in ask.withheld else built(number) for number in ask.numbers]
         }
         features = {digest_of(number): feature_of(number) for number in ask.numbers if number not in ask.withheld}
-        admission = self.items.admit([Item("image", digest_of(number)) for number in ask.numbers], data, features)
+        items = [Item("image", digest_of(number)) for number in ask.numbers]
+        self.sender.make_stats(delta=True)
+        admission = self.items.admit(items, data, features, {item.digest for item in items})
+        vllms = self.sender.make_stats(delta=True)
+        assert (admission.queries, admission.hits) == (vllms.total, vllms.hits), "as vLLM itself counts"
         assert {*admission.fresh, *admission.referred} == {digest_of(number) for number in ask.numbers}
         for _ in range(ask.n):  # every sequence is a request of its own to the engine core
             shown = [
@@ -193,7 +198,7 @@ def test_without_a_mirror_nothing_is_held_and_every_feature_is_needed_D4(kind: s
     from vllm.multimodal.cache.base import MultiModalProcessorOnlyCache
 
     cache = None if kind == "off" else MultiModalProcessorOnlyCache(model_config())
-    items = ItemCache(SimpleNamespace(mm_processor_cache=cache, update_mm_cache_stats=lambda: None))
+    items = ItemCache(SimpleNamespace(mm_processor_cache=cache))
     replay = Replay()
     items.watch(replay)
     asked, item = [Item("image", digest_of(0))], built(0)
@@ -208,6 +213,49 @@ def test_without_a_mirror_nothing_is_held_and_every_feature_is_needed_D4(kind: s
     items.take_back(Admission((digest_of(0),)))
     items.clear()
     assert replay.held == {}
+    told = "the engine's item cache is off" if kind == "off" else "(MultiModalProcessorOnlyCache) holds is not known"
+    assert told in items.refusal
+
+
+def test_only_what_is_counted_here_counts_and_an_injected_item_is_taken_D8() -> None:
+    halves = Halves()
+    items = [Item("image", digest_of(number)) for number in (0, 1, 0)]
+    features = {digest_of(number): feature_of(number) for number in (0, 1)}
+    for counted, expected in (([0], (2, 1)), ([1], (1, 1)), ([], (0, 0)), ([0, 1], (3, 3))):
+        data: dict[Modality, list[Any]] = {"image": [built(0), built(1), built(0)]}
+        admission = halves.items.admit(items, data, features, {digest_of(number) for number in counted})
+        assert (admission.queries, admission.hits) == expected
+    assert halves.items.refusal == ""
+
+
+def test_the_shm_cache_counts_as_vllm_does_and_says_why_nothing_can_be_injected_D8(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it holds is not told, so frontends could not refer to it. Control: the mirrored kind takes items."""
+    from vllm.multimodal.cache.shm import ShmObjectStoreSenderCache
+
+    monkeypatch.setenv("VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", f"semel-test-{os.getpid()}")
+    config = SimpleNamespace(mm_processor_cache_gb=2**20 / 2**30, mm_shm_cache_max_object_size_mb=1)
+    sender = ShmObjectStoreSenderCache(
+        SimpleNamespace(
+            parallel_config=SimpleNamespace(world_size=1),
+            model_config=SimpleNamespace(get_multimodal_config=lambda: config),
+        )
+    )
+    try:
+        items = ItemCache(SimpleNamespace(mm_processor_cache=sender))
+        assert items.capacity == 0
+        assert "--mm-processor-cache-type shm" in items.refusal
+        assert "lru" in items.refusal
+        for expected in ((1, 0), (1, 1)):
+            data: dict[Modality, list[Any]] = {"image": [built(4)]}
+            asked = [Item("image", digest_of(4))]
+            admission = items.admit(asked, data, {digest_of(4): feature_of(4)}, {digest_of(4)})
+            vllms = sender.make_stats(delta=True)
+            assert (admission.queries, admission.hits) == expected == (vllms.total, vllms.hits)
+    finally:
+        sender.close()
+    assert Halves().items.refusal == ""
 
 
 def test_a_mirror_that_is_not_as_semel_knows_it_is_left_alone_with_a_warning_D4(
@@ -215,6 +263,6 @@ def test_a_mirror_that_is_not_as_semel_knows_it_is_left_alone_with_a_warning_D4(
 ) -> None:
     sender = Halves().sender
     sender._cache = dict(sender._cache)
-    items = ItemCache(SimpleNamespace(mm_processor_cache=sender, update_mm_cache_stats=lambda: None))
+    items = ItemCache(SimpleNamespace(mm_processor_cache=sender))
     assert items.capacity == 0
     assert "_on_remove, maxsize" in caplog.text

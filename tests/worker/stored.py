@@ -18,6 +18,8 @@ CONTRACT = Contract(
     cache_bytes=100,
 )
 
+OFF = "the engine's item cache is off"
+
 
 @dataclass
 class Store:
@@ -27,10 +29,16 @@ class Store:
     held: dict[Digest, Feature] = field(default_factory=dict)
     failures: Mapping[Digest, Exception] = field(default_factory=dict)
     resets: int = 0
+    reason: str = OFF
+    """Why it holds nothing, where it does not."""
 
     @classmethod
     def of(cls, cache_bytes: int) -> Store:
         return cls(replace(CONTRACT, cache_bytes=cache_bytes))
+
+    @property
+    def injection_refusal(self) -> str:
+        return "" if self.contract.cache_bytes else self.reason
 
     def holds(self, digest: Digest) -> bool:
         return digest in self.held

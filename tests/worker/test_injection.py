@@ -89,6 +89,14 @@ async def test_with_caching_off_nothing_happens_and_nothing_is_counted_D6() -> N
     assert not store.held
 
 
+async def test_an_item_that_the_engine_s_cache_cannot_take_is_skipped_with_the_engine_s_reason_D6() -> None:
+    """Control: above, with the cache off."""
+    store = Store(replace(Store().contract, cache_bytes=0), reason="it is of the kind shm: use lru")
+    outcomes, counts = await injected(store, FeatureEntry(digest_of(1), image(3)))
+    assert [(one.status, one.reason) for one in outcomes] == [("skipped", "it is of the kind shm: use lru")]
+    assert not counts
+
+
 async def test_a_wrong_feature_is_refused_with_the_contract_s_words_even_if_its_digest_is_held_D7_S9() -> None:
     store = Store(held={digest_of(1): image(3)})
     (outcome,), counts = await injected(store, FeatureEntry(digest_of(1), wrong()))

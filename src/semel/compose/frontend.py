@@ -72,7 +72,6 @@ GC_THRESHOLDS: Final = (50_000, 20, 20)
 """How often the collector runs. A request of 32,768 items makes so many objects that with Python's own 700 collections
 would take a fifth of its time."""
 
-_HITS_S: Final = 10.0
 _MAX_FILES: Final = 65_536
 
 logger = logging.getLogger(__name__)
@@ -166,7 +165,7 @@ async def run_frontend(options: FrontendOptions) -> None:
         running = asyncio.create_task(server.serve())
         linking = asyncio.create_task(keep_linked())
         following = asyncio.create_task(parts.follow(fleet, service))
-        telling = asyncio.create_task(_tell_hits(parts.lookups))
+        telling = asyncio.create_task(parts.lookups.log_lines())
         stopping = ShutdownSignal.listening()
         if await stopping.wait(running, linking, following):
             await _drain(service, server, stopping, serving.server.drain_s)
@@ -354,13 +353,6 @@ async def _end_all(processes: list[PoolProcess]) -> None:
     for process in processes:
         await process.end(within_s=0)
         await process.release()
-
-
-async def _tell_hits(lookups: CacheLookups) -> None:
-    while True:
-        await asyncio.sleep(_HITS_S)
-        if (line := lookups.line()) is not None:
-            logger.info("%s", line)
 
 
 def _fleet_samples(fleet: Fleet) -> Iterator[Sample]:

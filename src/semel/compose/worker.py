@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -127,7 +127,8 @@ async def run_worker(options: WorkerOptions) -> None:
         try:
             await engine.warm()
             window = engine.window if options.tenant_turns else None
-            await serve_engine(options, engine, partial(_admin, options, engine, page), window)
+            async with _running(engine.log_statistics()):
+                await serve_engine(options, engine, partial(_admin, options, engine, page), window)
         finally:
             await engine.close()
 
@@ -173,10 +174,13 @@ async def serve_engine(
 @contextlib.asynccontextmanager
 async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, worker: Worker) -> AsyncIterator[None]:
     """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
+    from semel.engine.vllm.statistics import export_metrics
     from semel.web.server import HttpServer
     from semel.worker.admin import create_admin_app
 
     assert options.admin_port is not None
+    if options.admin_key is not None and engine.injection_refusal:
+        logger.warning("nothing can be injected: %s", engine.injection_refusal)
     meter, lookups = Meter(), CacheLookups()
     for read in (
         page.samples,
@@ -186,16 +190,30 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
         lookups.samples,
     ):
         meter.watch(read)
+    export_metrics(meter)
 
     def count(modality: Modality, hit: bool) -> None:
         lookups.count(engine.contract.model, modality, "worker", 1, hit)
+        engine.count_items(1, int(hit))
 
     app = create_admin_app(
         engine, meter, key=options.admin_key, count=count, reset=worker.reset, reason=lambda: worker.reason
     )
     address = options.metrics_host, options.admin_port
-    async with HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host").running():
+    server = HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host")
+    async with server.running(), _running(lookups.log_lines()):
         yield
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Have it done beside what is inside; it ends with that."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _exit_within(seconds: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import MM_CACHE_HITS, MM_CACHE_QUERIES, VLLM_MM_CACHE_HITS, VLLM_MM_CACHE_QUERIES
@@ -13,6 +15,10 @@ __all__ = ["CacheLookups", "Tier"]
 
 Tier = Literal["processor", "worker"]
 """`processor`: a hit means that no processing started. `worker`: a hit means that no payload was sent."""
+
+_LOG_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -56,3 +62,10 @@ class CacheLookups:
             if queries := now.queries - before.queries:
                 parts.append(f"{tier} {(now.hits - before.hits) / queries:.1%} of {queries:,}")
         return f"item cache hits: {', '.join(parts)}" if parts else None
+
+    async def log_lines(self) -> None:
+        """Log the line every ten seconds, for ever."""
+        while True:
+            await asyncio.sleep(_LOG_S)
+            if (line := self.line()) is not None:
+                logger.info("%s", line)

@@ -1,11 +1,13 @@
 """Records metrics and exports them to Prometheus.
 
 Each meter has its own registry: two meters in one process never mix, and vLLM, which clears the default registry, does
-not affect it. Numbers from elsewhere, such as an engine core, are read on each scrape (`watch`).
+not affect it. Numbers from elsewhere, such as an engine core, are read on each scrape (`watch`). The metrics of another
+registry follow under their own names (`export`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -29,6 +31,8 @@ class Meter:
         self._counters: dict[Metric, Counter] = {}
         self._gauges: dict[Metric, Gauge] = {}
         self._histograms: dict[Metric, Histogram] = {}
+        self._exported: list[_Prefixed] = []
+        self._rendering: asyncio.Future[bytes] | None = None
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
         """Add to a counter."""
@@ -57,9 +61,44 @@ class Meter:
         """Export numbers from elsewhere: `read` is called on each scrape."""
         self.registry.register(_Watcher(read))
 
+    def export(self, registry: Collector, *, prefix: str) -> None:
+        """Let a scrape also show the metrics of another registry whose names begin with `prefix`."""
+        self._exported.append(_Prefixed(registry, prefix))
+
     def render(self) -> bytes:
-        """All metrics in the Prometheus text format."""
+        """The meter's own metrics in the Prometheus text format."""
         return generate_latest(self.registry)
+
+    async def scrape(self) -> bytes:
+        """All metrics, those of other registries included.
+
+        What is watched is read on the event loop, where it changes. Other registries are safe to read from a thread,
+        and may be large; scrapes that meet share one rendering of them.
+        """
+        own = self.render()
+        if not self._exported:
+            return own
+        if self._rendering is None or self._rendering.done():
+            self._rendering = asyncio.ensure_future(asyncio.to_thread(self._render_exported))
+        return own + await asyncio.shield(self._rendering)
+
+    def _render_exported(self) -> bytes:
+        return b"".join(generate_latest(one) for one in self._exported)
+
+
+class _Prefixed(Collector):
+    """The metrics of a registry whose names begin with a prefix.
+
+    With PROMETHEUS_MULTIPROC_DIR set, a registry still tells the numbers of its own process. Those of all processes
+    would count every worker of a host at each of them.
+    """
+
+    def __init__(self, registry: Collector, prefix: str) -> None:
+        self._registry = registry
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Family]:
+        return (family for family in self._registry.collect() if family.name.startswith(self._prefix))
 
 
 class _Watcher(Collector):

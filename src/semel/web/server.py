@@ -106,7 +106,7 @@ def operator_routes(meter: Meter, reason: Callable[[], str]) -> list[Route]:
         return readiness_response(reason())
 
     async def metrics(_: Request) -> Response:
-        return Response(meter.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await meter.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
 

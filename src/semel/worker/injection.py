@@ -35,6 +35,11 @@ class Injectable(Protocol):
         """What the engine expects; `cache_bytes` is the size of its item cache, 0 if it is off."""
         ...
 
+    @property
+    def injection_refusal(self) -> str:
+        """Why its item cache takes nothing; empty if it does."""
+        ...
+
     def holds(self, digest: Digest) -> bool:
         """Whether the engine's item cache has it."""
         ...
@@ -67,8 +72,8 @@ async def _outcome(engine: Injectable, entry: Entry, count: Count) -> Outcome:
             return Outcome(name, "refused", reason)
         case Empty(digest):
             return Outcome(digest.hex(), "skipped", "it has no tensors")
-        case FeatureEntry(digest, feature) if not engine.contract.cache_bytes:
-            return Outcome(digest.hex(), "skipped", "the engine's item cache is off")
+        case FeatureEntry(digest, feature) if engine.injection_refusal:
+            return Outcome(digest.hex(), "skipped", engine.injection_refusal)
         case FeatureEntry(digest, feature):
             try:
                 outcome = await _store(engine, digest, feature)

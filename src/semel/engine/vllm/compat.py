@@ -39,6 +39,7 @@ __all__ = [
     "check_vllm",
     "communicator_segments",
     "core_pids",
+    "count_parsed_calls",
     "drop_encoder_outputs",
     "dropped_rows",
     "encode_sample",
@@ -63,6 +64,7 @@ __all__ = [
     "takes_late_items",
     "takes_seeds",
     "tell_prompt",
+    "unknown_contents",
     "watch_calls",
     "watch_removals",
     "watch_steps",
@@ -93,6 +95,7 @@ SOCKET_NAME_CHARS: Final = 37
 
 _COLLECTIVE: Final = "collective_rpc"
 _MIRRORED: Final = "LruKeyReplicatedSenderCache"
+_SHARED: Final = "ShmObjectStoreSenderCache"
 _ABORT_AT_ONCE: Final = "abort_immediately"
 _MIRROR_PARTS: Final = ("_on_remove", "clear", "maxsize")
 
@@ -336,6 +339,16 @@ def mirror_of(sender: Any) -> Any | None:
     return None
 
 
+def unknown_contents(sender: Any) -> str:
+    """Why it is not known what an item cache holds that has no mirror, and what to do."""
+    if type(sender).__name__ == _SHARED:
+        return (
+            "with --mm-processor-cache-type shm nobody is told what the engine's item cache holds, so no request could "
+            "refer to an injected item: start the worker with lru, vLLM's default"
+        )
+    return f"what the engine's item cache ({type(sender).__name__}) holds is not known with vLLM {installed_version()}"
+
+
 def watch_removals(mirror: Any, removed: Callable[[str], None]) -> None:
     """Call `removed` with the name of every item that leaves the mirror, for whatever reason."""
     mirror._on_remove = lambda name, _: removed(name)
@@ -407,6 +420,15 @@ async def show_items(llm: Any, request: Any) -> None:
     setattr(request, _ABORT_AT_ONCE, True)
     llm.input_processor.assign_request_id(request)
     await llm.engine_core.add_request_async(request)
+
+
+def count_parsed_calls(model: str) -> None:
+    """Let vLLM's parsers of tool calls count what they find, as they do in its server; where this vLLM does so."""
+    try:
+        from vllm.parser.metrics import init_parser_metrics
+    except ImportError:
+        return
+    init_parser_metrics(model_name=model)
 
 
 def watch_steps(llm: Any, on_step: Callable[[], None], on_outputs: Callable[[], None]) -> bool:

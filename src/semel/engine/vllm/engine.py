@@ -111,12 +111,15 @@ class VllmEngine:
         """Start vLLM with its own `AsyncEngineArgs` (`parse_engine_flags` makes them of flags). Takes half a minute."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from semel.engine.vllm.statistics import stat_loggers
+
         config = create_config(arguments)
         with configuration_refusals(arguments):
             llm = AsyncLLM.from_vllm_config(
                 config,
                 enable_log_requests=arguments.enable_log_requests,
                 disable_log_stats=arguments.disable_log_stats,
+                stat_loggers=stat_loggers(arguments),
             )
         names = aliases_of(arguments)
         return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars, aliases=names)
@@ -177,9 +180,28 @@ class VllmEngine:
         return self._grammars
 
     @property
+    def injection_refusal(self) -> str:
+        """Why no item can be injected; empty if it can."""
+        return self._items.refusal
+
+    @property
     def window(self) -> EngineWindow:
         """What vLLM takes at a time."""
         return window_of(self._llm.vllm_config)
+
+    def count_items(self, queries: int, hits: int) -> None:
+        """Count lookups of the item cache in vLLM's own counters."""
+        from semel.engine.vllm.statistics import count_items
+
+        count_items(self._llm, queries, hits)
+
+    async def log_statistics(self) -> None:
+        """Log what vLLM's server does, as often, for ever: throughput, queues, hit rates."""
+        from vllm import envs
+
+        while True:
+            await asyncio.sleep(envs.VLLM_LOG_STATS_INTERVAL)
+            await self._llm.do_log_stats()
 
     async def warm(self) -> None:
         """Let the engine do what it does for the first time, before a client's request makes it."""
@@ -257,12 +279,14 @@ class VllmEngine:
             await self._validated(request_id, prompt, params)
             async with self._order:
                 self._llm.check_admission(params.n, request_id)
-                admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features)
+                counted = submission.client_features
+                admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features, counted)
                 try:
                     collector = await self._added(request_id, prompt, params, options)
                 except BaseException:
                     self._items.take_back(admission)
                     raise
+        self.count_items(admission.queries, admission.hits)
         self._steps.review()
         return VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
 

@@ -11,13 +11,13 @@ has to bring its features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from semel.core import Digest, Feature, FeatureInfo, Item, Modality
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.compat import item_size, mirror_of, watch_removals
+from semel.engine.vllm.compat import item_size, mirror_of, unknown_contents, watch_removals
 from semel.errors import FeatureMissing
 
 __all__ = ["Admission", "ItemCache"]
@@ -33,6 +33,12 @@ class Admission:
     referred: tuple[Digest, ...] = ()
     """Those that were held: the engine core gets their digests only."""
 
+    queries: int = 0
+    """Places of those that are counted here."""
+
+    hits: int = 0
+    """Of them, those whose item vLLM's cache had when their turn came."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -46,7 +52,6 @@ class ItemCache:
     """The item cache of one engine. All calls come from one event loop; those that change it, under one lock."""
 
     def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
         self._sender = renderer.mm_processor_cache
         self._mirror = mirror_of(self._sender)
         self._entries: dict[str, _Entry] = {}
@@ -67,6 +72,14 @@ class ItemCache:
     def capacity(self) -> int:
         """The bytes that it may hold; 0 if nothing is known of it or it is off."""
         return 0 if self._mirror is None else int(self._mirror.maxsize)
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing can be put in without a request; empty if it can."""
+        if self.capacity:
+            return ""
+        is_off = self._sender is None or self._mirror is not None
+        return "the engine's item cache is off" if is_off else unknown_contents(self._sender)
 
     @property
     def nbytes(self) -> int:
@@ -98,12 +111,17 @@ class ItemCache:
         self._watchers.append(watcher)
 
     def admit(
-        self, items: Sequence[Item], data: Mapping[Modality, list[Any]], features: Mapping[Digest, Feature]
+        self,
+        items: Sequence[Item],
+        data: Mapping[Modality, list[Any]],
+        features: Mapping[Digest, Feature],
+        counted: Container[Digest] = (),
     ) -> Admission:
         """Put a prompt's items in; of `data`, those that the engine core holds are replaced by None.
 
         `data` has for every item what vLLM made of its feature, None if there was none. Raises `FeatureMissing` before
-        anything is changed if the engine core would have to do without one of them.
+        anything is changed if the engine core would have to do without one of them. Lookups of the items in `counted`
+        are counted as vLLM does: one for each place, in order.
         """
         places = list(_places(items, data))
         built = {item.digest: row[index] for item, row, index in places}
@@ -111,17 +129,20 @@ class ItemCache:
         admission = self._admission(built, sizes)
         if self._sender is None or not items:
             return admission
+        queries = hits = 0
         self._admitting = True
         try:
             # In the order in which the engine core does it: touch all, then take them as they stand in the prompt.
             for item in items:
                 self._sender.touch_sender_cache_item(item.digest.hex())
             for item, row, index in places:
+                if item.digest in counted:
+                    queries += 1
+                    hits += self._sender.is_cached_item(item.digest.hex())
                 row[index] = self._put(item.digest, row[index], features, sizes)
         finally:
             self._admitting = False
-        self._renderer.update_mm_cache_stats()
-        return admission
+        return replace(admission, queries=queries, hits=hits)
 
     def take_back(self, admission: Admission) -> None:
         """The engine core did not get the items after all."""

@@ -16,7 +16,14 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from semel.core import AnswerParsing, Output
-from semel.engine.vllm.compat import always_adjusts, make_tool_call_id, parser_class, reasoning_ended, tell_prompt
+from semel.engine.vllm.compat import (
+    always_adjusts,
+    count_parsed_calls,
+    make_tool_call_id,
+    parser_class,
+    reasoning_ended,
+    tell_prompt,
+)
 from semel.errors import ConfigError, InvalidRequest
 
 __all__ = ["AnswerReader", "ParserFlags", "Parsers"]
@@ -75,6 +82,8 @@ class Parsers:
             )
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"--tool-call-parser or --reasoning-parser cannot be used: {error}") from error
+        if flags.tool_call_parser is not None:
+            count_parsed_calls(config.served_model_name)
         return cls(kind, tokenizer, config, flags.enable_auto_tool_choice, bool(reasoning.reasoning_parser))
 
     def concerns(self, parsing: AnswerParsing, sampling: Mapping[str, Any]) -> bool:
