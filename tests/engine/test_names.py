@@ -16,7 +16,7 @@ import pytest
 import semel.engine.vllm
 from semel.engine.vllm import compat
 from semel.engine.vllm.compat import TESTED, check_vllm, installed_version, missing_names
-from semel.engine.vllm.names import NAMES, Name, release_of
+from semel.engine.vllm.names import BENCH_NAMES, NAMES, Name, release_of
 from semel.engine.vllm.source import SourceTree
 from semel.errors import ConfigError
 
@@ -123,7 +123,7 @@ def test_a_missing_vllm_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_name_is_twice_in_the_table() -> None:
-    keys = [(name.module, name.path, name.parameters) for name in NAMES]
+    keys = [(name.module, name.path, name.parameters) for name in (*NAMES, *BENCH_NAMES)]
     assert len(keys) == len(set(keys))
 
 
@@ -170,6 +170,11 @@ def test_all_that_semel_uses_of_vllm_is_in_the_table() -> None:
     assert unlisted(NAMES) == []
 
 
+def test_all_that_semel_imports_of_vllm_elsewhere_is_in_one_of_the_tables() -> None:
+    assert len(elsewhere(NAMES)) >= len(BENCH_NAMES)  # the control
+    assert elsewhere([*NAMES, *BENCH_NAMES]) == []
+
+
 def test_a_name_that_is_taken_out_of_the_table_is_found() -> None:
     """The control: each kind of use is seen by the search."""
     for path in (
@@ -196,6 +201,14 @@ def unlisted(names: Sequence[Name]) -> list[str]:
                 found.append(f"{file}: {module}.{name}")
         found += [f"{file}: {name}" for name in _private_uses(parsed) if name not in attributes | own]
     return found
+
+
+def elsewhere(names: Sequence[Name]) -> list[str]:
+    """What the rest of semel imports of vLLM and a table does not have."""
+    listed = {(name.module, name.path) for name in names}
+    files = [path for path in sorted(FOLDER.parents[1].rglob("*.py")) if path.parent != FOLDER]
+    used = {(path.name, pair) for path in files for pair in _imports(ast.parse(path.read_text()))}
+    return sorted(f"{file}: {'.'.join(pair)}" for file, pair in used if pair not in listed)
 
 
 def _imports(parsed: ast.Module) -> Iterator[tuple[str, str]]:

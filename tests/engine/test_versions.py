@@ -7,7 +7,7 @@ from pathlib import Path
 
 from semel.engine.vllm.names import Name
 from semel.engine.vllm.source import SourceTree
-from tests.engine.versions import Comparison, compare
+from tests.engine.versions import Comparison, compare, names_for
 
 OLD = {
     "shop/__init__.py": """
@@ -57,6 +57,14 @@ def test_a_release_is_held_to_its_own_names_only() -> None:
     tree = SourceTree("shop", OLD.get)
     assert compare(tree, "0.31", tree, [later]).missing == ()
     assert compare(tree, "0.32", tree, [later]).missing == (later,)
+
+
+def test_a_release_that_is_older_than_the_table_is_held_to_its_oldest_names() -> None:
+    """The wrong implementation held it to no name at all, and found nothing missing."""
+    tree = SourceTree("shop", OLD.get)
+    first = Name("shop", "Till.nothing", (), "the test")
+    assert compare(tree, "0.30", tree, [first]).missing == (first,)
+    assert len(names_for("0.30")) == len(names_for("0.31")) > 300
 
 
 def test_a_wheel_is_read_as_a_folder_is(tmp_path: Path) -> None:
