@@ -8,8 +8,8 @@ from pathlib import Path
 
 from semel.core import Contract, Digest, Feature, Key, Media, digest
 from semel.processing import HfProcessor
-from semel.wire.events import Opened, Reset
-from semel.wire.zmq import FrontendLink
+from semel.wire.events import Reset
+from semel.wire.zmq import Connected, FrontendLink
 
 __all__ = ["contract_of", "digests_of", "features_of"]
 
@@ -21,7 +21,7 @@ async def contract_of(address: str, key: Key) -> Contract:
     async with asyncio.timeout(CONNECT_S), FrontendLink(address, key=key, frontend_id="outside") as link:
         async for event in link:
             assert not isinstance(event, Reset), event.message
-            if isinstance(event, Opened):
+            if isinstance(event, Connected):
                 return event.contract
     raise AssertionError("the link ended")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from semel.cache import LruCache
 from semel.core import Digest, Key, Keyring, Tenant
+from semel.fleet.fleet import Fleet
 from semel.frontend.items import client_features as given
 from semel.frontend.items.ownership import has_tag, tag_of
 from semel.render import ChatRenderer
@@ -165,11 +168,44 @@ async def test_what_was_rendered_but_never_executed_is_unknown_and_named(app: Ri
     assert drawing.processed.count(2) == 1  # by the route that renders, not by this one
 
 
-async def test_what_the_worker_has_lost_meanwhile_is_unknown_too(app: Rig) -> None:
-    rendered, _ = await executed(app, 1)
+async def test_what_the_worker_has_lost_meanwhile_is_repaired_from_the_cache_and_else_unknown_too(
+    app: Rig, drawing: Drawing
+) -> None:
+    rendered, tokens = await executed(app, 1)
+    app.engine.lost.update(digests_of(rendered))
+    assert (await app.ok(GENERATE, rendered))["choices"][0]["token_ids"] == tokens
+    drawing.cache.clear()
     app.engine.lost.update(digests_of(rendered))
     assert (await refused(app, rendered))[:2] == (404, "unknown_features")
     assert app.service.budget.requests == 0
+
+
+async def test_items_that_two_workers_hold_between_them_are_brought_together_from_the_cache(
+    tmp_path: Path, drawing: Drawing
+) -> None:
+    """The wrong implementation wanted one worker to have all of them; as it still is when none of them is cached."""
+    async with AsyncExitStack() as stack:
+        sides = []
+        for name in "ab":
+            (tmp_path / name).mkdir(mode=0o700)
+            one = rig(tmp_path / name, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES)
+            sides.append(await stack.enter_async_context(one))
+        for number, side in enumerate(sides):
+            await executed(side, number)  # each has its own
+        first, second = sides
+        served = first.service.serving()
+        first.service.begin(replace(served, fleet=Fleet([first.worker, second.worker])))
+        rendered = await first.ok(RENDER, body(0, 1))
+        features = {digest: drawing.cache.get(digest) for digest in digests_of(rendered)}
+        drawing.cache.clear()
+        assert (await refused(first, rendered))[:2] == (404, "unknown_features")
+        for digest, feature in features.items():
+            assert feature is not None
+            drawing.cache.put(digest, feature)
+        answer = await first.ok(GENERATE, rendered)
+        assert drawing.processed == [0, 1], "nothing was processed for it"
+        chat = await first.ok(CHAT, body(0, 1, return_token_ids=True))
+        assert answer["choices"][0]["token_ids"] == chat["choices"][0]["token_ids"]
 
 
 async def spied(app: Rig) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -23,10 +23,10 @@ import pytest
 from semel.bench.ports import free_port
 from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.settings import create_key, read_key
-from semel.wire.events import Event, Opened, Reset
+from semel.wire.events import Event, Reset
 from semel.wire.messages import Failed
 from semel.wire.translation import submit_of
-from semel.wire.zmq import FrontendLink
+from semel.wire.zmq import Connected, FrontendLink
 from tests.engine.parity import Answer, image_part, picture, random_chat, running
 from tests.serve.collector import SpanCollector, collecting
 from tests.serve.generating import RenderedByVllm, generated, rendered, rendered_by_vllm, rendered_file
@@ -242,7 +242,7 @@ def test_a_client_that_gives_up_on_a_whole_answer_is_aborted_too(served: Served)
     assert until(lambda: served.running() == 0, 5) < 1.0
 
 
-async def next_event(link: FrontendLink, kind: type[Event]) -> Any:
+async def next_event(link: FrontendLink, kind: type[Event | Connected]) -> Any:
     async with asyncio.timeout(20):
         async for event in link:
             if isinstance(event, kind | Reset):
@@ -258,9 +258,9 @@ async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_
     digest = Digest(b"x" * 32)
     prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
     async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
-        assert isinstance(await next_event(link, Opened), Opened)
-        link.send(submit_of(Submission("bad", prompt, {}), [digest]))
-        link.send_feature(digest, feature)
+        session = (await next_event(link, Connected)).session
+        session.send(submit_of(Submission("bad", prompt, {}), [digest]))
+        session.send_feature(digest, feature)
         failed = await next_event(link, Failed)
     assert (failed.status, failed.code) == (500, "feature_rejected")
     assert "pixel_values is Tensor(float32" in failed.message
@@ -270,7 +270,7 @@ async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_
 async def test_a_peer_without_the_key_can_neither_connect_nor_submit_S17(served: Served) -> None:
     address = f"ipc://{served.folder}/worker.sock"
     async with FrontendLink(address, key=Key(b"w" * 32), frontend_id="stranger") as link:
-        refused = await next_event(link, Opened)
+        refused = await next_event(link, Connected)
         assert isinstance(refused, Reset)
         assert refused.code == "key"
     assert served.chat("still here").status_code == 200

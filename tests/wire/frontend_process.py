@@ -11,10 +11,9 @@ import sys
 import time
 
 from semel.core import Feature, Layout, Tensor
-from semel.wire.events import Opened
 from semel.wire.limits import Deadlines
 from semel.wire.messages import Abort
-from semel.wire.zmq import FrontendLink
+from semel.wire.zmq import Connected, FrontendLink
 from tests.wire.examples import KEY, digest_of
 
 FEATURE_BYTES = 256 << 20
@@ -26,14 +25,15 @@ BRISK = Deadlines(heartbeat_s=0.1)
 async def main(address: str, part: str) -> None:
     async with asyncio.timeout(60), FrontendLink(address, key=KEY, frontend_id=part, deadlines=BRISK) as link:
         async for event in link:
-            if isinstance(event, Opened):
+            if isinstance(event, Connected):
+                session = event.session
                 break
         if part == "abort":
             tensor = Tensor("uint8", (FEATURE_BYTES,), memoryview(bytearray(FEATURE_BYTES)))
-            link.send_feature(digest_of(1), Feature("image", {"pixel_values": tensor}, Layout((7,))))
+            session.send_feature(digest_of(1), Feature("image", {"pixel_values": tensor}, Layout((7,))))
             for _ in range(ABORTS):
                 await asyncio.sleep(PAUSE_S)
-                link.send(Abort(str(time.monotonic_ns())))
+                session.send(Abort(str(time.monotonic_ns())))
         async for _ in link:
             pass
 

@@ -20,11 +20,11 @@ import zmq.asyncio
 from semel.core import Digest, Feature, Key
 from semel.errors import ConfigError, ProtocolError
 from semel.wire.codec import FROM_WORKER, decode, encode, pack
-from semel.wire.events import Admitted, Arrived, Closed, Opened, Reset
+from semel.wire.events import Admitted, Arrived, Closed, Reset
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import PROTOCOL, Abort, Accepted, Challenge, Delta, Hello, Load, Message, Proof, Refusal
 from semel.wire.session import Session
-from semel.wire.zmq import Backoff, FrontendLink, Peer, WorkerListener
+from semel.wire.zmq import Backoff, Connected, FrontendLink, Peer, WorkerListener
 from tests.wire import frontend_process
 from tests.wire.examples import CONTRACT, KEY, OTHER_KEY, digest_of, feature_of_rows, same, submit
 
@@ -89,10 +89,10 @@ def frontend(address: str, part: str) -> Iterator[subprocess.Popen[bytes]]:
 async def test_a_request_travels_there_and_its_answer_back_over_any_address(any_address: str) -> None:
     feature = feature_of_rows(200_000)
     async with listen(any_address) as listener, link_to(listener) as link:
-        opened = await next_at_frontend(link, Opened)
+        opened = await next_at_frontend(link, Connected)
         assert opened.contract == CONTRACT
-        link.send(submit())
-        link.send_feature(digest_of(1), feature)
+        opened.session.send(submit())
+        opened.session.send_feature(digest_of(1), feature)
         peer, admitted = await next_at_worker(listener, Admitted)
         assert admitted.frontend_id == peer.frontend_id == "f1"
         assert (await next_at_worker(listener, type(submit())))[1] == submit()
@@ -111,7 +111,7 @@ async def test_many_frontends_are_told_apart(address: str) -> None:
             for link in links:
                 await link.__aenter__()
             for link in links:
-                await next_at_frontend(link, Opened)
+                await next_at_frontend(link, Connected)
             peers = [(await next_at_worker(listener, Admitted))[0] for _ in links]
             assert {peer.frontend_id for peer in peers} == {f"f{number}" for number in range(20)}
             for peer in listener.peers:
@@ -150,13 +150,13 @@ async def test_an_abort_behind_a_feature_of_256_MB_arrives_within_50_ms(address:
 
 async def test_a_feature_that_is_withdrawn_makes_room_for_the_next(address: str) -> None:
     async with listen(address) as listener, link_to(listener) as link:
-        await next_at_frontend(link, Opened)
-        large = link.send_feature(digest_of(1), feature_of_rows(10_000_000))
-        link.send_feature(digest_of(2), feature_of_rows(100_000))
+        session = (await next_at_frontend(link, Connected)).session
+        large = session.send_feature(digest_of(1), feature_of_rows(10_000_000))
+        session.send_feature(digest_of(2), feature_of_rows(100_000))
         _, arrived = await next_at_worker(listener, Arrived)
         assert arrived.digest == digest_of(2)
-        link.withdraw(large)
-        link.send_feature(digest_of(3), feature_of_rows(100_000))
+        session.withdraw(large)
+        session.send_feature(digest_of(3), feature_of_rows(100_000))
         _, arrived = await next_at_worker(listener, Arrived)
         assert arrived.digest == digest_of(3)
 
@@ -218,7 +218,7 @@ async def test_a_worker_whose_event_loop_is_busy_is_not_lost(address: str, deadl
     with worker_in_a_thread(address, FIRM) as loop:
         link = FrontendLink(address, key=KEY, frontend_id="f1", deadlines=deadlines, backoff=SOON)
         async with link:
-            await next_at_frontend(link, Opened)
+            await next_at_frontend(link, Connected)
             loop.call_soon_threadsafe(time.sleep, BUSY_S)
             lost = False
             with suppress(TimeoutError):
@@ -249,7 +249,7 @@ async def test_who_was_busy_itself_does_not_call_the_other_silent(
     with worker_in_a_thread(address, FIRM):
         link = FrontendLink(address, key=KEY, frontend_id="f1", deadlines=BRISK, backoff=SOON)
         async with link:
-            await next_at_frontend(link, Opened)
+            await next_at_frontend(link, Connected)
             await asyncio.sleep(0.3)
             time.sleep(BUSY_S)  # noqa: ASYNC251
             link._alarm._go_off()
@@ -266,20 +266,19 @@ async def test_a_worker_that_goes_is_noticed_and_each_successor_found(address: s
     async with FrontendLink(address, key=KEY, frontend_id="f1", backoff=SOON) as link:
         for number in range(20):
             async with listen(address) as worker:
-                await next_at_frontend(link, Opened)
-                link.send(Abort(f"r{number}"))
+                session = (await next_at_frontend(link, Connected)).session
+                session.send(Abort(f"r{number}"))
                 assert (await next_at_worker(worker, Abort))[1] == Abort(f"r{number}")
             assert await end_of(link) == Closed("the worker closes")
+            with pytest.raises(ProtocolError, match="not open"):
+                session.send(Abort("late"))
 
 
 async def test_a_link_waits_for_a_worker_that_is_not_there_yet(address: str) -> None:
-    async with FrontendLink(address, key=KEY, frontend_id="f1", backoff=SOON) as link:
-        with pytest.raises(ProtocolError, match="no session"):
-            link.send(Abort("r1"))
-        async with listen(address):
-            await next_at_frontend(link, Opened)
-            assert link.is_open
-            assert link.takes_submits
+    async with FrontendLink(address, key=KEY, frontend_id="f1", backoff=SOON) as link, listen(address):
+        session = (await next_at_frontend(link, Connected)).session
+        assert session.is_open
+        assert session.takes_submits
 
 
 async def test_a_frontend_with_another_key_is_refused_and_told_so_S17(address: str) -> None:
@@ -362,8 +361,8 @@ def open_descriptors() -> int:
 async def test_nothing_is_left_behind_after_closing(address: str, tmp_path: Path) -> None:
     async def once() -> int:
         async with listen(address) as listener, link_to(listener) as link:
-            await next_at_frontend(link, Opened)
-            link.send_feature(digest_of(1), feature_of_rows(500_000))
+            session = (await next_at_frontend(link, Connected)).session
+            session.send_feature(digest_of(1), feature_of_rows(500_000))
         return open_descriptors()
 
     tasks = asyncio.all_tasks()
@@ -394,9 +393,9 @@ async def test_a_worker_that_does_not_read_its_events_stops_the_frontend_and_los
         WorkerListener(address, key=KEY, contract=CONTRACT, limits=roomless) as listener,
         link_to(listener) as link,
     ):
-        await next_at_frontend(link, Opened)
+        session = (await next_at_frontend(link, Connected)).session
         for digest, feature in features.items():
-            link.send_feature(digest, feature)
+            session.send_feature(digest, feature)
         await asyncio.sleep(0.5)  # long enough for all of them, were they all read
         async with asyncio.timeout(20):
             while len(arrived) < len(features):

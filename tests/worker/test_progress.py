@@ -13,8 +13,8 @@ import pytest
 from semel.engine.progress import FIRST_STEPS, AwakeClock
 from semel.errors import EngineDead, EngineHung, WorkerLost
 from semel.testing.engine import EchoEngine
-from semel.wire.events import Opened, Reset
-from semel.wire.zmq import FrontendLink, WorkerListener
+from semel.wire.events import Reset
+from semel.wire.zmq import Connected, FrontendLink, WorkerListener
 from semel.worker import worker as worker_module
 from semel.worker.worker import Worker
 from tests.wire.examples import CONTRACT, KEY
@@ -107,7 +107,7 @@ async def test_frontends_are_told_how_the_engine_ended(tmp_path: Path, fault: st
         worker = Worker(engine, listener, progress_s=LIMIT_S)
         running = asyncio.create_task(worker.run())
         async with FrontendLink(address, key=KEY, frontend_id="f") as link:
-            assert isinstance(await anext(aiter(link)), Opened)
+            assert isinstance(await anext(aiter(link)), Connected)
             if fault == "death":
                 worker._died.set()
             else:

@@ -20,6 +20,7 @@ from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.wire.messages import Gone
 from semel.wire.translation import submit_of
+from semel.wire.zmq import LinkSession
 from semel.worker.worker import Worker
 from tests.waiting import until
 from tests.wire.examples import digest_of
@@ -164,14 +165,22 @@ class Tap:
         tap = cls()
         send, send_feature = RemoteWorker._send, RemoteWorker._send_feature
 
-        def submitting(self: RemoteWorker, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
+        def submitting(
+            self: RemoteWorker,
+            session: LinkSession,
+            submission: Submission,
+            digests: list[Digest],
+            stream: RemoteStream,
+        ) -> None:
             tap.submitted[submission.request_id] = Counter(item.digest for item in submission.prompt.items)
-            send(self, submission, digests, stream)
+            send(self, session, submission, digests, stream)
 
-        def sending(self: RemoteWorker, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
+        def sending(
+            self: RemoteWorker, session: LinkSession, stream: RemoteStream, digest: Digest, feature: Feature
+        ) -> None:
             tap.travelled.add((stream.request_id, digest))
             tap.sent += 1
-            send_feature(self, stream, digest, feature)
+            send_feature(self, session, stream, digest, feature)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RemoteWorker, "_send", submitting)
@@ -369,8 +378,9 @@ async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go
     first, second, _ = three.frontends
     three.engine.pause_s = 0.05
     running = await first.submit(1)
-    link = first.worker._link
-    link.send(submit_of(Submission(running.request_id, prompt([2]), {})))
+    session = first.worker._session
+    assert session is not None
+    session.send(submit_of(Submission(running.request_id, prompt([2]), {})))
     with pytest.raises(WorkerLost):
         _ = [output async for output in running]
     assert await second.ask(1) == expected([1])

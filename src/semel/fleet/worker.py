@@ -1,20 +1,23 @@
 """A worker as its frontend sees it: what it holds, how busy it is, and a way to submit to it.
 
 Of a request's items only those travel that the worker lacks: the ledger says which, and sending them and noting it are
-one step. A wrong guess is repaired here, before and after the worker has taken the request, and the client never sees
-it. What was made for a request is let go when the worker has taken it, its media with the first output.
+one step. All of it goes into the session that the ledger speaks of: that whose opening was read last. The link may have
+replaced it meanwhile; then the request goes to another worker, and none is left that generates for nobody. A wrong
+guess is repaired here, before and after the worker has taken the request, and the client never sees it. What was made
+for a request is let go when the worker has taken it, its media with the first output.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from semel.cache import Lender, SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
+from semel.fleet.compatibility import first_difference
 from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
 from semel.ledger import Ledger
 from semel.render import MakeFeature
@@ -26,10 +29,10 @@ from semel.telemetry.metrics import (
     FEATURES_REPAIRED,
     FEATURES_SENT,
 )
-from semel.wire.events import Closed, Event, Opened, Reset
+from semel.wire.events import Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
 from semel.wire.translation import holdings_of, lend_of, submit_of
-from semel.wire.zmq import FrontendLink, Transfer, memory_path
+from semel.wire.zmq import Connected, FrontendLink, LinkSession, memory_path
 
 __all__ = ["RemoteWorker"]
 
@@ -76,7 +79,9 @@ class RemoteWorker:
         self._last_loss = ""
         """Why it was lost, as the log says: it tries again and again, and is lost for the same reason each time."""
 
-        self._is_open = False
+        self._session: LinkSession | None = None
+        """The one that the ledger speaks of, from the event of its opening to that of its end."""
+
         self._was_hung = False
         """Whether its last engine was ended because it hung."""
 
@@ -89,8 +94,8 @@ class RemoteWorker:
         """Requests of other frontends, as the worker's last word and ours of that moment tell."""
 
         self._idle = asyncio.Event()
-        self._transfers: dict[Digest, list[Transfer]] = {}
-        """What is sent in frames, to be withdrawn when nobody counts on it any more."""
+        self._transfers: dict[Digest, list[int]] = {}
+        """What is sent in frames in this session, to be withdrawn when nobody counts on it any more."""
 
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -150,10 +155,10 @@ class RemoteWorker:
                     await self._on_event(event)
                 except ProtocolError as error:  # one worker's fault must not end the others' service
                     logger.warning("the worker at %s broke the protocol: %s", self.name, error)
-                    self._link.reset(str(error))
+                    self._reset(str(error))
                 except Exception:  # an edge: nor must ours, in what we make of one worker's message
                     logger.exception("an event of the worker at %s failed: its session is opened anew", self.name)
-                    self._link.reset("the frontend failed on a message; its log says why")
+                    self._reset("the frontend failed on a message; its log says why")
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -168,32 +173,47 @@ class RemoteWorker:
         while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
             for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
                 await stream.feature(digest)
-        if not self._link.takes_submits:
-            raise NotReady(f"{self._reason or 'the worker has left'}; try again in a moment")
+        session = self._session_for(stream)
         self._streams[submission.request_id] = stream
         try:
-            self._send(submission, digests, stream)
+            self._send(session, submission, digests, stream)
             await stream.until_accepted()
         except BaseException:
             await stream.close()
             raise
         return stream
 
-    def _send(self, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
+    def _session_for(self, stream: RemoteStream) -> LinkSession:
+        """The session to submit in. It may not be the one that there was when the request was begun."""
+        session = self._session
+        if session is None or not session.takes_submits or self._contract is None:
+            raise NotReady(f"{self._reason or 'the worker has left'}; try again in a moment")
+        if self._contract is not stream.contract and first_difference(stream.contract, self._contract) is not None:
+            raise NotReady("the worker has another engine now; try again in a moment")
+        return session
+
+    def _send(self, session: LinkSession, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
         """Send all of a submission, in one session: nothing is awaited."""
         payloads = self._ledger.submit(submission.request_id, digests)
         self._unanswered.add(submission.request_id)
         try:
-            self._link.send(submit_of(submission, payloads))
+            session.send(submit_of(submission, payloads))
         except ProtocolError as error:  # the session is open, so it is the message
             raise InvalidRequest(f"the request does not fit into one message: {error}; send a smaller one") from error
-        for digest in payloads:
-            self._send_feature(stream, digest, stream.features[digest])
+        self._send_features(session, stream, {digest: stream.features[digest] for digest in payloads})
         for digest in set(digests) - stream.sent:
             if (holding := self.holding(digest)) is not None:
                 self._meter.count(FEATURE_BYTES_SAVED, amount=holding.nbytes)
 
-    def _send_feature(self, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
+    def _send_features(self, session: LinkSession, stream: RemoteStream, features: Mapping[Digest, Feature]) -> None:
+        """Send features of a request, unless its messages end the session, by an overrun: that breaks the stream off,
+        and another worker gets the request."""
+        for digest, feature in features.items():
+            if not session.is_open:
+                return
+            self._send_feature(session, stream, digest, feature)
+
+    def _send_feature(self, session: LinkSession, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
         stream.sent.add(digest)
         lease = None
         # It may have been evicted since it was made, and still lie there. What does not is not copied: that would hold
@@ -202,9 +222,9 @@ class RemoteWorker:
             feature = lying  # its tensors may be in another order than those given
             lease = self._lender.lend(digest)
         if lease is not None:
-            self._link.send(lend_of(digest, feature, lease))
+            session.send(lend_of(digest, feature, lease))
         else:
-            self._transfers.setdefault(digest, []).append(self._link.send_feature(digest, feature))
+            self._transfers.setdefault(digest, []).append(session.send_feature(digest, feature))
         way = "frames" if lease is None else "memory"
         self._meter.count(FEATURES_SENT, way)
         self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
@@ -215,8 +235,8 @@ class RemoteWorker:
 
     def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""
-        if self._link.is_open:
-            self._link.send(Abort(stream.request_id))
+        if self._session is not None and self._session.is_open:
+            self._session.send(Abort(stream.request_id))
         self._settle(stream.request_id)
 
     def forget(self, stream: RemoteStream) -> None:
@@ -230,12 +250,18 @@ class RemoteWorker:
                 for modality, count, hit in stream.lookups():
                     self._lookups.count(stream.contract.model, modality, "worker", count, hit)
 
-    async def _on_event(self, event: Event) -> None:
+    def _reset(self, message: str) -> None:
+        """End the session whose event was at fault, and no other."""
+        if self._session is not None:
+            self._session.reset(message)
+
+    async def _on_event(self, event: Event | Connected) -> None:
         match event:
-            case Opened(contract):
+            case Connected(session, contract):
                 self.sessions += 1
-                self._is_open, self._was_hung = True, False
+                self._was_hung = False
                 self._ledger.open()
+                self._session = session
                 await self._begin_lending()
                 self._last_loss = ""
                 self._become(contract, "")
@@ -275,10 +301,10 @@ class RemoteWorker:
             logger.warning("the worker at %s is not connected: %s", self.name, event.message)
         self._last_loss = event.message
         is_death = isinstance(event, Reset) and event.code in _DEATHS
-        if self._is_open and isinstance(event, Reset) and is_death:
+        if self._session is not None and isinstance(event, Reset) and is_death:
             self._meter.count(ENGINES_LOST, event.code)
             self._was_hung = event.code == EngineHung.code
-        self._is_open = False
+        self._session = None
         # Where it is, and what its link says, is nothing for clients (threats S7).
         self._become(None, _HUNG if self._was_hung else _GONE)
         self._ledger.close()
@@ -300,22 +326,30 @@ class RemoteWorker:
     async def _send_again(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
         try:
             features = {digest: await stream.feature(digest) for digest in digests}
-            if self._link.is_open:
-                for digest in self._ledger.send(stream.request_id, digests):
-                    self._send_feature(stream, digest, features[digest])
+            if self._session is not None and self._is_under_way(stream):
+                sent = self._ledger.send(stream.request_id, digests)
+                self._send_features(self._session, stream, {digest: features[digest] for digest in sent})
         except SemelError as error:
-            self.abort(stream)
-            stream.fail(error)
+            self._give_up(stream, error)
         except Exception:  # the edge of a task: its request has to hear of it
             logger.exception("an item of a request cannot be sent again")
+            self._give_up(stream, ServiceError("an item could not be sent to the worker again; the log says why"))
+
+    def _give_up(self, stream: RemoteStream, error: SemelError) -> None:
+        """End a request whose item cannot be made again, unless its session ended meanwhile: it goes on elsewhere."""
+        if self._is_under_way(stream):
             self.abort(stream)
-            stream.fail(ServiceError("an item could not be sent to the worker again; the frontend's log says why"))
+            stream.fail(error)
+
+    def _is_under_way(self, stream: RemoteStream) -> bool:
+        return self._streams.get(stream.request_id) is stream and not stream.is_answered
 
     def _settle(self, request_id: str) -> None:
         """A request was taken, has failed or is given up: what is still being sent for nobody is withdrawn."""
         for digest in self._ledger.settle(request_id):
             for transfer in self._transfers.pop(digest, ()):
-                self._link.withdraw(transfer)
+                if self._session is not None:
+                    self._session.withdraw(transfer)
 
     async def _begin_lending(self) -> None:
         """Let a worker on this host read our shared memory; without it, features travel in frames."""

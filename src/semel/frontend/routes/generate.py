@@ -1,11 +1,12 @@
 """The route that generates from rendered prompts: tokens in, tokens out (E2).
 
-There is nothing to render, so the feature cache and its counters are not used. An item that is named by digest must
-belong to the tenant (`semel.frontend.items.ownership`), and the worker that gets the request must have it. Any other
-digest is refused as unknown, with the same message whether no worker has it or it belongs to another tenant (threats
-S12). Alternatively the request has the tensors (`semel.frontend.items.client_features`): in a safetensors file whose
-metadata has the prompt, or in vLLM's JSON. Tokens outside of items must be text: a placeholder token there would have
-no item (S14). The tokens of an item must be those of its layout (S9).
+There is nothing to render, so nothing goes into the feature cache, and its counters do not move. An item that is named
+by digest must belong to the tenant (`semel.frontend.items.ownership`), and a worker must have it. If no worker has all
+items of a request, the feature cache supplies the rest. Any other digest is refused as unknown, with the same message
+whether no worker has it or it belongs to another tenant (threats S12). Alternatively the request has the tensors
+(`semel.frontend.items.client_features`): in a safetensors file whose metadata has the prompt, or in vLLM's JSON. Tokens
+outside of items must be text: a placeholder token there would have no item (S14). The tokens of an item must be those
+of its layout (S9).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import read_file
-from semel.render import ChatRenderer
+from semel.render import ChatRenderer, FeatureInfoOf
 from semel.render.inline import run
 from semel.telemetry.stages import Stopwatch
 from semel.web.multipart import FORM
@@ -117,7 +118,7 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     watch.lap("digest")
     worker = _worker_for(serving, placed, parsed.token_ids, tenant)
     watch.lap("layout")
-    prompt = _prompt_of(parsed.token_ids, placed, worker, renderer)
+    prompt = _prompt_of(parsed.token_ids, placed, serving.held_anywhere(), renderer)
     watch.lap("render")
     sent = {one.item.digest: one.feature for one in placed if one.feature is not None}
     submission = Submission(
@@ -154,11 +155,11 @@ async def _placed(call: Call, parsed: GenerateRequest, tenant: Tenant) -> Sequen
 async def _begin(
     call: Call, worker: RemoteWorker, submission: Submission, kind: type[StreamedAnswer], keep_bytes: int
 ) -> Stream:
-    """Submit. A feature that the client sent can be sent again; one that it only named cannot."""
-    features = submission.features
+    """Submit. A feature that the client sent can be sent again; one that it only named, while it is cached."""
+    features, cache = submission.features, call.serving.pipeline.cache
 
     async def make(digest: Digest) -> Feature:
-        if (feature := features.get(digest)) is None:
+        if (feature := features.get(digest) or cache.get(digest)) is None:
             raise _unknown([digest])
         return feature
 
@@ -193,7 +194,10 @@ class _OwnFeatures:
 def _worker_for(
     serving: ServedModel, placed: Sequence[IdentifiedItem], token_ids: Sequence[int], tenant: Tenant
 ) -> RemoteWorker:
-    """The least loaded worker that has all items that are only named. Digests of other tenants are not looked up."""
+    """The least loaded worker that has all items that are only named, or has most of them while the others are cached.
+
+    Digests of other tenants are not looked up.
+    """
     named = {one.item.digest: one.is_own for one in placed if one.feature is None}
     if not named:
         prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant)
@@ -201,11 +205,14 @@ def _worker_for(
     info = serving.held_anywhere()
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
-    fleet = serving.fleet
-    holders = [one for one in fleet.serving if all(one.holding(digest) is not None for digest in named)]
-    if not holders:  # each item is on some worker, but no worker has all of them
+    fleet, cache = serving.fleet, serving.pipeline.cache
+    lacking = {one: [digest for digest in named if one.holding(digest) is None] for one in fleet.serving}
+    able = [one for one, digests in lacking.items() if all(digest in cache for digest in digests)]
+    if not able:  # each item is on some worker, but no worker can have all of them
         raise _unknown(named)
-    return min([one for one in fleet.available if one in holders] or holders, key=fleet.load)
+    return min(
+        [one for one in fleet.available if one in able] or able, key=lambda one: (len(lacking[one]), fleet.load(one))
+    )
 
 
 def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:
@@ -219,11 +226,11 @@ def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:
 
 
 def _prompt_of(
-    token_ids: Sequence[int], placed: Sequence[IdentifiedItem], worker: RemoteWorker, renderer: ChatRenderer
+    token_ids: Sequence[int], placed: Sequence[IdentifiedItem], held: FeatureInfoOf, renderer: ChatRenderer
 ) -> Prompt:
     placeholders: list[Placeholder] = []
     for one in placed:
-        info = worker.holding(one.item.digest) if one.feature is None else FeatureInfo.of(one.feature)
+        info = held(one.item.digest) if one.feature is None else FeatureInfo.of(one.feature)
         if info is None:
             raise _unknown([one.item.digest])
         if fault := _fault(token_ids, one, info):

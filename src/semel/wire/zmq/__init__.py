@@ -7,7 +7,7 @@ its session and has a random identity of its own.
 """
 
 from semel.wire.zmq.address import memory_path
-from semel.wire.zmq.link import Backoff, FrontendLink, Transfer
+from semel.wire.zmq.link import Backoff, Connected, FrontendLink, LinkSession
 from semel.wire.zmq.listener import Peer, WorkerListener
 
-__all__ = ["Backoff", "FrontendLink", "Peer", "Transfer", "WorkerListener", "memory_path"]
+__all__ = ["Backoff", "Connected", "FrontendLink", "LinkSession", "Peer", "WorkerListener", "memory_path"]

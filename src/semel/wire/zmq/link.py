@@ -1,11 +1,15 @@
-"""The frontend's side: one DEALER and one session at a time, and a new pair after every end."""
+"""The frontend's side: one DEALER and one session at a time, and a new pair after every end.
+
+The owner reads the events behind the link: a session may have been replaced by the time its end is read. So what is
+sent goes into a session that the owner names, the one whose `Connected` it has read, or nowhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from random import uniform
 from types import TracebackType
 from typing import Final, Self
@@ -13,8 +17,8 @@ from typing import Final, Self
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from semel.core import Digest, Feature, Key
-from semel.errors import ConfigError, ProtocolError
+from semel.core import Contract, Digest, Feature, Key
+from semel.errors import ConfigError
 from semel.wire.codec import Frames
 from semel.wire.events import Event, Opened, Reset
 from semel.wire.limits import Deadlines, Limits
@@ -23,7 +27,7 @@ from semel.wire.session import Session, ToWorker
 from semel.wire.zmq.address import secure_client
 from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopSocket, configure, end, weight
 
-__all__ = ["Backoff", "FrontendLink", "Transfer"]
+__all__ = ["Backoff", "Connected", "FrontendLink", "LinkSession"]
 
 _MAX_EVENTS: Final = 4096
 _IDENTITY_BYTES: Final = 16
@@ -47,12 +51,57 @@ class Backoff:
         return min(self.max_s, self.first_s * 2.0 ** min(failures, 30)) * uniform(0.5, 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Transfer:
-    """A feature in transit, in the session that sends it."""
+class LinkSession:
+    """One session of a link, to send into. It never becomes another one."""
 
-    session: Session = field(repr=False)
-    number: int
+    def __init__(
+        self, session: Session, flush_soon: Callable[[], None], on_events: Callable[[list[Event]], None]
+    ) -> None:
+        self._session = session
+        self._flush_soon = flush_soon
+        self._on_events = on_events
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent now."""
+        return self._session.is_open
+
+    @property
+    def takes_submits(self) -> bool:
+        """Whether it is open and neither end is draining."""
+        return self._session.takes_submits
+
+    def send(self, message: ToWorker) -> None:
+        """Queue a message; raises `ProtocolError` once the session has ended.
+
+        The message may itself end the session, if the worker has left too much unread: that is among the events.
+        """
+        self._session.send(message)
+        self._flush_soon()
+
+    def send_feature(self, digest: Digest, feature: Feature) -> int:
+        """Queue a feature after all messages; returns the number of its transfer. Raises as `send` does."""
+        number = self._session.send_feature(digest, feature)
+        self._flush_soon()
+        return number
+
+    def withdraw(self, transfer: int) -> None:
+        """Do not send the rest of a feature, if any: it is not needed."""
+        self._session.withdraw(transfer)
+        self._flush_soon()
+
+    def reset(self, message: str) -> None:
+        """End the session because the worker broke a rule that only the reader checks; a new one is opened."""
+        self._on_events(self._session.reset("order", message))
+        self._flush_soon()
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A session is open: what to send into it with, and the worker's contract."""
+
+    session: LinkSession
+    contract: Contract
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +119,8 @@ class _Attempt:
 class FrontendLink:
     """A frontend's connection to one worker, opened again after every end until it is closed.
 
-    Iteration yields the events; a session begins with Opened and ends with Closed or Reset. A failed attempt yields a
-    Reset with its reason: the owner decides whether to wait on after `key` or `protocol`. Many links should share one
+    Iteration yields the events; a session begins with Connected and ends with Closed or Reset. A failed attempt yields
+    a Reset with its reason: the owner decides whether to wait on after `key` or `protocol`. Many links should share one
     context, and with it one I/O thread.
     """
 
@@ -102,7 +151,7 @@ class FrontendLink:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._on_time)
-        self._queue: EventQueue[Event] = EventQueue(
+        self._queue: EventQueue[Event | Connected] = EventQueue(
             max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._resume
         )
         try:
@@ -128,45 +177,8 @@ class FrontendLink:
         if self._owns_context:
             await end(self._context)
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[Event | Connected]:
         return self._queue
-
-    @property
-    def is_open(self) -> bool:
-        """Whether messages can be sent now."""
-        return self._attempt is not None and self._attempt.session.is_open
-
-    @property
-    def takes_submits(self) -> bool:
-        """Whether it is open and neither end is draining."""
-        return self._attempt is not None and self._attempt.session.takes_submits
-
-    def send(self, message: ToWorker) -> None:
-        """Queue a message; raises `ProtocolError` without a session."""
-        self._open_session().send(message)
-        self._flush_soon()
-
-    def send_feature(self, digest: Digest, feature: Feature) -> Transfer:
-        """Queue a feature after all messages; raises `ProtocolError` without a session."""
-        session = self._open_session()
-        self._flush_soon()
-        return Transfer(session, session.send_feature(digest, feature))
-
-    def withdraw(self, transfer: Transfer) -> None:
-        """Do not send the rest of a feature, if any: it is not needed."""
-        transfer.session.withdraw(transfer.number)
-        self._flush_soon()
-
-    def reset(self, message: str) -> None:
-        """End the session because the worker broke a rule that only the reader checks; a new one is opened."""
-        if self._attempt is not None:
-            self._tell(self._attempt.session.reset("order", message))
-            self._flush_soon()
-
-    def _open_session(self) -> Session:
-        if self._attempt is None or not self._attempt.session.is_open:
-            raise ProtocolError(f"there is no session with the worker at {self.address}: wait for it, or use another")
-        return self._attempt.session
 
     def _connect(self) -> None:
         session = Session.frontend(
@@ -217,9 +229,12 @@ class FrontendLink:
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Opened):
+            if isinstance(event, Opened) and self._attempt is not None:
                 self._failures = 0
-            self._queue.put(event, weight(event))
+                session = LinkSession(self._attempt.session, self._flush_soon, self._tell)
+                self._queue.put(Connected(session, event.contract), 0)
+            else:
+                self._queue.put(event, weight(event))
         if self._queue.is_full and self._attempt is not None:
             self._attempt.socket.pause()
 
