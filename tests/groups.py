@@ -19,6 +19,7 @@ SHARED: Final[Mapping[str, str]] = {
     "tests/engine/test_transcriptions.py": "whisper",
     "tests/engine/test_torn_bytes.py": "vLLM's processor",
     "tests/engine/test_vllm_processor.py": "vLLM's processor",
+    "tests/serve/test_engine_metrics.py": "openai",
     "tests/serve/test_examples.py": "openai",
     "tests/serve/test_openai.py": "openai",
 }

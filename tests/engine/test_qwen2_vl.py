@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.core import Feature, Media, Modality, Placeholder, Prompt, Timeline
+from semel.core import Feature, Media, Modality, Placeholder, Prompt, Submission, Timeline
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 from semel.processing import from_torch, to_torch
 from semel.render import ChatRequest, ProcessItem, Rendered
@@ -205,3 +205,20 @@ async def test_4096_images_in_one_prompt_are_rendered_validated_and_answered_S16
     answer = await rig.answer(rendered)
     assert len(answer.token_ids) == 12
     gc.collect()
+
+
+async def test_every_step_is_counted_though_statistics_are_off_S22(rig: Rig) -> None:
+    """Also one that generates nothing. Nothing is recorded: bare vLLM shows no metrics with this flag, nor do we."""
+    from prometheus_client import REGISTRY
+
+    assert rig.llm.logger_manager.stat_loggers[0].__class__.__name__ == "NoStatistics"
+    chunk = rig.llm.vllm_config.scheduler_config.max_num_batched_tokens
+    progress = rig.engine.progress
+    for tokens, steps in ((8, 3), (chunk + 8, 4)):
+        before = progress.steps
+        prompt = Prompt((300,) * tokens, Timeline.decoder(()), ())
+        stream = await rig.engine.submit(Submission(f"steps-{tokens}", prompt, {}, {"max_tokens": 3}))
+        assert progress._requests == 1
+        assert sum([len(output.token_ids) async for output in stream]) == 3
+        assert progress.steps - before >= steps
+    assert not [family.name for family in REGISTRY.collect() if family.name.startswith("vllm:")]

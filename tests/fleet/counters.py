@@ -51,6 +51,11 @@ class Counts:
     encoded: int
     """Encoder outputs that engines made."""
 
+    vllm_queries: int
+    """Under vLLM's name, of frontends and workers."""
+
+    vllm_hits: int
+
     @classmethod
     def read(cls, frontends: Sequence[Node], workers: Sequence[Node]) -> Self:
         """The counters as they are now."""
@@ -86,6 +91,8 @@ class Counts:
             encoder_hits=total(back, metrics.ENCODER_CACHE_HITS),
             encoder_evictions=total(back, metrics.ENCODER_CACHE_EVICTIONS),
             encoded=total(back, metrics.ENCODER_PLANNED),
+            vllm_queries=total(f"{front}\n{back}", metrics.VLLM_MM_CACHE_QUERIES),
+            vllm_hits=total(f"{front}\n{back}", metrics.VLLM_MM_CACHE_HITS),
         )
 
     def __sub__(self, other: Self) -> Self:

@@ -39,6 +39,8 @@ class Both:
     admin_url: str
     """Of semel's worker; bare vLLM has nothing like it."""
 
+    bare_url: str
+
     def chat(self, *, cached: bool = True, **fields: Any) -> Any:
         """Ask both for a whole answer, compare, and give ours."""
         asked = asked_of(fields)
@@ -107,4 +109,4 @@ def serving_both(folder: Path, home: Path, *flags: str) -> Iterator[Both]:
             openai.OpenAI(base_url=f"{served.url}/v1", **options) as ours,
             openai.OpenAI(base_url=f"{url}/v1", **options) as bare,
         ):
-            yield Both(served, ours, bare, folder, fleet_key, admin_key, f"http://127.0.0.1:{admin_port}")
+            yield Both(served, ours, bare, folder, fleet_key, admin_key, f"http://127.0.0.1:{admin_port}", url)
