@@ -210,6 +210,63 @@ def test_the_second_model_runner_encodes_what_fits_once_and_nothing_that_it_has(
     assert guarded.rejections() == ()
 
 
+def real_second_runner(*sizes: tuple[str, int, int]) -> tuple[Any, dict[str, list[int]]]:
+    """A worker process with vLLM's own encoder runner over a model that gives a row per pixel, and what a step encodes.
+
+    Each item has a name, pixels and room in its prompt.
+    """
+    import torch
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFeatureSpec,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        PlaceholderRange,
+    )
+    from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+    from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
+    from vllm.v1.worker.gpu.model_states.interface import ModelState
+
+    def embed_multimodal(pixels: Any) -> list[Any]:
+        return [torch.full((len(one), WIDTH), float(len(one))) for one in pixels]
+
+    known, device = EncoderCache(), torch.device("cpu")
+    for name, pixels, room in sizes:
+        part = MultiModalFieldElem(torch.zeros(pixels), MultiModalBatchedField())
+        item = MultiModalKwargsItem({"pixels": part})
+        known.add_request(name, [MultiModalFeatureSpec(item, "image", name, PlaceholderRange(0, room))])
+    model = SimpleNamespace(embed_multimodal=embed_multimodal)
+    runner = EncoderRunner(model, 8, WIDTH, known, torch.float32, device)
+    state = SimpleNamespace(encoder_runner=runner, encoder_cache=known)
+    state.step = lambda scheduled: ModelState.execute_mm_encoder(state, scheduled)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
+    model_runner = SimpleNamespace(model_state=state, encoder_cache=known, model=model, device=device)
+    worker = SimpleNamespace(use_v2_model_runner=True, model_runner=model_runner, vllm_config=config)
+    return worker, {name: [0] for name, *_ in sizes}
+
+
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "the control"])
+def test_vllm_s_own_second_encoder_runner_stores_what_fits(is_guarded: bool) -> None:
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+    from semel.engine.vllm.encoder_guard import guard_of
+
+    worker, scheduled = real_second_runner(("right", 3, 3), ("few", 2, 4), ("many", 5, 4))
+    guard = guard_of(worker, outlives_errors=True) if is_guarded else None
+    state = worker.model_runner.model_state
+    state.step(scheduled)
+    outputs = state.encoder_cache.encoder_outputs
+    rows = {name: len(output) for name, output in outputs.items()}
+    if guard is None:
+        assert rows == {"right": 3, "few": 2, "many": 5}
+        return
+    assert rows == {"right": 3, "few": 4, "many": 4}
+    assert outputs["few"][:, 0].tolist() == [2, 2, 0, 0]
+    assert rejections_of(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (FEW, Rejection("many", "image", 4, 5))
+    state.step(scheduled)
+    assert rejections_of(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "nothing was encoded again"
+
+
 def test_items_of_the_second_model_runner_s_own_are_not_counted() -> None:
     """vLLM measures its encoder at the start, with items that no request has."""
     guarded = SecondGuarded(Item("right", 2, 2))
