@@ -226,11 +226,11 @@ def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:
 
 
 def _prompt_of(
-    token_ids: Sequence[int], placed: Sequence[IdentifiedItem], held: FeatureInfoOf, renderer: ChatRenderer
+    token_ids: Sequence[int], placed: Sequence[IdentifiedItem], info_of: FeatureInfoOf, renderer: ChatRenderer
 ) -> Prompt:
     placeholders: list[Placeholder] = []
     for one in placed:
-        info = held(one.item.digest) if one.feature is None else FeatureInfo.of(one.feature)
+        info = info_of(one.item.digest) if one.feature is None else FeatureInfo.of(one.feature)
         if info is None:
             raise _unknown([one.item.digest])
         if fault := _fault(token_ids, one, info):
