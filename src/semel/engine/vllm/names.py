@@ -64,7 +64,9 @@ def _of(module: str, owner: str, purpose: str, *entries: str, since: str = _FIRS
     for entry in entries:
         name, _, rest = entry.partition("(")
         parameters = tuple(rest.rstrip(")").split(", ")) if rest else ()
-        yield Name(f"vllm.{module}", f"{owner}.{name}" if owner else name, parameters, purpose, since, until)
+        yield Name(
+            f"vllm.{module}".rstrip("."), f"{owner}.{name}" if owner else name, parameters, purpose, since, until
+        )
 
 
 NAMES: Final[tuple[Name, ...]] = (
@@ -121,12 +123,23 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("v1.engine.async_llm", "", "the engine", "AsyncLLM"),
     *_of(
         *("v1.engine.async_llm", "AsyncLLM", "the engine"),
-        "from_vllm_config(vllm_config, usage_context, enable_log_requests, disable_log_stats)",
+        "from_vllm_config(vllm_config, usage_context, enable_log_requests, disable_log_stats, stat_loggers)",
         "add_request(request_id, prompt, params, trace_headers, priority, reasoning_ended, reasoning_parser_kwargs)",
         *("abort(request_id, internal)", "check_admission(n, request_id)", "get_supported_tasks", "shutdown"),
         *("reset_mm_cache", "reset_encoder_cache", "reset_prefix_cache", "model_config", "vllm_config", "renderer"),
         *("input_processor", "engine_core", "output_handler", "output_processor", "log_stats"),
+        *("do_log_stats", "logger_manager"),
     ),
+    *_of("", "", "how often statistics are logged", "envs"),
+    *_of("v1.metrics.loggers", "", "statistics", "PrometheusStatLogger"),
+    *_of("v1.metrics.loggers", "StatLoggerManager", "statistics", "engine_indexes"),
+    *_of(
+        *("v1.metrics.loggers", "StatLoggerManager", "statistics"),
+        "record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)",
+    ),
+    *_of("v1.metrics.stats", "", "statistics", "MultiModalCacheStats"),
+    *_of("v1.metrics.stats", "MultiModalCacheStats", "statistics", "record(num_queries, num_hits)"),
+    *_of("parser.metrics", "", "statistics", "init_parser_metrics(model_name)"),
     *_of(
         *("v1.engine.input_processor", "InputProcessor", "vLLM's checks of a request"),
         *("process_inputs(request_id, prompt, params, supported_tasks)", "assign_request_id(request)"),
