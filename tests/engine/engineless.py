@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from semel.compose import compose_pipeline
 from semel.core import Contract, Feature, Key
-from semel.engine.vllm.inputs import _built
+from semel.engine.vllm.inputs import build_item
 from semel.engine.vllm.model import VllmModel
 from semel.processing.processor import load_processor
 from semel.render import ChatRequest, Pipeline, Rendered
@@ -80,4 +80,4 @@ class Engineless:
 
     def build(self, feature: Feature) -> Any:
         """The engine's item of a feature; raises what a worker refuses it with."""
-        return _built(feature, self.contract, self.model)
+        return build_item(feature, self.contract, self.model)

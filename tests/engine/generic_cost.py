@@ -20,7 +20,7 @@ from typing import Any, Final
 from semel.cache import LruCache
 from semel.compose import compose_pipeline
 from semel.core import Contract, Key, Media
-from semel.engine.vllm.inputs import _built
+from semel.engine.vllm.inputs import build_item
 from semel.engine.vllm.model import VllmModel
 from semel.processing.processor import Processor, ProcessorKind, load_processor
 from semel.render import ChatRequest, Pipeline
@@ -70,7 +70,7 @@ def new_items(loaded: Mapping[ProcessorKind, Processor], model: VllmModel, files
 
     def make(kind: ProcessorKind, file: bytes) -> None:
         feature = loaded[kind].process(Media("image", file, "image/png"))
-        _built(feature, contract, model)
+        build_item(feature, contract, model)
 
     processor = loaded["hf"]
     contract = Contract(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from semel.core import Feature, Media, Modality, Placeholder, Prompt, Submission, Timeline
+from semel.engine.vllm.item_delivery import ItemDelivery
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 from semel.processing import from_torch, to_torch
 from semel.render import ChatRequest, ProcessItem, Rendered
@@ -222,3 +223,70 @@ async def test_every_step_is_counted_though_statistics_are_off_S22(rig: Rig) -> 
         assert sum([len(output.token_ids) async for output in stream]) == 3
         assert progress.steps - before >= steps
     assert not [family.name for family in REGISTRY.collect() if family.name.startswith("vllm:")]
+
+
+class SentBytes:
+    """What goes to the engine core, in bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.v1.engine.core_client import AsyncMPClient
+
+        self.total = 0
+        send = AsyncMPClient._send_input_message
+
+        def counting(client: Any, message: Any, engine: Any) -> Any:
+            self.total += sum(memoryview(part).nbytes for part in message)
+            return send(client, message, engine)
+
+        monkeypatch.setattr(AsyncMPClient, "_send_input_message", counting)
+
+    def take(self) -> int:
+        taken, self.total = self.total, 0
+        return taken
+
+
+async def answers(rig: Rig, rendered: Rendered, n: int) -> set[tuple[int, ...]]:
+    """The different ones of `n` greedy answers."""
+    tokens: list[list[int]] = [[] for _ in range(n)]
+    async for output in await rig.engine.submit(submission(rendered, n=n, logprobs=None)):
+        tokens[output.index] += output.token_ids
+    return {tuple(one) for one in tokens}
+
+
+async def bare_answers(rig: Rig, chat: Any, n: int) -> set[tuple[int, ...]]:
+    from vllm.renderers.params import ChatParams
+    from vllm.sampling_params import SamplingParams
+
+    params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
+    _, (prompt,) = await rig.llm.renderer.render_chat_async([chat], params)
+    sampling = SamplingParams(n=n, temperature=0.0, max_tokens=12, ignore_eos=True)
+    async for result in rig.llm.generate(prompt, sampling, request_id="bare-n"):
+        last = result
+    return {tuple(one.token_ids) for one in last.outputs}
+
+
+async def test_the_new_image_of_16_answers_goes_to_the_engine_core_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    """Control: vLLM itself, and semel without the delivery, send it with every answer."""
+    chat = random_chat(np.random.default_rng(17), [image_part(picture(np.random.default_rng(17), side=1024))])
+    rendered = await rig.render(chat)
+    sent, taken, found = SentBytes(monkeypatch), {}, {}
+
+    async def take(name: str, asking: Any) -> None:
+        await rig.engine.reset()
+        sent.take()
+        found[name] = await asking
+        taken[name] = sent.take()
+
+    await take("one", answers(rig, rendered, 1))
+    await take("sixteen", answers(rig, rendered, 16))
+    await take("bare", bare_answers(rig, chat, 16))
+    with monkeypatch.context() as patch:
+        patch.setattr(ItemDelivery, "is_due", lambda *_: False)
+        await take("mutant", answers(rig, rendered, 16))
+    await rig.engine.reset()
+    record_property("bytes", taken)
+    assert len({frozenset(one) for one in found.values()}) == 1, "the same tokens"
+    assert taken["sixteen"] <= 1.1 * taken["one"], taken
+    assert min(taken["bare"], taken["mutant"]) > 14 * taken["one"], taken

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel.core import Contract, Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Submission, Tensor, Timeline
-from semel.engine.vllm.inputs import build_items, check_prompt
+from semel.engine.vllm.inputs import build_item, check_prompt
 from semel.errors import FeatureRejected, InvalidRequest
 from semel.interchange.safetensors import FeatureEntry
 from semel.worker.injection import inject
@@ -91,4 +91,4 @@ def test_a_wrong_feature_of_a_request_is_refused_before_the_engine_s_input_is_bu
     submission = Submission("r", prompt, {DIGEST: given})
     with pytest.raises((FeatureRejected, InvalidRequest)):
         check_prompt(submission, CONTRACT, model, cache)
-        build_items(submission, CONTRACT, model)
+        build_item(given, CONTRACT, model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
+from semel.compose.collector import calm_collector
 from semel.compose.pipeline import blocking, check_trust, pipeline_of, tokenizer_of
 from semel.core import Contract, Digest, Key, Keyring, Modality, Rendering
 from semel.fleet.ejection import EjectionLimits
@@ -66,11 +66,7 @@ if TYPE_CHECKING:
     from semel.frontend.service import FrontendState
     from semel.web.server import HttpServer
 
-__all__ = ["GC_THRESHOLDS", "CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
-
-GC_THRESHOLDS: Final = (50_000, 20, 20)
-"""How often the collector runs. A request of 32,768 items makes so many objects that with Python's own 700 collections
-would take a fifth of its time."""
+__all__ = ["CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
 
 _MAX_FILES: Final = 65_536
 
@@ -296,8 +292,7 @@ class _Parts:
         )
         stack.push_async_callback(pool.close)
         self.meter.watch(partial(_pool_samples, pool))
-        gc.freeze()  # what is loaded by now stays: a collection during a large request need not walk it
-        gc.set_threshold(*GC_THRESHOLDS)
+        calm_collector()
         return pool
 
     def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:

@@ -35,6 +35,7 @@ __all__ = [
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "TESTED",
+    "add_validated",
     "always_adjusts",
     "check_vllm",
     "communicator_segments",
@@ -429,6 +430,16 @@ def count_parsed_calls(model: str) -> None:
     except ImportError:
         return
     init_parser_metrics(model_name=model)
+
+
+async def add_validated(llm: Any, request: Any, params: Any, options: Mapping[str, Any]) -> Any:
+    """Add a request that vLLM has made of its input already, which takes 28 µs for an item; returns its collector.
+
+    vLLM calls this way deprecated, and says so once in its log. Its other one would make the request once more, on the
+    event loop.
+    """
+    further = {name: value for name, value in options.items() if name not in ("trace_headers", "priority")}
+    return await llm.add_request(request.request_id, request, params, **further)
 
 
 def watch_steps(llm: Any, on_step: Callable[[], None], on_outputs: Callable[[], None]) -> bool:

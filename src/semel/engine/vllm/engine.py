@@ -1,6 +1,8 @@
 """vLLM's `AsyncLLM` as semel's engine.
 
-The order of three things is kept: a submission is validated, its items go into vLLM's item cache, it is added. vLLM
+The order of three things is kept: a submission is validated, its items go into vLLM's item cache, it is added. Many new
+items, and those of a request with several answers, go in before it (`item_delivery`). A submission with many items
+is prepared in a thread, and on the event loop in slices. vLLM
 mirrors that cache in its engine core and trusts both copies to see the same order, so the last two happen under one
 lock; and since a request that vLLM refuses after its items went in would leave the copies apart, vLLM's own
 validation and admission run before. Should they be apart all the same, the engine core gives up on a request that
@@ -14,7 +16,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final, Self
@@ -25,22 +27,23 @@ from semel.core import (
     EngineWindow,
     Feature,
     FeatureInfo,
-    Item,
     Modality,
-    Placeholder,
     Prompt,
     Submission,
     Timeline,
 )
+from semel.core.slices import in_slices
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
-from semel.engine.vllm.compat import show_items, skip_grammar_checks, takes_seeds
+from semel.engine.vllm.compat import add_validated, skip_grammar_checks, takes_seeds
 from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.engine.vllm.grammars import Grammars
-from semel.engine.vllm.inputs import build_items, check_prompt, engine_input, items_of
+from semel.engine.vllm.inputs import items_of, set_items
+from semel.engine.vllm.item_builder import FEW_ITEMS, ItemBuilder
 from semel.engine.vllm.item_cache import ItemCache
+from semel.engine.vllm.item_delivery import ItemDelivery
 from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
@@ -96,7 +99,8 @@ class VllmEngine:
         self._takes_seeds = takes_seeds(llm.vllm_config)
         self._steps = StepCounter(llm)
         self._order = asyncio.Lock()
-        self._builder = ThreadPoolExecutor(1, thread_name_prefix="semel-items")  # vLLM's processors are not thread-safe
+        self._builder = ItemBuilder(contract, model, item_cache)
+        self._delivery = ItemDelivery(llm, model, item_cache, self._order)
         self._prefix_era: str | None = None
 
     @classmethod
@@ -212,7 +216,8 @@ class VllmEngine:
     async def _warm_items(self, modality: Modality, feature: Feature) -> None:
         """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
         digest = Digest(modality.encode().ljust(Digest.size, b"\0"))
-        submission = Submission(f"warm-{modality}", self._sole_prompt(digest, feature), {digest: feature}, _ONE_TOKEN)
+        items = {digest: feature}
+        submission = Submission(f"warm-{modality}", self._delivery.prompt_of(items), items, _ONE_TOKEN)
         try:
             async for _ in await self.submit(submission):
                 pass
@@ -260,7 +265,8 @@ class VllmEngine:
         """Check a submission and hand it to vLLM."""
         request_id = submission.request_id
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
-        prompt = await self._checked(salted)
+        built = await self._builder.build(salted)
+        prompt = built.prompt
         if isinstance(submission, _Prepared):
             params, reader = submission.params, submission.reader
         else:
@@ -276,38 +282,46 @@ class VllmEngine:
                     collector = await self._added(request_id, prompt, params, options)
                 self._steps.review()
                 return VllmStream(self._llm, collector, self._items, (), reader, self._steps)
-            await self._validated(request_id, prompt, params)
+            request = await self._validated(request_id, prompt, params, options, len(submission.prompt.items))
+            delivered: AbstractSet[Digest] = frozenset()
+            if self._delivery.is_due(submission, built.items, params.n):
+                self._llm.check_admission(params.n, request_id)
+                delivered = await self._delivery.deliver(request_id, submission.features, built.items)
             async with self._order:
                 self._llm.check_admission(params.n, request_id)
-                counted = submission.client_features
-                admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features, counted)
+                admitting = self._items.admission(
+                    submission.prompt.items,
+                    items_of(prompt),
+                    submission.features,
+                    submission.client_features,
+                    delivered,
+                )
+                admission = await in_slices(admitting)
                 try:
-                    collector = await self._added(request_id, prompt, params, options)
+                    collector = await self._added(request_id, prompt, params, options, request)
                 except BaseException:
                     self._items.take_back(admission)
                     raise
+                finally:
+                    self._builder.drop(built.items)
         self.count_items(admission.queries, admission.hits)
         self._steps.review()
         return VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
-        submission = Submission(f"inject-{digest.hex()}", self._sole_prompt(digest, feature), {digest: feature})
+        items = {digest: feature}
+        submission = Submission(f"inject-{digest.hex()}", self._delivery.prompt_of(items), items, _ONE_TOKEN)
         with failures():
             try:
-                prompt = await self._checked(submission)
-                request = await self._validated(submission.request_id, prompt, sampling_params({"max_tokens": 1}))
+                prompt = (await self._builder.build(submission)).prompt
+                request = await self._delivery.validate(submission, prompt)
             except RequestError as error:
                 raise FeatureRejected(f"no prompt can have the {feature.modality} feature: {error}") from error
             async with self._order:
                 if digest in self._items or not self._items.fits(feature):
                     return False
-                admission = self._items.admit(submission.prompt.items, items_of(prompt), submission.features)
-                try:
-                    await show_items(self._llm, request)
-                except BaseException:
-                    self._items.take_back(admission)
-                    raise
+                await self._delivery.show(submission, prompt, request)
         return True
 
     async def reset(self) -> None:
@@ -323,21 +337,12 @@ class VllmEngine:
     async def close(self) -> None:
         """End the engine and its processes. Closing twice does no harm."""
         llm, self._llm = self._llm, None
-        self._builder.shutdown(wait=False)
+        self._builder.close()
         await self._grammars.close()
         if llm is not None:
             if llm.output_handler is not None and not llm.output_processor.has_unfinished_requests():
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
-
-    async def _checked(self, submission: Submission) -> Any:
-        """The input for vLLM of a submission in which everything was checked; new items beside the loop."""
-        check_prompt(submission, self._contract, self._model, self._items)
-        items: Mapping[Digest, Any] = {}
-        if submission.features:
-            build = partial(build_items, submission, self._contract, self._model)
-            items = await asyncio.get_running_loop().run_in_executor(self._builder, build)
-        return engine_input(submission, items, self._model)
 
     async def _prepared(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
         """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done beside the loop."""
@@ -378,27 +383,28 @@ class VllmEngine:
         self._grammars.check_sizes(submission, params.structured_outputs)
         return params, reader
 
-    async def _added(self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
+    async def _added(
+        self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], request: Any = None
+    ) -> Any:
         """What vLLM's answer to a request comes from, now that it has the request."""
         try:
+            if request is not None and len(request.mm_features) > FEW_ITEMS:
+                await in_slices(set_items(request, items_of(prompt)))
+                return await add_validated(self._llm, request, params, options)
             return await self._llm.add_request(request_id, prompt, params, **options)
         except BaseException:
             await asyncio.shield(self._llm.abort(request_id))
             raise
 
-    async def _validated(self, request_id: str, prompt: Any, params: Any) -> Any:
+    async def _validated(
+        self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], items: int
+    ) -> Any:
         """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
+        fields = {name: options[name] for name in ("trace_headers", "priority")}
+        process = partial(self._llm.input_processor.process_inputs, request_id, prompt, params, tasks, **fields)
         with refusals():
-            return self._llm.input_processor.process_inputs(request_id, prompt, params, tasks)
-
-    def _sole_prompt(self, digest: Digest, feature: Feature) -> Prompt:
-        """The shortest prompt that has the item."""
-        layout, items = feature.layout, (Item(feature.modality, digest),)
-        place = Placeholder(0, len(layout), layout.mask)
-        if self._model.is_encoder_decoder:
-            return Prompt(layout.token_ids[:1], Timeline.encoder([place]), items, encoder_token_ids=layout.token_ids)
-        return Prompt(layout.token_ids, Timeline.decoder([place]), items)
+            return await self._builder.run(process, items)
 
     async def _reset(self) -> None:
         async with self._order:

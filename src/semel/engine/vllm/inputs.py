@@ -8,7 +8,7 @@ that comes without its feature was checked when the engine took it; its place is
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, Layout, Modality, Placeholder, Prompt, Submission
@@ -16,7 +16,7 @@ from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.model import VllmModel
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 
-__all__ = ["build_items", "check_prompt", "engine_input", "items_of"]
+__all__ = ["build_item", "check_prompt", "check_shapes", "engine_input", "items_of", "new_features", "set_items"]
 
 
 def check_prompt(submission: Submission, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
@@ -31,27 +31,39 @@ def check_prompt(submission: Submission, contract: Contract, model: VllmModel, c
         _check_places(prompt, _holdings(prompt, submission.features, cache))
 
 
-def build_items(submission: Submission, contract: Contract, model: VllmModel) -> Mapping[Digest, Any]:
-    """The engine's items for the features of a submission, each checked. It takes long: keep it off the event loop."""
+def new_features(submission: Submission) -> Mapping[Digest, Feature]:
+    """The features of a submission that its prompt has, in the order of the prompt."""
     needed = dict.fromkeys(item.digest for item in submission.prompt.items)
-    features = {digest: submission.features[digest] for digest in needed if digest in submission.features}
-    return {digest: _built(feature, contract, model) for digest, feature in features.items()}
+    return {digest: submission.features[digest] for digest in needed if digest in submission.features}
 
 
-def engine_input(submission: Submission, items: Mapping[Digest, Any], model: VllmModel) -> Any:
-    """The input for `AsyncLLM.add_request` of what was checked, with None for the items that are referred to."""
-    from vllm.inputs import tokens_input
+def build_item(feature: Feature, contract: Contract, model: VllmModel) -> Any:
+    """The engine's item for a feature, which is checked. It takes long: keep it off the event loop."""
+    model.admit(feature, contract)
+    if fault := model.check(feature):
+        raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
+    return model.build(feature)
 
-    prompt = submission.prompt
-    if not prompt.items:
-        return tokens_input(list(prompt.token_ids), cache_salt=submission.cache_salt)
-    for digest in dict.fromkeys(item.digest for item in prompt.items):
+
+def check_shapes(submission: Submission, items: Mapping[Digest, Any], model: VllmModel) -> Generator[None, None, None]:
+    """Check, in slices, that every digest stands for features of one shape. The registry belongs to the event loop."""
+    for digest in dict.fromkeys(item.digest for item in submission.prompt.items):
         if digest not in items:
             model.known.refer(digest)
         elif not model.known.agrees(digest, submission.features[digest]):
             raise FeatureRejected(
                 f"{digest!r} came before with another layout or other shapes: it stands for one feature"
             )
+        yield
+
+
+def engine_input(submission: Submission, items: Mapping[Digest, Any]) -> Any:
+    """The input for `AsyncLLM.add_request` of what was checked, with None for the items that are referred to."""
+    from vllm.inputs import tokens_input
+
+    prompt = submission.prompt
+    if not prompt.items:
+        return tokens_input(list(prompt.token_ids), cache_salt=submission.cache_salt)
     decoder = _multimodal(prompt, items, submission.cache_salt)
     if prompt.encoder_token_ids is None:
         return decoder
@@ -63,6 +75,14 @@ def items_of(prompt: Any) -> Mapping[Modality, list[Any]]:
     """The items of an input that `engine_input` made, by modality, to be replaced in place."""
     items: Mapping[Modality, list[Any]] = prompt.get("decoder_prompt", prompt).get("mm_kwargs", {})
     return items
+
+
+def set_items(request: Any, items: Mapping[Modality, list[Any]]) -> Generator[None, None, None]:
+    """Give vLLM's request, in slices, the items that its input has now; both have them in the order of the prompt."""
+    rows = {modality: iter(row) for modality, row in items.items()}
+    for feature in request.mm_features:
+        feature.data = next(rows[feature.modality])
+        yield
 
 
 def _holdings(prompt: Prompt, features: Mapping[Digest, Feature], cache: ItemCache) -> Mapping[Digest, FeatureInfo]:
@@ -124,13 +144,6 @@ def _misplaced(place: Placeholder, layout: Layout, tokens: Sequence[int]) -> str
     if tuple(tokens[place.offset : place.end]) != layout.token_ids:
         return "has other tokens in the prompt than in its layout"
     return None
-
-
-def _built(feature: Feature, contract: Contract, model: VllmModel) -> Any:
-    model.admit(feature, contract)
-    if fault := model.check(feature):
-        raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
-    return model.build(feature)
 
 
 def _multimodal(prompt: Prompt, items: Mapping[Digest, Any], cache_salt: str | None) -> Any:

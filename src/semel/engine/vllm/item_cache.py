@@ -11,11 +11,13 @@ has to bring its features.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from semel.core import Digest, Feature, FeatureInfo, Item, Modality
+from semel.core.slices import at_once
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat import item_size, mirror_of, unknown_contents, watch_removals
 from semel.errors import FeatureMissing
@@ -54,7 +56,10 @@ class ItemCache:
     def __init__(self, renderer: Any) -> None:
         self._sender = renderer.mm_processor_cache
         self._mirror = mirror_of(self._sender)
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[Digest, _Entry] = {}
+        self._names: dict[str, Digest] = {}
+        """The digests by vLLM's names for them."""
+
         self._watchers: list[ItemCacheWatcher] = []
         self._nbytes = 0
         self._admitting = False
@@ -90,14 +95,14 @@ class ItemCache:
         return len(self._entries)
 
     def __contains__(self, digest: Digest) -> bool:
-        return digest.hex() in self._entries
+        return digest in self._entries
 
     def __iter__(self) -> Iterator[Digest]:
-        return iter([entry.digest for entry in self._entries.values()])
+        return iter(list(self._entries))
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
         """What is known of an item that is held."""
-        entry = self._entries.get(digest.hex())
+        entry = self._entries.get(digest)
         return None if entry is None else entry.holding
 
     def fits(self, feature: Feature) -> bool:
@@ -123,23 +128,50 @@ class ItemCache:
         anything is changed if the engine core would have to do without one of them. Lookups of the items in `counted`
         are counted as vLLM does: one for each place, in order.
         """
+        return at_once(self.admission(items, data, features, counted))
+
+    def admission(
+        self,
+        items: Sequence[Item],
+        data: Mapping[Modality, list[Any]],
+        features: Mapping[Digest, Feature],
+        counted: Container[Digest] = (),
+        delivered: AbstractSet[Digest] = frozenset(),
+    ) -> Generator[None, None, Admission]:
+        """The same in slices, for many items. If it is not done to its end, nothing is put in.
+
+        Items that were `delivered` for this request alone count as new ones.
+        """
         places = list(_places(items, data))
         built = {item.digest: row[index] for item, row, index in places}
+        yield
         sizes = self._fresh_sizes(built)
+        yield
         admission = self._admission(built, sizes)
         if self._sender is None or not items:
             return admission
         queries = hits = 0
+        fresh = set(delivered)
         self._admitting = True
         try:
             # In the order in which the engine core does it: touch all, then take them as they stand in the prompt.
             for item in items:
                 self._sender.touch_sender_cache_item(item.digest.hex())
+                yield
             for item, row, index in places:
                 if item.digest in counted:
                     queries += 1
-                    hits += self._sender.is_cached_item(item.digest.hex())
-                row[index] = self._put(item.digest, row[index], features, sizes)
+                    hits += item.digest not in fresh and self._sender.is_cached_item(item.digest.hex())
+                    fresh.discard(item.digest)
+                if item.digest in delivered and item.digest in self:
+                    self._sender.touch_sender_cache_item(item.digest.hex())
+                    row[index] = None
+                else:
+                    row[index] = self._put(item.digest, row[index], features, sizes)
+                yield
+        except BaseException:
+            self.take_back(admission)
+            raise
         finally:
             self._admitting = False
         return replace(admission, queries=queries, hits=hits)
@@ -191,19 +223,22 @@ class ItemCache:
         if self._mirror is None or not sizes:
             return False
         cached = sum(size for size in sizes.values() if size <= self.capacity)
-        return cached + sum(self._entries[digest.hex()].size for digest in referred) > self.capacity
+        return cached + sum(self._entries[digest].size for digest in referred) > self.capacity
 
     def _put(self, digest: Digest, item: Any, features: Mapping[Digest, Feature], sizes: Mapping[Digest, int]) -> Any:
         """What travels of one item."""
+        if item is None and self._mirror is not None and digest not in self:
+            raise FeatureMissing([digest])  # it was dropped between two slices
         name = digest.hex()
         sent, _ = self._sender.get_and_update_item((item, []), name)
-        if self._mirror is not None and name in self._mirror and name not in self._entries:
+        if self._mirror is not None and name in self._mirror and digest not in self:
             size = sizes[digest] if digest in sizes else item_size(item)
-            self._hold(name, _Entry(digest, FeatureInfo.of(features[digest]), size))
+            self._hold(_Entry(digest, FeatureInfo.of(features[digest]), size))
         return sent
 
-    def _hold(self, name: str, entry: _Entry) -> None:
-        self._entries[name] = entry
+    def _hold(self, entry: _Entry) -> None:
+        self._entries[entry.digest] = entry
+        self._names[entry.digest.hex()] = entry.digest
         self._nbytes += entry.size
         for watcher in self._watchers:
             watcher.hold(entry.digest, entry.holding)
@@ -213,7 +248,7 @@ class ItemCache:
             self._sender.invalidate(digest.hex())
 
     def _on_removal(self, name: str) -> None:
-        entry = self._entries.pop(name, None)
+        entry = None if (digest := self._names.pop(name, None)) is None else self._entries.pop(digest, None)
         if entry is None:
             return
         self._nbytes -= entry.size

@@ -1,0 +1,222 @@
+"""A request with thousands of items beside many streams: the worker's event loop goes on (issue 17.4).
+
+What runs in the worker's process is real, vLLM's part too; only the engine core is not (`coreless`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.compose.collector import calm_collector
+from semel.core import Submission
+from semel.core.slices import at_once
+from semel.engine.vllm import engine as engine_module
+from semel.engine.vllm import item_builder
+from semel.engine.vllm.engine import VllmEngine
+from semel.engine.vllm.inputs import build_item
+from semel.engine.vllm.item_delivery import BATCH_ITEMS, ItemDelivery
+from semel.wire.zmq import WorkerListener
+from semel.worker.worker import Worker
+from tests.engine.coreless import Core, coreless
+from tests.waiting import until
+from tests.wire.examples import KEY
+from tests.worker.many_items import submission_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
+
+STREAMS = 50
+ITEMS = int(os.environ.get("SEMEL_TEST_ITEMS", "8192"))
+TICK_S = 0.001
+THOUSAND = 1_024
+ANSWERS = 16
+
+Folder = Callable[[str], Path]
+
+
+@asynccontextmanager
+async def engine_of(folder: Path, items: int) -> AsyncIterator[tuple[VllmEngine, Core]]:
+    limits = json.dumps({"image": items, "video": 0})
+    flags = ("--max-model-len", str(2 * items + 1_000), "--limit-mm-per-prompt", limits)
+    async with coreless(folder, *flags) as made:
+        yield made
+
+
+class Gaps:
+    """How late a timer of the event loop goes off: by the wall clock, and by the processor time of the loop's thread.
+
+    The second is the same on a busy machine.
+    """
+
+    def __init__(self) -> None:
+        self.wall_ms: list[float] = []
+        self.cpu_ms: list[float] = []
+
+    async def watch(self) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now, used = time.perf_counter(), time.thread_time()
+            self.wall_ms.append((now - wall - TICK_S) * 1e3)
+            self.cpu_ms.append((used - cpu) * 1e3)
+            wall, cpu = now, used
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{name}: longest {max(gaps):.1f} ms, p99 {quantile(gaps, 0.99):.1f} ms"
+            for name, gaps in (("wall clock", self.wall_ms), ("processor time of the loop", self.cpu_ms))
+        )
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[str, Any]]:
+    """The gaps of a worker's loop while one request with so many items comes in beside streams."""
+    address = f"ipc://{sockets}/w.sock"
+    async with engine_of(folder, items) as (engine, core):
+        core.resolves = False
+        calm_collector()
+        async with WorkerListener(address, key=KEY, contract=engine.contract) as listener:
+            running = asyncio.create_task(Worker(engine, listener).run())
+            command = (
+                sys.executable,
+                "-m",
+                "tests.worker.many_items",
+                address,
+                str(items),
+                str(STREAMS),
+                str(token_of(folder)),
+            )
+            frontend = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            gaps = Gaps()
+            watching = asyncio.create_task(gaps.watch())
+            try:
+                async with asyncio.timeout(520):
+                    out, _ = await frontend.communicate()
+            finally:
+                if frontend.returncode is None:
+                    frontend.kill()
+                watching.cancel()
+                running.cancel()
+                await asyncio.gather(watching, running, return_exceptions=True)
+    assert frontend.returncode == 0
+    result: dict[str, Any] = json.loads(out)
+    return gaps, result
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_a_request_of_thousands_of_items_beside_50_streams_does_not_stop_the_worker_s_loop(
+    tiny: Folder, tmp_path: Path
+) -> None:
+    gaps, result = await gaps_of(tiny("qwen2-vl"), tmp_path, ITEMS)
+    sys.stdout.write(f"\n{ITEMS:,} items: {result['seconds'] / ITEMS * 1e6:,.0f} µs for each; {gaps}\n")
+    assert result["tokens"] == 4
+    assert result["sessions"] == 1, "a session was reset"
+    assert max(gaps.cpu_ms) <= 50
+    assert quantile(gaps.cpu_ms, 0.99) <= 20
+
+
+def token_of(folder: Path) -> int:
+    """The placeholder of images."""
+    return int(json.loads((folder / "config.json").read_text())["image_token_id"])
+
+
+@dataclass(frozen=True)
+class Started:
+    """An engine whose core does nothing, and the placeholder of its images."""
+
+    engine: VllmEngine
+    core: Core
+    token: int
+
+    async def submit(self, submission: Submission) -> tuple[Gaps, list[int]]:
+        """The gaps while a submission goes in, and the bytes of the messages to the engine core."""
+        await self.engine.reset()
+        self.core.messages.clear()
+        gaps = Gaps()
+        watching = asyncio.create_task(gaps.watch())
+        await asyncio.sleep(2 * TICK_S)
+        stream = await self.engine.submit(submission)
+        await asyncio.sleep(2 * TICK_S)
+        watching.cancel()
+        assert {output.index async for output in stream} == set(range(ANSWERS if "n" in submission.sampling else 1))
+        await stream.close()
+        return gaps, list(self.core.messages)
+
+
+@pytest.fixture(scope="module")
+async def started(tiny: Folder) -> AsyncIterator[Started]:
+    folder = tiny("qwen2-vl")
+    async with engine_of(folder, THOUSAND) as (engine, core):
+        yield Started(engine, core, token_of(folder))
+
+
+async def test_the_loop_has_no_gap_while_a_thousand_items_are_submitted(started: Started) -> None:
+    """The control does all at once on the loop, as it was."""
+    many = submission_of("many", THOUSAND, started.token)
+    gaps, messages = await started.submit(many)
+    assert len(messages) == THOUSAND / BATCH_ITEMS + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ItemDelivery, "is_due", lambda *_: False)
+        patch.setattr(item_builder, "FEW_ITEMS", THOUSAND)
+        patch.setattr(engine_module, "FEW_ITEMS", THOUSAND)
+        patch.setattr(engine_module, "in_slices", without_slices)
+        control, _ = await started.submit(many)
+    assert max(gaps.cpu_ms) <= 50, f"{gaps}; control: {control}"
+    assert max(control.cpu_ms) > 2 * max(gaps.cpu_ms), f"{gaps}; control: {control}"
+
+
+async def without_slices(work: Any) -> Any:
+    return at_once(work)
+
+
+async def test_items_of_several_answers_go_to_the_engine_core_once(started: Started) -> None:
+    """The control sends them with each answer, as vLLM does."""
+    several = submission_of("several", 4, started.token, n=ANSWERS)
+    features = sum(feature.nbytes for feature in several.features.values())
+    _, messages = await started.submit(several)
+    assert [nbytes > features for nbytes in messages] == [True, *[False] * ANSWERS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ItemDelivery, "is_due", lambda *_: False)
+        _, control = await started.submit(several)
+    assert [nbytes > features for nbytes in control] == [True] * ANSWERS
+
+
+async def test_a_request_with_many_items_lets_others_have_their_turns_at_the_builder(started: Started) -> None:
+    """The control is a builder that does all items of a request at once: the small one waits for all of them."""
+    many, small = (submission_of(str(count), count, started.token) for count in (THOUSAND, 1))
+
+    async def share_before(turn_s: float) -> float:
+        """How much of the many items was built when the one of the other request was."""
+        count, build = 0, build_item
+
+        def counting(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            return build(*args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(item_builder, "_TURN_S", turn_s)
+            patch.setattr(item_builder, "build_item", counting)
+            building = asyncio.create_task(started.engine._builder.build(many))
+            await until(lambda: count > 1)
+            await started.engine._builder.build(small)
+            before = count
+            await building
+        return before / count
+
+    assert await share_before(0.005) < 0.5
+    assert await share_before(60.0) == 1.0
