@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -119,6 +119,26 @@ _COST_AWARE: Final = json.dumps(
 _IS_ASYNC: Final = {"scheduler_config.async_scheduling": True}
 _IS_V2: Final = {"use_v2_model_runner": True}
 
+_WITH_DRAFTS: Final = Configuration(
+    name="ngram",
+    title="ngram drafts, `--no-enable-prefix-caching --disable-chunked-mm-input --scheduling-policy priority`, "
+    "encoder planning",
+    flags=(
+        *("--speculative-config", _NGRAM, "--no-enable-prefix-caching", "--disable-chunked-mm-input"),
+        *("--scheduling-policy", "priority"),
+    ),
+    semel_flags=_LITTLE_MEMORY,
+    encoder_planning=True,
+    has_priorities=True,
+    preempts=True,
+    facts={
+        "speculative_config.num_speculative_tokens": 3,
+        "cache_config.enable_prefix_caching": False,
+        "scheduler_config.disable_chunked_mm_input": True,
+        "scheduler_config.policy": "priority",
+    },
+)
+
 MATRIX: Final[Mapping[str, Configuration]] = {
     one.name: one
     for one in (
@@ -179,24 +199,15 @@ MATRIX: Final[Mapping[str, Configuration]] = {
             ships=False,
             plants=(),
         ),
-        Configuration(
-            name="ngram",
-            title="ngram drafts, `--no-enable-prefix-caching --disable-chunked-mm-input --scheduling-policy priority`, "
-            "encoder planning",
-            flags=(
-                *("--speculative-config", _NGRAM, "--no-enable-prefix-caching", "--disable-chunked-mm-input"),
-                *("--scheduling-policy", "priority"),
-            ),
-            semel_flags=_LITTLE_MEMORY,
-            encoder_planning=True,
-            has_priorities=True,
-            preempts=True,
-            facts={
-                "speculative_config.num_speculative_tokens": 3,
-                "cache_config.enable_prefix_caching": False,
-                "scheduler_config.disable_chunked_mm_input": True,
-                "scheduler_config.policy": "priority",
-            },
+        _WITH_DRAFTS,
+        # Both in two engines instead of four, for CI.
+        replace(
+            _WITH_DRAFTS,
+            name="tp2-ngram",
+            title=f"`--tensor-parallel-size 2`, {_WITH_DRAFTS.title}",
+            flags=("--tensor-parallel-size", "2", *_WITH_DRAFTS.flags),
+            environment=_NO_BINDING,
+            facts={**_WITH_DRAFTS.facts, "parallel_config.tensor_parallel_size": 2},
         ),
         Configuration(
             name="eagle3",
@@ -254,9 +265,10 @@ MATRIX: Final[Mapping[str, Configuration]] = {
 }
 """By name. What tells most of a GPU fleet first is up to whoever runs them."""
 
-IN_CI: Final = ("v2-async", "tp2", "ngram")
+IN_CI: Final = ("v2-async", "tp2-ngram")
 
 REFUSED: Final = (
+    Refused("pooling", ("--runner", "pooling"), "generates no text"),
     Refused("data parallel", ("--data-parallel-size", "2"), "--data-parallel-size 2"),
     Refused("statistics off, traces on", ("--otlp-traces-endpoint", "http://x", "--disable-log-stats"), "statistics"),
 )

@@ -95,8 +95,11 @@ LITTLE_MEMORY = {
 NO_PREFIXES = {"enable_prefix_caching": False}
 
 
-ENGINES = ["stock", "cache", "cache, preempting", "planning, preempting"]
-NIGHTLY = ["planning", "cache, preempting, in full", "planning, preempting, in full"]
+ENGINES = ["stock", "cache"]
+PREEMPTING = ["cache, preempting", "planning, preempting"]
+"""In CI two configurations of `tests/engine/matrix.py` plan and preempt."""
+
+NIGHTLY = ["planning", *PREEMPTING, *(f"{name}, in full" for name in PREEMPTING)]
 
 
 @pytest.fixture(

@@ -173,7 +173,6 @@ def test_what_semel_cannot_serve_is_refused_before_the_engine_loads(
 
 
 @pytest.mark.engine
-@pytest.mark.nightly
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", IN_CI)
 def test_semel_answers_as_bare_vllm_under_the_same_flags_and_planted_faults_are_found(
