@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import semel.engine.vllm
-from semel.engine.vllm import compat
-from semel.engine.vllm.compat import TESTED, check_vllm, installed_version, missing_names
+from semel.engine.vllm import versions
 from semel.engine.vllm.names import BENCH_NAMES, NAMES, Name, release_of
 from semel.engine.vllm.source import SourceTree
+from semel.engine.vllm.versions import TESTED, check_vllm, installed_version, missing_names
 from semel.errors import ConfigError
 
 FOLDER = Path(semel.engine.vllm.__file__).parent
@@ -109,15 +109,15 @@ def test_the_release_of_a_version() -> None:
 
 
 def test_another_release_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "installed_version", lambda: "0.30.2")
+    monkeypatch.setattr(versions, "installed_version", lambda: "0.30.2")
     with pytest.raises(ConfigError, match=r"vLLM 0\.30\.2 is installed, and semel runs with 0\.31 and 0\.32: install"):
         check_vllm([])
-    monkeypatch.setattr(compat, "installed_version", lambda: "0.32.9")  # the control
+    monkeypatch.setattr(versions, "installed_version", lambda: "0.32.9")  # the control
     check_vllm([])
 
 
 def test_a_missing_vllm_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "installed_version", lambda: "")
+    monkeypatch.setattr(versions, "installed_version", lambda: "")
     with pytest.raises(ConfigError, match="vLLM is not installed here: install vllm"):
         check_vllm([])
 
@@ -143,13 +143,13 @@ def test_a_made_up_name_is_told_within_10_s_and_nothing_is_loaded() -> None:
     """In a process of its own, as a worker's: with the control that nothing is wrong without the name."""
     program = """
 import sys
-from semel.engine.vllm import compat
+from semel.engine.vllm import versions
 from semel.engine.vllm.names import NAMES, Name
-compat.check_vllm(NAMES)
+versions.check_vllm(NAMES)
 extra = Name("vllm.v1.core.sched.scheduler", "Scheduler._made_up", (), "the test")
 try:
-    compat.check_vllm([*NAMES, extra])
-except compat.ConfigError as error:
+    versions.check_vllm([*NAMES, extra])
+except versions.ConfigError as error:
     print(error)
 print("vllm" in sys.modules, "torch" in sys.modules)
 """

@@ -225,6 +225,10 @@ async def test_every_step_is_counted_though_statistics_are_off_S22(rig: Rig) -> 
     assert not [family.name for family in REGISTRY.collect() if family.name.startswith("vllm:")]
 
 
+LIKE_GREEDY: Mapping[str, Any] = {"temperature": 1.0, "top_k": 1}
+"""vLLM grants several answers to those who draw, from one token here."""
+
+
 class SentBytes:
     """What goes to the engine core, in bytes."""
 
@@ -246,9 +250,9 @@ class SentBytes:
 
 
 async def answers(rig: Rig, rendered: Rendered, n: int) -> set[tuple[int, ...]]:
-    """The different ones of `n` greedy answers."""
+    """The different ones of `n` answers."""
     tokens: list[list[int]] = [[] for _ in range(n)]
-    async for output in await rig.engine.submit(submission(rendered, n=n, logprobs=None)):
+    async for output in await rig.engine.submit(submission(rendered, n=n, logprobs=None, **LIKE_GREEDY)):
         tokens[output.index] += output.token_ids
     return {tuple(one) for one in tokens}
 
@@ -259,7 +263,7 @@ async def bare_answers(rig: Rig, chat: Any, n: int) -> set[tuple[int, ...]]:
 
     params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
     _, (prompt,) = await rig.llm.renderer.render_chat_async([chat], params)
-    sampling = SamplingParams(n=n, temperature=0.0, max_tokens=12, ignore_eos=True)
+    sampling = SamplingParams(n=n, max_tokens=12, ignore_eos=True, **LIKE_GREEDY)
     async for result in rig.llm.generate(prompt, sampling, request_id="bare-n"):
         last = result
     return {tuple(one.token_ids) for one in last.outputs}

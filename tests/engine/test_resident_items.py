@@ -363,7 +363,7 @@ def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
 def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
     make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("semel.engine.vllm.compat.TESTED", ("0.1",))
+    monkeypatch.setattr("semel.engine.vllm.versions.TESTED", ("0.1",))
     with caplog.at_level(logging.WARNING, "semel"):
         assert type(make(**SHIPPING).scheduler).__module__.startswith("vllm.")
     assert "semel's shipping of items was tested with vLLM 0.1, not with 0.32.0" in caplog.text

@@ -27,9 +27,9 @@ from typing import Final
 import httpx
 
 from semel.bench.ports import free_port
-from semel.engine.vllm.compat import TESTED, installed_version, lacks
 from semel.engine.vllm.names import BENCH_NAMES, NAMES, Name, is_before, release_of
 from semel.engine.vllm.source import SourceTree
+from semel.engine.vllm.versions import TESTED, installed_version, lacks
 from semel.testing.models import build
 from tests.engine.sixteen import SIXTEEN, ProbeAnswer, ask_sixteen, differences
 
@@ -103,7 +103,7 @@ def main() -> None:
     if options.static or not is_right:
         sys.exit(not is_right)
     if release_of(version) not in TESTED:
-        _say(f"semel's worker refuses vLLM {version}: to try it, add {release_of(version)!r} to TESTED in compat.py")
+        _say(f"semel's worker refuses vLLM {version}: to try it, add {release_of(version)!r} to TESTED in versions.py")
         sys.exit(1)
     sys.exit(not _compare_answers(version, _environment(version, options.folder)))
 

@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
-from semel.engine.vllm.compat import TESTED, installed_version
 from semel.engine.vllm.names import release_of
+from semel.engine.vllm.versions import TESTED, installed_version
 from semel.errors import ConfigError
 from semel.web.address import bind
 

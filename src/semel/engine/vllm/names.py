@@ -1,6 +1,6 @@
 """Every name of vLLM that semel uses, in one table: where it is, how it is called, since when, and what for.
 
-vLLM promises none of them. They are looked up in its source before an engine loads (`compat.check_vllm`), and
+vLLM promises none of them. They are looked up in its source before an engine loads (`versions.check_vllm`), and
 `scripts/compat VERSION --static` compares them between versions. A name that a version lacks has its `since` or its
 `until`, and what stands in for it is in `compat`. A test finds every name that semel imports or uses and holds it
 against this table.

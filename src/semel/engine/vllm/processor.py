@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.assembly import Assembler
-from semel.engine.vllm.compat import installed_version
 from semel.engine.vllm.item import lay_out, make_item, parse, tensors_of
 from semel.engine.vllm.prompt_rules import modalities_of
+from semel.engine.vllm.versions import installed_version
 from semel.engine.vllm.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image

@@ -26,10 +26,11 @@ from vllm.v1.request import RequestStatus
 
 from semel.core import Mask, Placeholder, Timeline
 from semel.encoder import Planner, Request
-from semel.engine.vllm.compat import PLANNING_SINCE, drop_encoder_outputs, forget_prefix, is_tested
+from semel.engine.vllm.compat import drop_encoder_outputs, forget_prefix
 from semel.engine.vllm.encoder_cache import EncoderCache
 from semel.engine.vllm.rejection import Rejection, rejections_of
 from semel.engine.vllm.shipping import Shipping
+from semel.engine.vllm.versions import PLANNING_SINCE, is_tested
 
 __all__ = [
     "AsyncPlanningScheduler",
