@@ -53,6 +53,10 @@ class Core:
         if not request.abort_immediately:
             self._running[request.request_id] = request.sampling_params.max_tokens
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether it generates for that request, by the client's name for it."""
+        return any(name.startswith(request_id) for name in self._running)
+
     async def get_output_async(self) -> Any:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 

@@ -59,6 +59,9 @@ class Configuration:
     shims: tuple[Shim, ...] = ()
     model: str = "qwen2-vl"
     item_cache: tuple[str, ...] = _SMALL_ITEM_CACHE
+    evicts_items: bool = True
+    """Whether items must have been evicted from it."""
+
     is_eager: bool = True
     encoder_planning: bool = False
     has_eagle_head: bool = False
@@ -214,6 +217,7 @@ MATRIX: Final[Mapping[str, Configuration]] = {
             title="EAGLE-3 drafts on LLaVA, encoder planning",
             flags=("--speculative-config", _EAGLE),
             model="llava",
+            item_cache=("--mm-processor-cache-gb", "0.0005"),
             has_eagle_head=True,
             encoder_planning=True,
             facts={"speculative_config.method": "eagle3"},
@@ -225,13 +229,15 @@ MATRIX: Final[Mapping[str, Configuration]] = {
             flags=("--ec-transfer-config", _EC_BOTH),
             facts={"ec_transfer_config.ec_role": "ec_both"},
             ships=False,
-            plants=("swapped",),
+            # The pictures were asked about before, and come from the connector's storage: no encoder runs.
+            plants=(),
         ),
         Configuration(
             name="shm",
             title="`--mm-processor-cache-type shm`",
             flags=("--mm-processor-cache-type", "shm", "--mm-shm-cache-max-object-size-mb", "8"),
             item_cache=("--mm-processor-cache-gb", "0.25"),
+            evicts_items=False,
             facts={"model_config.multimodal_config.mm_processor_cache_type": "shm"},
             ships=False,
             plants=("swapped",),

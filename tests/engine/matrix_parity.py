@@ -119,6 +119,8 @@ def _unseen(one: Configuration, bare: Side, semel: Side, result: MatrixResult) -
     checks = {
         "few random requests have answers of their own": 2 * len(answers) > len(bare.random),
         "nothing was evicted from the encoder cache": semel.evictions > 0,
+        "no item was evicted from the item cache": semel.item_evictions > 0 or not one.evicts_items,
+        "hardly a request was aborted": semel.aborted > 1,
         "nobody was preempted": semel.preemptions > 0 or not one.preempts,
         "nothing was left out, and shipping should be on": semel.left_out_bytes > 0 or not one.ships,
         "something was left out, and shipping should be off": semel.left_out_bytes == 0 or one.ships,

@@ -14,7 +14,6 @@ __all__ = ["CONTROLS", "MatrixRequest", "control", "random_requests"]
 
 _POOL: Final = 16
 _MAX_ITEMS: Final = 4
-_ABORTED: Final = 0.1
 _PRIORITIES: Final = 4
 
 CONTROLS: Final = {
@@ -34,18 +33,24 @@ class MatrixRequest:
     chat: Chat
     is_aborted: bool = False
     priority: int = 0
+    answers: int = 1
+    """Of several, semel delivers the new items before the request."""
 
 
 def random_requests(count: int, seed: int = 0) -> list[MatrixRequest]:
-    """Requests over a pool of pictures: duplicates in a request and between requests, text alone, a tenth aborted."""
+    """Requests over a pool of pictures: duplicates in a request and between requests, text alone.
+
+    One of eight is aborted, and of the others every fifth or so has two answers.
+    """
     rng = np.random.default_rng(seed)
     pool = [image_part(_square(28 * int(side), number)) for number, side in enumerate(rng.integers(4, 14, _POOL))]
     return [
         MatrixRequest(
             f"random {number}",
             random_chat(rng, [pool[which] for which in rng.integers(0, _POOL, int(rng.integers(0, _MAX_ITEMS + 1)))]),
-            is_aborted=bool(rng.random() < _ABORTED),
+            is_aborted=number % 8 == 3,
             priority=int(rng.integers(_PRIORITIES)),
+            answers=2 if number % 6 == 4 and number % 8 != 3 else 1,
         )
         for number in range(count)
     ]

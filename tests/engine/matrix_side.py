@@ -111,13 +111,14 @@ async def bare_engine(folder: Path, flags: Sequence[str]) -> AsyncIterator[Any]:
 
 def _bare_asking(llm: Any, one: Configuration) -> Ask:
     from vllm.renderers.params import ChatParams
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # vLLM's item cache wants requests in the order in which they were rendered, and evicts all the time here.
     order = asyncio.Lock()
 
     async def ask(request: MatrixRequest, max_tokens: int) -> ProbeAnswer:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=1)
+        kind = RequestOutputKind.CUMULATIVE if request.answers == 1 else RequestOutputKind.FINAL_ONLY
+        params = SamplingParams(**_sampling(request, max_tokens), output_kind=kind)
         options = {"priority": request.priority} if one.has_priorities else {}
         async with order:
             rendering = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
@@ -130,11 +131,12 @@ def _bare_asking(llm: Any, one: Configuration) -> Ask:
                 return ProbeAnswer()
             if output.finished:
                 break
-        last = output.outputs[0]
-        if last.finish_reason != "length":
-            return ProbeAnswer(fault=f"ended by {last.finish_reason}")
-        logprobs = [step[token].logprob for token, step in zip(last.token_ids, last.logprobs, strict=True)]
-        return ProbeAnswer(tuple(last.token_ids), tuple(logprobs))
+        if wrong := [one.finish_reason for one in output.outputs if one.finish_reason != "length"]:
+            return ProbeAnswer(fault=f"ended by {wrong[0]}")
+        if len(output.outputs) != request.answers:
+            return ProbeAnswer(fault=f"{len(output.outputs)} answers")
+        steps = [pair for one in output.outputs for pair in zip(one.token_ids, one.logprobs, strict=True)]
+        return ProbeAnswer(tuple(token for token, _ in steps), tuple(step[token].logprob for token, step in steps))
 
     return ask
 
@@ -167,27 +169,32 @@ async def run_semel(one: Configuration, folder: Path, scratch: Path, requests: S
 def _semel_asking(rig: ShippedRig, one: Configuration) -> Ask:
     async def ask(request: MatrixRequest, max_tokens: int) -> ProbeAnswer:
         rendered = await rig.render(request.chat)
-        sampling = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 1}
+        sampling = _sampling(request, max_tokens)
         priority = request.priority if one.has_priorities else 0
         submission = Submission(request.name, rendered.prompt, rendered.features, sampling, priority=priority)
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        steps: list[list[tuple[int, float]]] = [[] for _ in range(request.answers)]
         try:
             stream = await rig.engine.submit(submission)
             try:
                 async for output in stream:
-                    tokens += output.token_ids
-                    steps = zip(output.token_ids, output.logprobs or (), strict=False)
-                    logprobs += [step[token] for token, step in steps]
+                    pairs = zip(output.token_ids, output.logprobs or (), strict=False)
+                    steps[output.index] += [(token, step[token]) for token, step in pairs]
                     if request.is_aborted:
                         return ProbeAnswer()
             finally:
                 await stream.close()
         except Exception as error:  # noqa: BLE001 - a difference to bare vLLM, whatever it is
             return ProbeAnswer(fault=f"{type(error).__name__}: {error}"[:300])
-        return ProbeAnswer(tuple(tokens), tuple(logprobs))
+        whole = [step for one in steps for step in one]
+        return ProbeAnswer(tuple(token for token, _ in whole), tuple(logprob for _, logprob in whole))
 
     return ask
+
+
+def _sampling(request: MatrixRequest, max_tokens: int) -> dict[str, Any]:
+    """Greedy; vLLM grants several answers only to those who draw, from one token here."""
+    drawn = {"temperature": 0.0} if request.answers == 1 else {"temperature": 1.0, "top_k": 1, "n": request.answers}
+    return {**drawn, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 1}
 
 
 async def _tell_lies(rig: ShippedRig, found: Side) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import wave
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from semel.compose import compose_pipeline
-from semel.core import Key, Media, Output, Submission
+from semel.core import Digest, Key, Media, Output, Submission
 from semel.engine.vllm.compat import RECEIVING_WORKER
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
@@ -100,6 +100,12 @@ class Rig:
 
 def submission(rendered: Rendered, **sampling: object) -> Submission:
     return Submission("ours", rendered.prompt, rendered.features, {**GREEDY, **sampling})
+
+
+def nothing_due(*_: object) -> Generator[None, None, list[Digest]]:
+    """In the place of `ItemDelivery.due`: every item goes with its request, as in vLLM."""
+    yield
+    return []
 
 
 def joined(outputs: list[Output]) -> Answer:

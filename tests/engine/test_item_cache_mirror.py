@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Modality, Tensor
 from semel.core.slices import at_once
 from semel.engine.vllm.item_cache import Admission, ItemCache
+from semel.engine.vllm.item_delivery import ItemDelivery
 from semel.errors import FeatureMissing
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -74,12 +75,18 @@ class Halves:
 
     def ask(self, ask: Ask) -> None:
         delivered: set[Digest] = set()
-        fresh = [
-            one for one in dict.fromkeys(ask.numbers) if one not in ask.withheld and digest_of(one) not in self.items
-        ]
-        for start in range(0, len(fresh) if ask.batch else 0, ask.batch or 1):
+        fresh = [number_of(digest) for digest in self.due(ask)] if ask.batch else []
+        for start in range(0, len(fresh), ask.batch or 1):
             delivered.update(self.submit(Ask(tuple(fresh[start : start + ask.batch]))).fresh)
         self.submit(ask, delivered)
+
+    def due(self, ask: Ask) -> list[Digest]:
+        """What goes first of a request with several answers."""
+        unused: Any = None
+        features = {digest_of(one): feature_of(one) for one in ask.numbers if one not in ask.withheld}
+        prompt = SimpleNamespace(items=[Item("image", digest_of(one)) for one in ask.numbers])
+        submission: Any = SimpleNamespace(prompt=prompt, features=features)
+        return at_once(ItemDelivery(unused, unused, self.items, unused).due(submission, features, answers=2))
 
     def submit(self, ask: Ask, delivered: AbstractSet[Digest] = frozenset()) -> Admission:
         data: dict[Modality, list[Any]] = {
@@ -152,20 +159,33 @@ def test_both_halves_hold_the_same_in_the_same_order_whatever_is_asked_D2(steps:
 
 def ask_as_a_worker_does(halves: Halves, ask: Ask) -> None:
     """With what is withheld, and where that is missing once more with it."""
-    if ask.batch:
-        halves.ask(Ask(ask.numbers, frozenset(), ask.n, ask.batch))
-        return
     before = list(halves.core._cache.order)
     try:
         halves.ask(ask)
         assert_only_what_fits_was_referred_to(before, ask)
     except FeatureMissing as error:
-        assert list(halves.sender._cache.order) == before  # refused without a trace
+        assert ask.batch or list(halves.sender._cache.order) == before  # refused without a trace
         withheld = {digest_of(number) for number in ask.withheld & set(ask.numbers)}
         absent = {digest for digest in withheld if digest.hex() not in before}
         assert set(error.digests) == (absent or withheld)
         assert absent or needed(before, ask) > CAPACITY
-        ask_as_a_worker_does(halves, Ask(ask.numbers, ask.withheld - {number_of(d) for d in error.digests}, ask.n))
+        withheld_now = ask.withheld - {number_of(digest) for digest in error.digests}
+        ask_as_a_worker_does(halves, Ask(ask.numbers, withheld_now, ask.n, ask.batch))
+
+
+def test_mutant_a_delivery_that_does_not_look_at_what_its_request_refers_to_pushes_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cache is full, and the request names its oldest item: with the right one that item stays."""
+    steps = [Ask((0,)), Ask((8,)), Ask((7,)), Ask((0, 6), frozenset({0}), n=2, batch=1)]
+    right, wrong = Halves(), Halves()
+    for step in steps:
+        right.ask(step)
+        right.check()
+    monkeypatch.setattr(Halves, "due", lambda _, ask: [digest_of(6)] if ask.withheld else [])
+    with pytest.raises(FeatureMissing):
+        for step in steps:
+            wrong.ask(step)
 
 
 def assert_only_what_fits_was_referred_to(before: list[str], ask: Ask) -> None:

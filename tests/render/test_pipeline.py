@@ -21,7 +21,7 @@ from PIL import Image
 
 from semel.cache import Cache, Flight, LruCache, NoCache, SharedCache
 from semel.compose import compose_pipeline
-from semel.compose.collector import GC_THRESHOLDS
+from semel.compose.interpreter import GC_THRESHOLDS
 from semel.core import Digest, Feature, FeatureInfo, Key, Media, Target, Tenant
 from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Pipeline

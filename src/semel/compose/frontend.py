@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
-from semel.compose.collector import calm_collector
+from semel.compose.interpreter import tune_interpreter
 from semel.compose.pipeline import blocking, check_trust, pipeline_of, tokenizer_of
 from semel.core import Contract, Digest, Key, Keyring, Modality, Rendering
 from semel.fleet.ejection import EjectionLimits
@@ -292,7 +292,7 @@ class _Parts:
         )
         stack.push_async_callback(pool.close)
         self.meter.watch(partial(_pool_samples, pool))
-        calm_collector()
+        tune_interpreter()
         return pool
 
     def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:

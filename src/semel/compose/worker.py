@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Borrower
-from semel.compose.collector import calm_collector
+from semel.compose.interpreter import tune_interpreter
 from semel.core import EngineWindow, Key, Modality
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -127,7 +127,7 @@ async def run_worker(options: WorkerOptions) -> None:
         engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers, grammars=options.grammars)
         try:
             await engine.warm()
-            calm_collector()
+            tune_interpreter()
             window = engine.window if options.tenant_turns else None
             async with _running(engine.log_statistics()):
                 await serve_engine(options, engine, partial(_admin, options, engine, page), window)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from typing import Final, TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, Final, TypeVar
 
-__all__ = ["SLICE_S", "at_once", "in_slices"]
+__all__ = ["SLICE_S", "at_once", "in_slices", "to_the_end"]
 
 SLICE_S: Final = 0.004
 """How long a slice takes."""
@@ -22,11 +22,12 @@ _T = TypeVar("_T")
 async def in_slices(work: Generator[None, None, _T], slice_s: float = SLICE_S) -> _T:
     """Do the work, and let others have their turn between its slices."""
     try:
+        end = time.monotonic() + slice_s
         while True:
-            end = time.monotonic() + slice_s
-            while time.monotonic() < end:
-                next(work)
-            await asyncio.sleep(0)
+            next(work)
+            if time.monotonic() >= end:
+                await asyncio.sleep(0)
+                end = time.monotonic() + slice_s
     except StopIteration as done:
         result: _T = done.value
         return result
@@ -42,3 +43,17 @@ def at_once(work: Generator[None, None, _T]) -> _T:
     except StopIteration as done:
         result: _T = done.value
         return result
+
+
+async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do work that nobody may break off half-way: who is cancelled meanwhile waits for its end first."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and not task.cancelled() and task.exception() is None:
+        raise cancelled
+    return task.result()

@@ -6,6 +6,7 @@ item cache is not as semel knows it, nothing is said about what the engine holds
 
 from __future__ import annotations
 
+import asyncio
 import glob
 import inspect
 import logging
@@ -43,6 +44,7 @@ __all__ = [
     "mirror_of",
     "num_embeds",
     "parser_class",
+    "pause_after_large",
     "reasoning_ended",
     "received_features",
     "row_generators",
@@ -353,6 +355,22 @@ async def add_validated(llm: Any, request: Any, params: Any, options: Mapping[st
     """
     further = {name: value for name, value in options.items() if name not in ("trace_headers", "priority")}
     return await llm.add_request(request.request_id, request, params, **further)
+
+
+def pause_after_large(llm: Any, items: int) -> None:
+    """Give the event loop a turn after each message to the engine core with more items than that.
+
+    Of a request with several answers vLLM sends one message for each, and never waits between them.
+    """
+    client = llm.engine_core
+    add = client.add_request_async
+
+    async def add_request_async(request: Any) -> None:
+        await add(request)
+        if len(request.mm_features or ()) > items:
+            await asyncio.sleep(0)
+
+    client.add_request_async = add_request_async
 
 
 def watch_steps(llm: Any, on_step: Callable[[], None], on_outputs: Callable[[], None]) -> bool:

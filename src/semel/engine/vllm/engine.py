@@ -1,12 +1,11 @@
 """vLLM's `AsyncLLM` as semel's engine.
 
-The order of three things is kept: a submission is validated, its items go into vLLM's item cache, it is added. Many new
-items, and those of a request with several answers, go in before it (`item_delivery`). A submission with many items
-is prepared in a thread, and on the event loop in slices. vLLM
-mirrors that cache in its engine core and trusts both copies to see the same order, so the last two happen under one
-lock; and since a request that vLLM refuses after its items went in would leave the copies apart, vLLM's own
-validation and admission run before. Should they be apart all the same, the engine core gives up on a request that
-refers to what it lacks; that is told as `FeatureMissing`, and the same request with its features brings them together.
+The order of three things is kept: a submission is validated, its items go into vLLM's item cache, it is added
+(`request_intake`). vLLM mirrors that cache in its engine core and trusts both copies to see the same order, so the last
+two happen under one lock; and since a request that vLLM refuses after its items went in would leave the copies apart,
+vLLM's own validation and admission run before. Should they be apart all the same, the engine core gives up on a request
+that refers to what it lacks; that is told as `FeatureMissing`, and the same request with its features brings them
+together.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Final, Self
 
 from semel.core import (
@@ -32,22 +29,21 @@ from semel.core import (
     Submission,
     Timeline,
 )
-from semel.core.slices import in_slices
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
-from semel.engine.vllm.compat import add_validated, skip_grammar_checks, takes_seeds
+from semel.engine.vllm.compat import skip_grammar_checks, takes_seeds
 from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.engine.vllm.grammars import Grammars
-from semel.engine.vllm.inputs import items_of, set_items
-from semel.engine.vllm.item_builder import FEW_ITEMS, ItemBuilder
+from semel.engine.vllm.item_builder import ItemBuilder
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.item_delivery import ItemDelivery
 from semel.engine.vllm.model import VllmModel
 from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
 from semel.engine.vllm.rendering import aliases_of
+from semel.engine.vllm.request_intake import RequestIntake
 from semel.engine.vllm.sampling import Defaults, refusals, sampling_params
 from semel.engine.vllm.self_test import SelfTest
 from semel.engine.vllm.stream import VllmStream, failures
@@ -101,6 +97,7 @@ class VllmEngine:
         self._order = asyncio.Lock()
         self._builder = ItemBuilder(contract, model, item_cache)
         self._delivery = ItemDelivery(llm, model, item_cache, self._order)
+        self._intake = RequestIntake(llm, item_cache, self._builder, self._delivery, self._order)
         self._prefix_era: str | None = None
 
     @classmethod
@@ -263,10 +260,8 @@ class VllmEngine:
 
     async def submit(self, submission: Submission) -> VllmStream:
         """Check a submission and hand it to vLLM."""
-        request_id = submission.request_id
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         built = await self._builder.build(salted)
-        prompt = built.prompt
         if isinstance(submission, _Prepared):
             params, reader = submission.params, submission.reader
         else:
@@ -277,34 +272,9 @@ class VllmEngine:
             **({} if reader is None else reader.engine),
         }
         with failures():
-            if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
-                with refusals():
-                    collector = await self._added(request_id, prompt, params, options)
-                self._steps.review()
-                return VllmStream(self._llm, collector, self._items, (), reader, self._steps)
-            request = await self._validated(request_id, prompt, params, options, len(submission.prompt.items))
-            delivered: AbstractSet[Digest] = frozenset()
-            if self._delivery.is_due(submission, built.items, params.n):
-                self._llm.check_admission(params.n, request_id)
-                delivered = await self._delivery.deliver(request_id, submission.features, built.items)
-            async with self._order:
-                self._llm.check_admission(params.n, request_id)
-                admitting = self._items.admission(
-                    submission.prompt.items,
-                    items_of(prompt),
-                    submission.features,
-                    submission.client_features,
-                    delivered,
-                )
-                admission = await in_slices(admitting)
-                try:
-                    collector = await self._added(request_id, prompt, params, options, request)
-                except BaseException:
-                    self._items.take_back(admission)
-                    raise
-                finally:
-                    self._builder.drop(built.items)
-        self.count_items(admission.queries, admission.hits)
+            collector, admission = await self._intake.add(submission, built, params, options)
+        if admission.queries:
+            self.count_items(admission.queries, admission.hits)
         self._steps.review()
         return VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
 
@@ -382,29 +352,6 @@ class VllmEngine:
             )
         self._grammars.check_sizes(submission, params.structured_outputs)
         return params, reader
-
-    async def _added(
-        self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], request: Any = None
-    ) -> Any:
-        """What vLLM's answer to a request comes from, now that it has the request."""
-        try:
-            if request is not None and len(request.mm_features) > FEW_ITEMS:
-                await in_slices(set_items(request, items_of(prompt)))
-                return await add_validated(self._llm, request, params, options)
-            return await self._llm.add_request(request_id, prompt, params, **options)
-        except BaseException:
-            await asyncio.shield(self._llm.abort(request_id))
-            raise
-
-    async def _validated(
-        self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], items: int
-    ) -> Any:
-        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
-        tasks = await self._llm.get_supported_tasks()
-        fields = {name: options[name] for name in ("trace_headers", "priority")}
-        process = partial(self._llm.input_processor.process_inputs, request_id, prompt, params, tasks, **fields)
-        with refusals():
-            return await self._builder.run(process, items)
 
     async def _reset(self) -> None:
         async with self._order:

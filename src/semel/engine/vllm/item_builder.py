@@ -1,7 +1,8 @@
-"""The thread in which submissions are checked and become vLLM's input, so that no event loop waits for it.
+"""The threads in which submissions are checked and become vLLM's input, so that no event loop waits for it.
 
-vLLM's processors are not thread-safe, so there is one thread. It takes turns between the requests: one with thousands
-of items has them built a slice at a time, and others need not wait for all of them.
+One thread builds items. It takes turns between the requests: one with thousands of items has them built a slice at a
+time, and others need not wait for all of them. What is done with all items of a request at once, if they are many, is
+done by another thread, one request after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -48,6 +50,8 @@ class ItemBuilder:
         self._model = model
         self._cache = cache
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-items")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="semel-requests")
+        """For what takes no turns, so that nobody's items wait for a large request."""
 
     async def build(self, submission: Submission) -> BuiltInput:
         """Check a submission, build its new items, and make an input of it."""
@@ -57,26 +61,28 @@ class ItemBuilder:
         if submission.features:
             features = deque(new_features(submission).items())
             while features:
-                await self._in_thread(partial(self._build_some, features, items))
+                await self._in_thread(partial(self._build_some, features, items), self._thread)
         await in_slices(check_shapes(submission, items, self._model))
         make = partial(engine_input, submission, items)
         return BuiltInput(await self.run(make, len(submission.prompt.items)), items)
 
     async def run(self, work: Callable[[], _T], items: int) -> _T:
-        """Do something for a request with so many items: for a few at once, for many in the thread."""
-        return work() if items <= FEW_ITEMS else await self._in_thread(work)
+        """Do something for a request with so many items: for a few at once, for many in a thread."""
+        return work() if items <= FEW_ITEMS else await self._in_thread(work, self._beside)
 
     def drop(self, items: dict[Digest, Any]) -> None:
         """Let items go, which takes 4 µs each, without holding up the event loop."""
         if len(items) > FEW_ITEMS:
-            self._thread.submit(_empty, items)
+            with suppress(RuntimeError):  # at the end there is no thread any more
+                self._beside.submit(_empty, items)
 
     def close(self) -> None:
-        """End the thread; what it does is dropped."""
+        """End the threads; what they do is dropped."""
         self._thread.shutdown(wait=False)
+        self._beside.shutdown(wait=False)
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _in_thread(self, work: Callable[[], _T], thread: ThreadPoolExecutor) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
 
     def _build_some(self, features: deque[tuple[Digest, Feature]], items: dict[Digest, Any]) -> None:
         """Build items for one turn. A single one takes one turn, however long: submissions keep their order."""

@@ -138,15 +138,14 @@ class ItemCache:
         counted: Container[Digest] = (),
         delivered: AbstractSet[Digest] = frozenset(),
     ) -> Generator[None, None, Admission]:
-        """The same in slices, for many items. If it is not done to its end, nothing is put in.
+        """The same in slices, for many items. Once begun it has to be done to its end, as the engine core will do it.
 
         Items that were `delivered` for this request alone count as new ones.
         """
         places = list(_places(items, data))
         built = {item.digest: row[index] for item, row, index in places}
         yield
-        sizes = self._fresh_sizes(built)
-        yield
+        sizes = yield from self._fresh_sizes(built)
         admission = self._admission(built, sizes)
         if self._sender is None or not items:
             return admission
@@ -196,11 +195,14 @@ class ItemCache:
         if self._mirror is not None:
             self._mirror.clear()
 
-    def _fresh_sizes(self, built: Mapping[Digest, Any]) -> dict[Digest, int]:
+    def _fresh_sizes(self, built: Mapping[Digest, Any]) -> Generator[None, None, dict[Digest, int]]:
         """The sizes of those that are not held; of one that has no data either, 0."""
-        if self._mirror is None:
-            return {}
-        return {digest: 0 if item is None else item_size(item) for digest, item in built.items() if digest not in self}
+        sizes: dict[Digest, int] = {}
+        for digest, item in built.items() if self._mirror is not None else ():
+            if digest not in self:
+                sizes[digest] = 0 if item is None else item_size(item)
+            yield
+        return sizes
 
     def _admission(self, built: Mapping[Digest, Any], sizes: Mapping[Digest, int]) -> Admission:
         """Who travels and who is referred to. A request that overflows the cache travels as a whole.

@@ -9,7 +9,7 @@ gone by then travels with the request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -37,20 +37,41 @@ class ItemDelivery:
         self._cache = cache
         self._order = order
 
-    def is_due(self, submission: Submission, items: Mapping[Digest, Any], answers: int) -> bool:
-        """Whether a request's new items should go first: there are many, or it has several answers."""
-        fresh = sum(digest not in self._cache for digest in items)
-        if not fresh or (answers == 1 and fresh <= BATCH_ITEMS):
-            return False
-        needed = dict.fromkeys(item.digest for item in submission.prompt.items)
-        infos = (submission.features.get(digest) or self._cache.holding(digest) for digest in needed)
-        return sum(0 if info is None else info.nbytes for info in infos) <= self._cache.capacity
+    def due(
+        self, submission: Submission, items: Mapping[Digest, Any], answers: int
+    ) -> Generator[None, None, list[Digest]]:
+        """The new items of a request that should go first, in slices: all, if there are many or it has several answers.
+
+        None if they do not fit together with what the request refers to, or would push that out: it is not renewed
+        before the request itself comes.
+        """
+        fresh = []
+        for digest in items:
+            if digest not in self._cache:
+                fresh.append(digest)
+            yield
+        if not fresh or (answers == 1 and len(fresh) <= BATCH_ITEMS):
+            return []
+        coming, room = 0, self._cache.capacity
+        seen: set[Digest] = set()
+        for item in submission.prompt.items:
+            feature = submission.features.get(item.digest)
+            if feature is None:
+                room = self._cache.capacity - self._cache.nbytes
+            elif item.digest not in seen:
+                coming += feature.nbytes
+            seen.add(item.digest)
+            yield
+        return fresh if coming <= room else []
 
     async def deliver(
-        self, request_id: str, features: Mapping[Digest, Feature], items: Mapping[Digest, Any]
+        self,
+        request_id: str,
+        fresh: Sequence[Digest],
+        features: Mapping[Digest, Feature],
+        items: Mapping[Digest, Any],
     ) -> AbstractSet[Digest]:
-        """Put items into the cache; returns those that were new."""
-        fresh = [digest for digest in items if digest not in self._cache]
+        """Put these items into the cache; returns those that were new."""
         size = 1 if self._model.is_encoder_decoder else BATCH_ITEMS
         delivered: set[Digest] = set()
         for start in range(0, len(fresh), size):

@@ -107,7 +107,7 @@ def refusals(field: str | None = None) -> Iterator[None]:
         named = "" if field is None else f"{field}: "
         raise InvalidRequest(f"{named}the engine refuses the schema or grammar: simplify it, or correct it") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, AttributeError | TypeError) and _module_of(error).startswith(_OURS):
+        if isinstance(error, AttributeError | TypeError) and _caller_of(error).startswith(_OURS):
             logger.exception("semel calls vLLM in a way that it does not know")
             raise ServiceError("the worker failed on this request; its log says why") from error
         logger.info("vLLM refused a request: %r", error)
@@ -137,15 +137,20 @@ def _signature(make: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(make)
 
 
-def _module_of(error: BaseException) -> str:
-    """The name of the module in which it was raised."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__"))
+def _modules_of(error: BaseException) -> list[str]:
+    """The names of the modules that it passed through, the one that raised it last."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+
+
+def _caller_of(error: BaseException) -> str:
+    """The module that asked for what is not there: an attribute of a pydantic model is missed by pydantic."""
+    modules = _modules_of(error)
+    return next((name for name in reversed(modules) if not name.startswith("pydantic.")), modules[-1])
 
 
 def _is_of_grammar(error: BaseException) -> bool:
     """Whether it was raised where vLLM calls the compilers of grammars: its text is theirs."""
-    return _module_of(error).startswith(_GRAMMARS)
+    return _modules_of(error)[-1].startswith(_GRAMMARS)
 
 
 def outputs_of(result: Any, *, is_first: bool) -> list[Output]:
