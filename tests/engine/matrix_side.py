@@ -14,12 +14,13 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
 from semel.core import Submission
+from semel.engine.vllm import item_delivery
 from tests.engine.eagle_head import write_head
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.lies import lies, outcome_of
@@ -237,6 +238,9 @@ def main() -> None:
     """Run the side of the command line."""
     name, kind, folder, scratch, count = sys.argv[1:]
     one, requests = MATRIX[name], random_requests(int(count))
+    if not one.has_several_answers:
+        requests = [replace(request, answers=1) for request in requests]
+        item_delivery.BATCH_ITEMS = 1  # type: ignore[misc]
     if one.has_eagle_head:
         write_head(Path(scratch) / "head")
     run = run_bare if kind == "bare" else run_semel
