@@ -20,7 +20,7 @@ class Sink:
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
         self.output_handler = None
-        self.engine_core = SimpleNamespace()  # makes no steps, and has no processes
+        self.engine_core = SimpleNamespace(add_request_async=None)  # makes no steps, and has no processes
         self.requests: list[Any] = []
 
     @classmethod
