@@ -74,8 +74,8 @@ class Configuration:
     """Random requests: the V2 runner takes a tenth of a second for a step."""
 
     has_several_answers: bool = True
-    """Whether some random requests have two answers. Where bare vLLM does not outlive that on a CPU (the V2 runner, and
-    EAGLE-3, draw with kernels for a GPU), new items of every request are delivered before it instead."""
+    """Whether some random requests have two answers. Where bare vLLM does not outlive that on a CPU (the V2 runner and
+    drafts draw with kernels for a GPU), new items of every request are delivered before it instead."""
 
     has_priorities: bool = False
     preempts: bool = False
@@ -136,6 +136,7 @@ _WITH_DRAFTS: Final = Configuration(
     ),
     semel_flags=_LITTLE_MEMORY,
     encoder_planning=True,
+    has_several_answers=False,
     has_priorities=True,
     preempts=True,
     facts={
