@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.engine.coreless import Core, coreless
 from tests.engine.parity import nothing_due
+from tests.interpreter import restored_interpreter
 from tests.waiting import until
 from tests.wire.examples import KEY
 from tests.worker.many_items import submission_of
@@ -54,9 +55,6 @@ async def engine_of(folder: Path, items: int) -> AsyncIterator[tuple[VllmEngine,
     flags = ("--max-model-len", str(2 * items + 1_000), "--limit-mm-per-prompt", limits)
     async with coreless(folder, *flags) as made:
         yield made
-
-
-SWITCH_INTERVAL_S = sys.getswitchinterval()
 
 
 class Gaps:
@@ -92,7 +90,9 @@ def quantile(values: list[float], share: float) -> float:
 async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[str, Any]]:
     """The gaps of a worker's loop while one request with so many items comes in beside streams."""
     address = f"ipc://{sockets}/w.sock"
-    async with engine_of(folder, items) as (engine, core):
+    async with AsyncExitStack() as stack:
+        engine, core = await stack.enter_async_context(engine_of(folder, items))
+        stack.enter_context(restored_interpreter())
         core.resolves = False
         tune_interpreter()
         async with WorkerListener(address, key=KEY, contract=engine.contract) as listener:
@@ -115,7 +115,6 @@ async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[s
             finally:
                 if frontend.returncode is None:
                     frontend.kill()
-                sys.setswitchinterval(SWITCH_INTERVAL_S)
                 watching.cancel()
                 running.cancel()
                 await asyncio.gather(watching, running, return_exceptions=True)

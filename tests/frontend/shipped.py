@@ -7,7 +7,6 @@ answers, if it is told to.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from semel.testing.engine import EchoEngine
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT, KEY
+from tests.interpreter import restored_interpreter
 from tests.render.conftest import PLACEHOLDERS
 from tests.render.drawn import drawn
 from tests.waiting import until
@@ -170,8 +170,8 @@ async def shipped(
     address = f"ipc://{home}/w.sock"
     engine = EchoEngine(replace(contract, cache_bytes=engine_bytes))
     tasks: list[asyncio.Task[None]] = []
-    thresholds = gc.get_threshold()
     async with AsyncExitStack() as stack:
+        stack.enter_context(restored_interpreter())
         listener = await stack.enter_async_context(WorkerListener(address, key=KEY, contract=engine.contract))
         worker = Worker(engine, listener)
         tasks.append(asyncio.create_task(worker.run()))
@@ -182,8 +182,6 @@ async def shipped(
             for task in reversed(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            gc.unfreeze()
-            gc.set_threshold(*thresholds)
 
 
 async def _frontend(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from semel.cache import LruCache
+from semel.compose.interpreter import tune_interpreter
 from semel.core import Feature, Media
 from semel.frontend.http.body import parse
 from semel.frontend.limits import BodyLimits
@@ -30,6 +30,7 @@ from semel.frontend.routes import call
 from semel.render import ChatRenderer
 from semel.web.server import ConnectionLimits
 from tests.frontend.rig import Rig, rig
+from tests.interpreter import restored_interpreter
 from tests.render.drawn import Drawing, drawn
 from tests.web.test_server import Served
 
@@ -114,12 +115,10 @@ async def served(folder: Path, renderer: ChatRenderer) -> AsyncIterator[Loop]:
     async with rig(folder, replace(drawing.pipeline, process=process)) as app:
         allow_images(app, 64)
         made = Served(app.app, ConnectionLimits())
-        gc.freeze()  # as a frontend does once it is ready
-        try:
+        with restored_interpreter():
+            tune_interpreter()  # as a frontend does once it is ready
             async with made.server.running():
                 yield Loop(made.port)
-        finally:
-            gc.unfreeze()
 
 
 def allow_images(app: Rig, count: int) -> None:

@@ -21,10 +21,11 @@ from PIL import Image
 
 from semel.cache import Cache, Flight, LruCache, NoCache, SharedCache
 from semel.compose import compose_pipeline
-from semel.compose.interpreter import GC_THRESHOLDS
+from semel.compose.interpreter import tune_interpreter
 from semel.core import Digest, Feature, FeatureInfo, Key, Media, Target, Tenant
 from semel.errors import InvalidRequest
 from semel.render import ChatRequest, Pipeline
+from tests.interpreter import restored_interpreter
 from tests.waiting import until
 
 Folder = Callable[[str], Path]
@@ -204,13 +205,8 @@ async def test_rendering_32768_items_costs_at_most_2_2_times_as_much_as_16384_S1
         return spent
 
     await cost_s(1_024)
-    usual = gc.get_threshold()
-    gc.freeze()  # as a serving process does after its start, so that no collection walks what was loaded before
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
+    with restored_interpreter():
+        tune_interpreter()
         runs = [(await cost_s(16_384), await cost_s(32_768)) for _ in range(11)]
-    finally:
-        gc.set_threshold(*usual)
-        gc.unfreeze()
     ratio = median(whole / half for half, whole in runs)  # each pair under the same weather
     assert ratio <= 2.2, f"{ratio:.2f} times: {runs}"

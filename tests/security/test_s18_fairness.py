@@ -30,7 +30,7 @@ from tests.conftest import Folder
 from tests.frontend.test_start import Started, started
 from tests.security.hostile import DEAR, REFUSED, chat, image, jpeg
 
-ROUNDS = 3
+ROUNDS = 5
 REQUESTS = 100
 LIMITS = ("--max-body-bytes", str(8 * 1024**2), "--processes", "2")
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
