@@ -291,6 +291,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 for seconds in (0.0, -1.0, 1e9)
             },
         },
+        is_nightly=True,
     ),
     "llava": Family(
         Start("llava", ("--max-model-len", "4096", "--limit-mm-per-prompt", '{"image": 4}')),
@@ -327,6 +328,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             ),
             "a mark as embedding": Wrong(with_a_mark_as_embedding, "pixel_values gives"),
         },
+        is_nightly=True,
     ),
     "gemma3": Family(
         Start("gemma3", ("--max-model-len", "4096", "--limit-mm-per-prompt", '{"image": 4}')),
