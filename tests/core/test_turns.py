@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.core.turns import EngineWindow, Turn, Turns
@@ -386,7 +386,19 @@ def _move(turns: Turns, model: Model, move: str, which: int) -> None:
             model.states[number], model.left[number] = "over", 0
 
 
+COMES_BACK: list[Job | tuple[str, int]] = [
+    Job("acme", 1, tokens=1),
+    Job("globex", 1, tokens=1, sequences=40),
+    Job("acme", 1, tokens=1, sequences=40),
+    Job("globex", 1, tokens=100),
+    ("leave", 2),
+    Job("acme", 1, tokens=1),
+]
+"""The tenant that gave up its request and sent another is before the one with an equal counter."""
+
+
 @settings(max_examples=300, deadline=None)
+@example(COMES_BACK)
 @given(st.lists(moves, max_size=80))
 def test_every_decision_is_the_model_s_whatever_happens_S21(steps: list[Job | tuple[str, int]]) -> None:
     model = play(Turns(WINDOW, Clock()), steps)
@@ -396,6 +408,29 @@ def test_every_decision_is_the_model_s_whatever_happens_S21(steps: list[Job | tu
             pass
         turns.leave(turn)
     assert (turns.places, turns.waiting, turns.sequences, turns.prompt_tokens) == (0, 0, 0, 0)
+
+
+def test_a_mutant_that_keeps_the_entry_of_a_tenant_that_comes_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    list_again = Turns._list
+    monkeypatch.setattr(Turns, "_list", lambda self, tenant: None if tenant.listed else list_again(self, tenant))
+    with pytest.raises(AssertionError, match="another request begins"):
+        play(Turns(WINDOW, Clock()), COMES_BACK)
+
+
+@pytest.mark.parametrize("is_mutant", [False, True])
+def test_a_tenant_that_comes_back_again_and_again_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, is_mutant: bool
+) -> None:
+    """It has had more than the tenant that waits before it. The mutant never drops a void entry."""
+    if is_mutant:
+        monkeypatch.setattr(Turns, "_drop_void_entries", lambda _: None)
+    turns = Turns(WINDOW, Clock())
+    busy = [turns.join("initech", 1), *(turns.join("acme", 1) for _ in range(100))]
+    begun(turns)
+    turns.generate(busy[0], 100_000)
+    for _ in range(10_000):
+        turns.leave(turns.join("initech", 1))
+    assert (len(turns._heap) > 100) is is_mutant
 
 
 def test_a_mutant_that_frees_no_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

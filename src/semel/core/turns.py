@@ -11,7 +11,8 @@ does not wait until a long answer of another ends. A request of several sequence
 by tenants that are hardly ahead in tokens; then the places that become free are left free until it fits. A tenant
 without a name, alone, has no window: there are no API keys then, and the engine's own queue is as good.
 
-A decision costs the same however many tenants wait: counters only grow, so a heap is mended where it is read.
+A decision costs the same however many tenants wait: counters only grow, so a heap is mended where it is read. Only a
+tenant that comes back may move forward, among equal counters; then it gets another entry, and the old one is void.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 __all__ = ["EngineWindow", "Turn", "Turns"]
@@ -77,6 +78,12 @@ class EngineWindow:
         return 0 if max_tokens is None else min(_UNKNOWN_STEPS * self.sequences // max_tokens, self.sequences // 2)
 
 
+_Entry = tuple[int, int, "_Tenant"]
+
+_VOID_ENTRIES: Final = 64
+"""That the heap may have, beside one for each entry that counts."""
+
+
 @dataclass(slots=True, eq=False)
 class _Tenant:
     name: str
@@ -90,15 +97,15 @@ class _Tenant:
     """The number of the request with which its queue began."""
     is_active: bool = False
     """Whether it has a request, as it was counted."""
-    is_listed: bool = False
-    """Whether the heap has an entry of it."""
+    listed: _Entry | None = None
+    """The entry in the heap that counts, as it was or as it is."""
 
     @property
     def is_idle(self) -> bool:
         return not (self.places or self.queue)
 
     @property
-    def entry(self) -> tuple[int, int, _Tenant]:
+    def entry(self) -> _Entry:
         """Its place in the order; of equal counters, that of the tenant which came last: it has the least."""
         return self.counter, -self.since, self
 
@@ -157,8 +164,8 @@ class Turns:
         self._numbers = 0
         self._tenants: dict[str, _Tenant] = {}
         """Those that are about, in the order in which they were seen last."""
-        self._heap: list[tuple[int, int, _Tenant]] = []
-        """An entry of each tenant with a queue, as it was or as it is; and of some that have none any more."""
+        self._heap: list[_Entry] = []
+        """An entry of each tenant with a queue, and of some that have none any more; and void ones."""
         self._active = 0
         """Tenants that have a request here or in the engine."""
         self._last: _Tenant | None = None
@@ -202,7 +209,7 @@ class Turns:
                 if not self._fits(turn, 1):
                     return None  # it is its turn; only a request that is too wide for what is free may be passed over
                 heappop(self._heap)
-                tenant.is_listed = False
+                tenant.listed = None
                 passed.append(tenant)
             return None
         finally:
@@ -269,19 +276,36 @@ class Turns:
         heap = self._heap
         while heap:
             entry, tenant = heap[0], heap[0][2]
-            if not tenant.queue:
+            if tenant.listed is not entry:
                 heappop(heap)
-                tenant.is_listed = False
+            elif not tenant.queue:
+                heappop(heap)
+                tenant.listed = None
             elif entry[:2] != tenant.entry[:2]:
-                heapreplace(heap, tenant.entry)
+                tenant.listed = tenant.entry
+                heapreplace(heap, tenant.listed)
             else:
                 return tenant
         return None
 
     def _list(self, tenant: _Tenant) -> None:
-        if not tenant.is_listed:
-            tenant.is_listed = True
-            heappush(self._heap, tenant.entry)
+        entry = tenant.entry
+        if tenant.listed is None or entry[:2] < tenant.listed[:2]:
+            tenant.listed = entry
+            heappush(self._heap, entry)
+            if len(self._heap) > 2 * len(self._tenants) + _VOID_ENTRIES:
+                self._drop_void_entries()
+
+    def _drop_void_entries(self) -> None:
+        kept: list[_Entry] = []
+        for entry in self._heap:
+            tenant = entry[2]
+            if tenant.listed is entry and tenant.queue:
+                kept.append(entry)
+            elif tenant.listed is entry:
+                tenant.listed = None
+        heapify(kept)
+        self._heap = kept
 
     def _count_active(self, tenant: _Tenant) -> None:
         if tenant.is_active is tenant.is_idle:
