@@ -7,7 +7,7 @@ import gc
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -18,9 +18,11 @@ from semel.core import Digest, Feature, Submission
 from semel.errors import RequestError, ServiceError, WorkerLost
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
+from semel.testing.engine import EchoStream
 from semel.wire.messages import Gone
 from semel.wire.translation import submit_of
 from semel.wire.zmq import LinkSession
+from semel.worker import worker as worker_module
 from semel.worker.worker import Worker
 from tests.waiting import until
 from tests.wire.examples import digest_of
@@ -310,6 +312,41 @@ async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
     await three.engine.reset()
     gc.collect()
     await until(lambda: not any(one.memory.leases for one in three.frontends if one.memory is not None))
+
+
+class _KeepsItsTask(worker_module._Request):
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "task" or value is not None:
+            super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("is_mutant", [False, True])
+async def test_a_request_that_is_cancelled_lets_its_features_go_without_a_garbage_collection_D4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mutant: bool
+) -> None:
+    """A worker seldom collects. The mutant's task has its cancellation, whose frames have the request with the task."""
+    if is_mutant:
+        monkeypatch.setattr(worker_module, "_Request", _KeepsItsTask)
+    async with rig(tmp_path, shared_items=6) as made:
+        (frontend,) = made.frontends
+        memory, submitted = frontend.memory, asyncio.Event()
+        assert memory is not None
+
+        async def submit(_: Submission) -> EchoStream:
+            submitted.set()
+            return await asyncio.Future()
+
+        monkeypatch.setattr(made.engine, "submit", submit)
+        gc.disable()
+        try:
+            asking = asyncio.create_task(frontend.ask(1))
+            await submitted.wait()
+            assert memory.leases == 1
+            asking.cancel()
+            with pytest.raises(TimeoutError) if is_mutant else nullcontext():
+                await until(lambda: memory.leases == 0, within_s=1.0 if is_mutant else 20.0)
+        finally:
+            gc.enable()
 
 
 async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_path: Path) -> None:

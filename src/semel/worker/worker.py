@@ -279,18 +279,19 @@ class Worker:
             self._fail(peer, request_id, error)
             return
         requests[request_id] = request = _Request()
-        request.task = asyncio.create_task(self._answer(peer, submit, request))
+        request.task = task = asyncio.create_task(self._answer(peer, submit, request))
         self._ask(peer, request_id, opened.needed)
         self._tell_load()
 
         def end(_: asyncio.Task[None]) -> None:
+            request.task = None  # it has its cancellation, and that the frames with this request and its features
             self._desk.close(peer, request_id)
             requests.pop(request_id, None)
             if request.turn is not None:
                 self._turns.release(request.turn)
             self._tell_load()
 
-        request.task.add_done_callback(end)
+        task.add_done_callback(end)
 
     async def _answer(self, peer: Peer, submit: Submit, request: _Request) -> None:
         """Answer a request, in a span of its own: from its submission to its last token."""
