@@ -125,6 +125,7 @@ async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[s
 
 @pytest.mark.alone
 @pytest.mark.slow
+@pytest.mark.nightly  # 40 ms of the limit are vLLM's encoding of one message, and machines differ by more than the rest
 async def test_a_request_of_thousands_of_items_beside_50_streams_does_not_stop_the_worker_s_loop(
     tiny: Folder, tmp_path: Path
 ) -> None:
