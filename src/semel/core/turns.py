@@ -81,7 +81,7 @@ class EngineWindow:
 _Entry = tuple[int, int, "_Tenant"]
 
 _VOID_ENTRIES: Final = 64
-"""That the heap may have, beside one for each entry that counts."""
+"""Entries that the heap may have beside two for each tenant, before the void ones are dropped."""
 
 
 @dataclass(slots=True, eq=False)

@@ -284,7 +284,8 @@ class Worker:
         self._tell_load()
 
         def end(_: asyncio.Task[None]) -> None:
-            request.task = None  # it has its cancellation, and that the frames with this request and its features
+            # A cancelled task keeps its traceback, whose frames have this request: a cycle, which would hold features.
+            request.task = None
             self._desk.close(peer, request_id)
             requests.pop(request_id, None)
             if request.turn is not None:
