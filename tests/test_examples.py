@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from semel.testing.references import ReferenceServer, serve_references
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,3 +34,16 @@ def test_the_scheduler_encodes_an_image_again_only_where_it_had_to_go() -> None:
     assert printed.count("encodes the cat") == 1
     assert printed.count("encodes the dog") == 1 + printed.count("the dog has to go")
     assert printed.splitlines()[-1] == "6 uses of images, 4 encodes, 2 evictions"
+
+
+def test_an_agent_sends_each_screenshot_once() -> None:
+    with serve_references(ReferenceServer(text="I click on the red window.")) as server:
+        url = server.url.removesuffix("/v1")
+        once = run_example("screenshots.py", "--url", url, "--turns", 12).splitlines()
+        again = run_example("screenshots.py", "--url", url, "--turns", 12, "--plain").splitlines()
+    assert [len(once), len(again)] == [13, 13]
+    sent = [int(line.rpartition(",  ")[2].split()[-3].replace(",", "")) for line in once[:-1]]
+    assert max(sent) < 1.5 * min(sent), "each turn sends one screenshot"
+    total, plain = (int(lines[-1].split()[0].replace(",", "")) for lines in (once, again))
+    assert total < plain / 4
+    assert server.expanded[11]["messages"] == server.expanded[23]["messages"]

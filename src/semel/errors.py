@@ -6,6 +6,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     ├── RequestError            the client's request is at fault: 4xx
     │   ├── InvalidRequest      400  a field is missing, malformed or out of bounds
     │   ├── HeadTooLarge        431  its request line and headers are over a limit
+    │   ├── AmbiguousMedia      409  a name alone that its tenant has given to two contents
     │   ├── InvalidKey          401  no API key, or one that this server does not know
     │   ├── MediaError          400  the media cannot be used
     │   │   ├── MediaUndecodable     400  not a file of an accepted format, or a damaged one
@@ -14,16 +15,20 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   │   ├── MediaNotAllowed      400  its URL is not one that the operator lets us fetch
     │   │   └── MediaUnavailable     400  its URL could not be fetched
     │   ├── ModelNotFound       404  another model is served here
+    │   ├── NoMediaStore        404  there are no files here: the operator has set up no media store
     │   ├── PromptTooLong       400  more tokens than the model takes
     │   ├── RequestTooSlow      408  its body did not come in time
     │   ├── TemplateError       400  the chat template refused the messages
-    │   └── UnknownFeatures     404  items were named by digests that are not held for this tenant
+    │   ├── UnknownFeatures     404  items were named by digests that are not held for this tenant
+    │   ├── UnknownMedia        404  a file was named that this tenant does not have, or not any more
+    │   └── UnsupportedEncoding 415  its body is compressed in a way that is not taken
     ├── ServiceError            semel or the engine is at fault: 5xx
     │   ├── FeatureRejected     500  a feature breaks the model's contract, or does not fit its encoder's output
     │   ├── EngineFailed        500  the engine gave up on this request
     │   ├── EngineDead          503  the engine is gone
     │   │   └── EngineHung           503  it made no progress, and was ended
     │   ├── WorkerLost          503  the connection to the worker broke while it answered
+    │   ├── MediaStoreUnavailable 503  the media store is slow, full or gone
     │   ├── NotReady            503  nothing can be served yet, or not any more
     │   ├── RequestQuarantined  503  two engines died with the request under way
     │   ├── DeadlineExceeded    504  the request took longer than the operator lets it
@@ -43,6 +48,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final, Self
 
 __all__ = [
+    "AmbiguousMedia",
     "Busy",
     "ConfigError",
     "DeadlineExceeded",
@@ -57,10 +63,12 @@ __all__ = [
     "MediaDegenerate",
     "MediaError",
     "MediaNotAllowed",
+    "MediaStoreUnavailable",
     "MediaTooLarge",
     "MediaUnavailable",
     "MediaUndecodable",
     "ModelNotFound",
+    "NoMediaStore",
     "NotReady",
     "PromptTooLong",
     "ProtocolError",
@@ -72,6 +80,8 @@ __all__ = [
     "TemplateError",
     "TooManyBytes",
     "UnknownFeatures",
+    "UnknownMedia",
+    "UnsupportedEncoding",
     "WorkerLost",
     "error_for",
     "excerpt",
@@ -101,9 +111,20 @@ class RequestError(SemelError):
         """The fault of one field: its message begins with the field's name."""
         return cls(f"{param}: {message}", param=param)
 
+    def at(self, param: str) -> Self:
+        """The same fault as that of one part of a request. A new error: several requests may share this one."""
+        return self.of(param, str(self))
+
 
 class InvalidRequest(RequestError):
     """A field is missing, malformed or out of bounds."""
+
+
+class AmbiguousMedia(RequestError):
+    """An item was named by a `uuid` alone that its tenant has sent with two contents; its bytes have to be sent."""
+
+    status = 409
+    code = "ambiguous_media"
 
 
 class HeadTooLarge(RequestError):
@@ -160,6 +181,13 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class NoMediaStore(RequestError):
+    """There are no files here: the operator has set up no media store."""
+
+    status = 404
+    code = "no_media_store"
+
+
 class PromptTooLong(RequestError):
     """The prompt has more tokens than the model takes."""
 
@@ -184,6 +212,21 @@ class UnknownFeatures(RequestError):
 
     status = 404
     code = "unknown_features"
+
+
+class UnknownMedia(RequestError):
+    """A file was named that this tenant does not have, or not any more; another tenant's is answered the same."""
+
+    status = 404
+    code = "unknown_media"
+
+
+class UnsupportedEncoding(RequestError):
+    """The body is compressed in a way that is not taken; the header `Accept-Encoding` says which are."""
+
+    status = 415
+    code = "unsupported_encoding"
+    accepted: ClassVar[str] = "gzip, zstd"
 
 
 class ServiceError(SemelError):
@@ -233,6 +276,13 @@ class WorkerLost(ServiceError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.is_death = is_death
         """Whether its engine or its process died, as far as one can see from here."""
+
+
+class MediaStoreUnavailable(ServiceError):
+    """The media store is slow, full or gone; requests that do not need it are served."""
+
+    status = 503
+    code = "media_store_unavailable"
 
 
 class NotReady(ServiceError):

@@ -23,9 +23,10 @@ from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import ConfigError
 from semel.fleet.ejection import EjectionLimits
-from semel.frontend.limits import BodyLimits, BudgetLimits, ConcurrencyLimits, RefusalLimits
+from semel.frontend.limits import BodyLimits, BudgetLimits, ConcurrencyLimits, CorsSettings, RefusalLimits
 from semel.media.decode.limits import DecodeLimits, ProcessingLimits
 from semel.media.fetch.settings import FetchSettings
+from semel.store.settings import MediaStoreSettings
 from semel.web.limits import ConnectionLimits
 
 if TYPE_CHECKING:
@@ -191,12 +192,21 @@ class ServingSettings:
     server: ServerSettings = section(ServerSettings)
     keys: ApiKeySettings = section(ApiKeySettings)
     fetch: FetchSettings = section(FetchSettings)
+    media_store: MediaStoreSettings = section(MediaStoreSettings)
     decode: DecodeLimits = section(DecodeLimits)
     preprocessing: PreprocessingSettings = section(PreprocessingSettings)
     body: BodyLimits = section(BodyLimits)
     budget: BudgetLimits = section(BudgetLimits)
     concurrency: ConcurrencyLimits = section(ConcurrencyLimits)
     refusals: RefusalLimits = section(RefusalLimits)
+    cors: CorsSettings = section(CorsSettings)
+    unknown_fields: Literal["warn", "refuse", "ignore"] = flag(
+        "warn",
+        help="What to do with top-level fields of a request that its API does not have: ignore them and warn (a "
+        "response header, a metric and a log line), refuse them with 400, or ignore them. A near miss of a field that "
+        "the API has is refused unless all are ignored.",
+        group="Serve",
+    )
     connections: ConnectionLimits = section(ConnectionLimits)
     cache: CacheSettings = section(CacheSettings)
     logs: LogSettings = section(LogSettings)

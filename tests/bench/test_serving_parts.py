@@ -28,7 +28,7 @@ from semel.bench.serving.report import ServeReport, format_figure
 from semel.bench.serving.run import SCENARIOS, Options
 from semel.bench.serving.scenarios.latency import stream
 from semel.bench.serving.scenarios.mixed_load import Kind, drive, plan
-from semel.bench.serving.servers import Server
+from semel.bench.serving.servers import Server, role_of
 from semel.bench.serving.socket_bytes import read_counts
 from semel.bench.serving.stages import stage_rows
 from semel.bench.serving.statistics import Figure, exactly
@@ -258,6 +258,27 @@ def test_the_mean_of_a_stage_is_of_what_came_in_between() -> None:
     assert (row.name, row.unit) == ("again: 1024, stage parse, mean", "ms")
     assert row.semel.value == pytest.approx(2.0)
     assert not stage_rows("again:", scrape(10.0, 5), scrape(10.0, 5))
+
+
+@pytest.mark.parametrize(
+    ("words", "is_root", "role"),
+    [
+        (["python", "-m", "semel", "frontend", "MODEL"], False, "frontend"),
+        (["python", "-m", "semel", "worker", "MODEL"], False, "worker"),
+        (["python", "-m", "semel", "serve", "worker"], True, "other"),
+        (["VLLM::EngineCore"], False, "engine core"),
+        (["VLLM::Worker_0"], False, "engine worker"),
+        (["python", "-m", "semel.processing.pool.child", "7"], False, "other"),
+        ([], False, "other"),
+    ],
+)
+def test_a_process_is_known_by_its_command_line(words: list[str], is_root: bool, role: str) -> None:
+    assert role_of(words, is_root=is_root) == role
+
+
+def test_the_frontend_of_a_server_without_one_is_the_process_that_was_started() -> None:
+    me = os.getpid()
+    assert Server(("http://x",), (me,)).roles()["frontend"] == [me]
 
 
 def test_the_kernel_tells_of_a_process_and_its_children() -> None:

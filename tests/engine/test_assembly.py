@@ -227,7 +227,7 @@ async def test_a_pool_assembles_as_its_processor_does(tiny: Folder, bench: Calla
         assert places_of(assembly.prompt([Item("image", Digest(bytes(32)))], [layout])) == prompts.by_vllm(drawn)
         with pytest.raises(InvalidRequest, match="cannot have any video"):
             await pool.assemble(drawn.token_ids, [("video", layout)])
-        assert (pool.assembled, pool.processed, pool.failed) == (1, 0, 0)
+        assert (pool.assembled, pool.processed, pool.decoded, pool.failed) == (1, 0, 0, 0)
     finally:
         await pool.close()
 

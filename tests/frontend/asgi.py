@@ -81,7 +81,7 @@ async def stream_of(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def _scope(path: str, headers: dict[str, str]) -> dict[str, Any]:
-    named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    named = {"content-type": "application/json", **{name.lower(): value for name, value in headers.items()}}
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -92,7 +92,7 @@ def _scope(path: str, headers: dict[str, str]) -> dict[str, Any]:
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), *named],
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
         "client": ("127.0.0.1", 1),
         "server": ("frontend", 80),
     }

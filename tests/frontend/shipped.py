@@ -25,6 +25,9 @@ from semel.frontend.app import create_app
 from semel.frontend.service import FrontendState
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description
+from semel.render.file_sources import FileSources
+from semel.store.settings import MediaStoreSettings
+from semel.store.store import open_store
 from semel.testing.engine import EchoEngine
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
@@ -51,6 +54,7 @@ class DrawnPool:
 
     calls: list[tuple[Kind, int]] = field(default_factory=list)
     waiting: dict[int, asyncio.Event] = field(default_factory=dict)
+    decoded: int = 0
     processed: int = 0
     failed: int = 0
     assembled: int = 0
@@ -165,8 +169,9 @@ async def shipped(
     engine_bytes: int = 1 << 20,
     cache_bytes: int = 1 << 20,
     contract: Contract = CONTRACT,
+    media_store: MediaStoreSettings | None = None,
 ) -> AsyncIterator[Shipped]:
-    """As many frontends as pools, each until it serves."""
+    """As many frontends as pools, each until it serves. Each opens the media store for itself, if there is one."""
     address = f"ipc://{home}/w.sock"
     engine = EchoEngine(replace(contract, cache_bytes=engine_bytes))
     tasks: list[asyncio.Task[None]] = []
@@ -176,7 +181,8 @@ async def shipped(
         worker = Worker(engine, listener)
         tasks.append(asyncio.create_task(worker.run()))
         try:
-            made = [await _frontend(stack, tasks, address, model, pool, cache_bytes) for pool in pools]
+            stored = media_store or MediaStoreSettings()
+            made = [await _frontend(stack, tasks, address, model, pool, cache_bytes, stored) for pool in pools]
             yield Shipped(engine, worker, made)
         finally:
             for task in reversed(tasks):
@@ -185,12 +191,21 @@ async def shipped(
 
 
 async def _frontend(
-    stack: AsyncExitStack, tasks: list[asyncio.Task[None]], address: str, model: Path, pool: DrawnPool, nbytes: int
+    stack: AsyncExitStack,
+    tasks: list[asyncio.Task[None]],
+    address: str,
+    model: Path,
+    pool: DrawnPool,
+    nbytes: int,
+    stored: MediaStoreSettings,
 ) -> Frontend:
     options = assembly.FrontendOptions(model=str(model), workers=(address,), key=KEY, processes=0)
-    parts = assembly._Parts(options, assembly.create_cache("lru", nbytes))
+    store = open_store(stored, KEY)
+    parts = assembly._Parts(options, assembly.create_cache("lru", nbytes), FileSources(store))
     parts.meter.watch(parts.lookups.samples)
-    service = FrontendState()
+    service = FrontendState(media_store=store)
+    if store is not None:
+        tasks.append(asyncio.create_task(store.run()))
     fleet, keep_linked = await parts.link(stack)
 
     async def start(*_: object, **__: object) -> DrawnPool:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import Keyring, Output
 from semel.core.claims import Claims
 from semel.errors import Busy, ConfigError, DeadlineExceeded
-from semel.frontend.http.sse import EventStream, event
+from semel.frontend.http.sse import EventFormat, EventStream, event
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, Place, RequestLimiter
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.telemetry import Meter
@@ -52,8 +52,9 @@ class Stalled:
 class Streaming:
     """An application that streams, each answer from a stream of its own that stalls."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: EventFormat | None = None) -> None:
         self.streams: list[Stalled] = []
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.streams.append(stream := Stalled())
@@ -62,7 +63,7 @@ class Streaming:
             async for output in stream:
                 yield event({"text": output.text})
 
-        await EventStream([stream], events())(scope, receive, send)
+        await EventStream([stream], events(), self._form)(scope, receive, send)
 
 
 async def silent(scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,6 +199,15 @@ async def test_a_stream_that_takes_too_long_ends_with_the_error_and_is_aborted()
     assert done == b"data: [DONE]"
     assert [stream.closed for stream in streaming.streams] == [1]
     assert (gate.requests, refusals(meter, "deadline_exceeded")) == (0, 1)
+
+
+async def test_a_stream_of_another_api_that_takes_too_long_ends_in_its_own_form() -> None:
+    form = EventFormat(error=lambda error: f"event: error\ndata: {type(error).__name__}\n\n".encode(), done=b"")
+    app, _, _ = door(Streaming(form), ConcurrencyLimits(max_request_s=0.05))
+    late, task = await begin(app)
+    await task
+    _, error = [line for line in bytes(late.body).split(b"\n\n") if line]
+    assert error == b"event: error\ndata: DeadlineExceeded"
 
 
 async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_were_whole() -> None:

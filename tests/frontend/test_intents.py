@@ -13,29 +13,64 @@ from tests.render.drawn import Drawing, chat, image_part
 INTENTS: dict[str, Intent | None] = {
     "/v1/chat/completions": "execute",
     "/v1/completions": "execute",
+    "/invocations": "execute",
+    "/v1/messages": "execute",
+    "/v1/responses": "execute",
     "/inference/v1/generate": "inspect",
     "/v1/chat/completions/render": "inspect",
     "/v1/completions/render": "inspect",
     "/tokenize": "inspect",
+    "/v1/messages/count_tokens": "inspect",
+    "/v1/responses/input_tokens": "inspect",
     "/detokenize": None,
 }
 """None: it renders nothing."""
 
-FORMS: dict[str, Intent] = {"/v1/audio/transcriptions": "execute", "/v1/audio/translations": "execute"}
-"""Those that take no JSON; `test_transcriptions.py` sends them."""
+FORMS: dict[str, Intent | None] = {
+    "/v1/audio/transcriptions": "execute",
+    "/v1/audio/translations": "execute",
+    "/v1/files": None,
+}
+"""Those that take no JSON; `test_transcriptions.py` and `test_files.py` send them."""
 
 SUBMITS = {path for path, intent in INTENTS.items() if intent == "execute"} | {"/inference/v1/generate"}
 """What is answered by an engine: also what was rendered elsewhere, for which nothing is rendered here."""
 
-TAKES_ITEMS = {path for path in INTENTS if "chat" in path} | {"/tokenize"}
+AGENTS = {path for path in INTENTS if path.startswith(("/v1/responses", "/v1/messages"))}
+TAKES_ITEMS = {path for path in INTENTS if "chat" in path} | {"/invocations", "/tokenize"} | AGENTS
 
 
 def body_of(path: str, *numbers: int) -> dict[str, Any]:
+    if path in AGENTS:
+        return agents_body(path, *numbers)
     if path in TAKES_ITEMS:
         return {"messages": list(chat(*numbers).messages)}
     if path == "/inference/v1/generate":
         return {"token_ids": [1, 2], "sampling_params": {}}
     return {"tokens": [1, 2]} if path == "/detokenize" else {"prompt": "hello"}
+
+
+def agents_body(path: str, *numbers: int) -> dict[str, Any]:
+    """The chat with these images, as the API of a path has it."""
+    urls = [image_part(number)["image_url"]["url"] for number in numbers]
+    if path.startswith("/v1/responses"):
+        content = [{"type": "input_image", "image_url": url} for url in urls]
+        return {"input": [{"role": "user", "content": [*content, {"type": "input_text", "text": "?"}]}]}
+    sources = [{"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]} for url in urls]
+    blocks = [*({"type": "image", "source": source} for source in sources), {"type": "text", "text": "?"}]
+    longest = {} if path.endswith("count_tokens") else {"max_tokens": 8}
+    return {"messages": [{"role": "user", "content": blocks}], **longest}
+
+
+async def test_the_agents_apis_give_the_prompt_of_the_chat(app: Rig) -> None:
+    """With its items, so that the caches have one of each, whatever API it came by."""
+    prompts = []
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        await app.ok(path, body_of(path, 1, 2))
+        assert app.engine.last is not None
+        prompts.append(app.engine.last.prompt)
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert len(prompts[0].items) == 2
 
 
 def test_every_route_that_takes_a_body_has_its_intent_in_the_table_E2(app: Rig) -> None:

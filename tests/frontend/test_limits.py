@@ -22,6 +22,10 @@ from semel.frontend.api.requests import ChatCompletionRequest
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.limits import BudgetLimits
+from semel.frontend.routes import completions
+from semel.frontend.routes.call import Call
+from semel.frontend.routes.chat import BegunChat
+from semel.frontend.routes.chat import begin_chat as begin_without_it
 from semel.settings import ServingSettings
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
@@ -189,7 +193,13 @@ async def test_an_answer_that_is_generated_holds_nothing_of_what_its_request_bro
 ) -> None:
     """The naive route keeps what was asked until it has answered, base64 and all."""
     if naive:
-        monkeypatch.setattr(ChatCompletionRequest, "model_copy", lambda self, **_: self)
+        kept: list[ChatCompletionRequest] = []
+
+        async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
+            kept.append(request)
+            return await begin_without_it(call, request)
+
+        monkeypatch.setattr(completions, "begin_chat", begin_chat)
 
     async def process(media: Media, _: Mapping[str, object], **__: object) -> Feature:
         return drawn(Media(media.modality, b"1"))

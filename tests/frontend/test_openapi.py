@@ -36,6 +36,7 @@ from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, takes
 from semel.frontend.service import FrontendState
 from semel.render import ChatRenderer, Pipeline
+from semel.store.store import ObjectMediaStore
 from semel.telemetry import Meter
 from semel.testing.engine import EchoEngine
 from semel.web.errors import error_body, error_response
@@ -46,6 +47,7 @@ from tests.frontend.conformance import EVENTS, NEGATIVE, POSITIVE, Served, serve
 from tests.frontend.hearing import TOKENIZER, Hearing, Spoken, clip
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
+from tests.store.stores import in_memory, store_over
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "a-client-s-key-0123456789"
@@ -60,8 +62,13 @@ def document(*, secured: bool = False) -> dict[str, Any]:
 OPERATIONS = sorted(f"{method.upper()} {path}" for path, told in document()["paths"].items() for method in told)
 TAKEN = {f"POST {path}": told["post"]["requestBody"] for path, told in document()["paths"].items() if "post" in told}
 TYPED = sorted(label for label, body in TAKEN.items() if JSON in body["content"])
-CLIPS = sorted(label for label, body in TAKEN.items() if FORM in body["content"])
-STREAMS = ["POST /inference/v1/generate", "POST /v1/chat/completions", "POST /v1/completions"]
+OWN = [label for label in TYPED if label != "POST /invocations"]
+"""Those with a body of their own: that of `/invocations` is one of two others."""
+CLIPS = sorted(label for label, body in TAKEN.items() if FORM in body["content"] and "/audio/" in label)
+STREAMS = [
+    *("POST /inference/v1/generate", "POST /v1/chat/completions", "POST /v1/completions"),
+    *("POST /v1/messages", "POST /v1/responses"),
+]
 
 
 async def talk(submission: Submission) -> Spoken:
@@ -108,6 +115,7 @@ async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = 
 
     async with rig(folder, replace(drawing.pipeline, process=process), keys=keys) as made:
         made.service.refusals = RefusalLimits(per_s=0)
+        made.service.media_store = await store_over(in_memory())
         with patched(made.engine, talk):
             yield made.app
 
@@ -204,7 +212,7 @@ def test_what_breaks_the_form_for_clips_is_refused(clips: Served, label: str) ->
     name = TAKEN[label]["content"][FORM]["schema"]["$ref"].rpartition("/")[2]
     schema = clips.document["components"]["schemas"][name]
     breaking = {"integer": "1.5", "number": "hot", "boolean": "maybe"}
-    sent = {"unheard-of": "x"}
+    sent = {"temprature": "x"}
     for name, told in schema["properties"].items():
         kinds = [told, *told.get("anyOf", ())]
         for kind in kinds:
@@ -237,10 +245,14 @@ def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, la
 
 def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
     told = document()
-    client = TestClient(create_app(FrontendState(refusals=RefusalLimits(per_s=0)), Meter()))
+    store = ObjectMediaStore(in_memory(), key=rigs.KEY, capacity_bytes=1 << 30, ttl_s=100)  # not read yet
+    client = TestClient(create_app(FrontendState(refusals=RefusalLimits(per_s=0), media_store=store), Meter()))
+    upload: dict[str, Any] = {"files": {"file": b"x"}, "data": {"purpose": "vision"}}
+    unread = {"/v1/files": upload, "/v1/files/{file_id}": {}, "/v1/files/{file_id}/content": {}}
     for path, operations in told["paths"].items():
         for method, operation in operations.items():
-            reply = client.request(method, path, json={})
+            request = unread[path] if path in unread and method != "get" else {"json": {}}
+            reply = client.request(method, path.format(file_id=f"file-{'0' * 64}"), **request)
             assert reply.status_code == (503 if "503" in operation["responses"] else 200)
             response = operation["responses"][str(reply.status_code)]
             if "$ref" in response:
@@ -251,7 +263,7 @@ def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", TYPED)
+@pytest.mark.parametrize("label", OWN)
 def test_every_bound_of_the_document_is_where_it_says(chats: Served, label: str) -> None:
     chats.cover(label, change=usable)
 
@@ -382,7 +394,11 @@ async def test_what_is_rendered_fits_what_generating_takes(app: Rig) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "sampling_params.n"),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "request_id": ""}, "request_id"),
-        ("/v1/chat/completions", {"x" * 1_000: 1}, "x" * 255 + "…"),
+        (
+            "/v1/chat/completions",
+            {"stream": True, "stream_options": {"x" * 1_000: 1}},
+            f"stream_options.{'x' * 255}…",
+        ),
         ("/v1/completions", {"prompt": ""}, None),
     ],
 )

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from semel.errors import InvalidRequest
 from semel.frontend.routes.render import SAFETENSORS
 from semel.interchange.safetensors import FeatureEntry, read
+from semel.processing.vocabulary import Vocabulary
+from semel.render.remote_tokenizer import RemoteTokenizer
 from tests.frontend.rig import MAX_IMAGES, MAX_TOKENS, Rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 
@@ -73,6 +76,19 @@ async def test_tokens_of_a_chat_are_those_that_it_is_executed_with(app: Rig) -> 
     }
 
 
+async def test_tokens_can_be_named_as_the_vocabulary_has_them(app: Rig) -> None:
+    raw = app.pipeline.tokenizer._raw
+    for sent in ({"prompt": "hello there"}, body(3)):
+        answer = await app.ok("/tokenize", {**sent, "return_token_strs": True})
+        assert answer["token_strs"] == [raw.id_to_token(token) for token in answer["tokens"]]
+        assert len(answer["token_strs"]) == answer["count"]
+
+
+def test_a_tokenizer_of_another_process_refuses_to_name_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="return_token_strs: not for this model's tokenizer"):
+        RemoteTokenizer(Vocabulary(("a",), 1), None, None).tokens([0])  # type: ignore[arg-type]
+
+
 async def test_text_goes_to_tokens_and_back(app: Rig) -> None:
     answer = await app.ok("/tokenize", {"prompt": "hello there, ünïcode", "model": "tiny"})
     assert answer["count"] == len(answer["tokens"])
@@ -108,7 +124,7 @@ async def test_more_tensors_than_the_limit_are_refused(app: Rig) -> None:
     ("path", "sent", "message"),
     [
         (RENDER, {"messages": []}, "messages"),
-        (RENDER, body(*range(MAX_IMAGES + 1)), f"9 image items; tiny takes {MAX_IMAGES}"),
+        (RENDER, body(*range(MAX_IMAGES + 1)), f"9 images; tiny takes {MAX_IMAGES}"),
         (RENDER, body(1, model="other"), "not served here"),
         (RENDER, body(1, use_beam_search=True), "use_beam_search"),
         (RENDER, {"messages": [{"role": "user", "content": "hello " * MAX_TOKENS}]}, "tiny takes 4,096"),
@@ -118,8 +134,7 @@ async def test_more_tensors_than_the_limit_are_refused(app: Rig) -> None:
         ("/v1/completions/render", {"prompt": [1, 2, 1_000_000]}, "no token 1,000,000"),
         ("/v1/completions/render", {"prompt": [1, -2]}, "prompt"),
         ("/tokenize", {}, "prompt"),
-        ("/tokenize", body(*range(MAX_IMAGES + 1)), "9 image items"),
-        ("/tokenize", {"prompt": "hello", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", body(*range(MAX_IMAGES + 1)), "9 images"),
         ("/tokenize", body(1, chat_template="{{ x }}"), "chat_template"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [1 << 40]}, "tokens"),

@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from semel.core import Digest
 from semel.errors import InvalidRequest
 from semel.frontend.api.fields import REFUSED, Ignored
+from semel.frontend.api.messages_request import MESSAGES_REFUSED, MessagesRequest
 from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
+from semel.frontend.api.responses_request import RESPONSES_REFUSED, ResponsesRequest
 from tests.frontend.rig import Rig
 from tests.render.drawn import image_part
 
@@ -36,7 +38,7 @@ def test_null_means_the_same_as_leaving_it_out() -> None:
 
 
 def test_a_field_that_nobody_knows_is_refused_even_if_it_is_null() -> None:
-    with pytest.raises(ValidationError, match="tempurature"):
+    with pytest.raises(InvalidRequest, match="tempurature: unknown field; did you mean temperature"):
         chat(tempurature=None)
 
 
@@ -260,9 +262,10 @@ async def test_a_uuid_is_a_hint_and_never_an_identity_S11(app: Rig) -> None:
     assert naive[0] == naive[1], "the control: two pictures are one"
     assert await shown(1, uuid="same") != await shown(2, uuid="same")
     assert await shown(1, uuid="same") == await shown(1, uuid="other") == await shown(1)
-    unseen = {"type": "image_url", "image_url": None, "uuid": "same"}
-    status, message = await app.refused(CHAT, {"messages": [{"role": "user", "content": [unseen]}]})
-    assert (status, "messages[0].content[0].image_url" in message) == (400, True)
+    for name, expected in (("same", 409), ("never", 404)):
+        unseen = {"type": "image_url", "image_url": None, "uuid": name}
+        status, message = await app.refused(CHAT, {"messages": [{"role": "user", "content": [unseen]}]})
+        assert (status, "messages[0].content[0]" in message) == (expected, True)
 
 
 async def test_a_model_that_is_not_served_is_404(app: Rig) -> None:
@@ -274,4 +277,5 @@ def test_the_documentation_lists_every_field_that_is_refused_or_ignored() -> Non
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     missing = [name for name in (*REFUSED, *Ignored.model_fields) if f"`{name}`" not in text]
     fields = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
+    fields |= {*ResponsesRequest.model_fields, *RESPONSES_REFUSED, *MessagesRequest.model_fields, *MESSAGES_REFUSED}
     assert not missing + [name for name in fields if f"`{name}`" not in text]

@@ -123,7 +123,7 @@ async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_o
         metrics = await frontend.metrics()
         for name in ("mm_cache_queries_total", "mm_cache_items", "mm_cache_bytes", "mm_cache_evictions_total"):
             assert sum_of(metrics, f"semel_{name}") == 0, name
-        for name in ("pool_processed_total", "pool_failed_total", "flights_joined_total"):
+        for name in ("pool_decoded_total", "pool_processed_total", "pool_failed_total", "flights_joined_total"):
             assert sum_of(metrics, f"semel_{name}") == 0, name
         execute, inspect = frontend.warm_up_lines()
         assert "warmed up execute (text, image) in " in execute

@@ -110,6 +110,15 @@ async def test_what_is_not_known_is_refused_by_name(speech: Rig) -> None:
     assert (await send(speech, model="gpt-5")).status_code == 404
 
 
+async def test_what_a_gateway_adds_to_a_form_is_ignored_and_the_answer_says_so(speech: Rig) -> None:
+    reply = await send(speech, language="en", chat_id="1")
+    assert (reply.status_code, reply.headers["x-semel-ignored-fields"]) == (200, "chat_id")
+    for written, meant in (("temprature", "temperature"), ("timestamp_granularities", "timestamp_granularities[]")):
+        assert f"{written}: unknown field; did you mean {meant}?" in await refusal(speech, None, **{written: "1"})
+    speech.service.unknown_fields_mode = "refuse"
+    assert "chat_id: unknown field; leave it out" in await refusal(speech, None, chat_id="1")
+
+
 async def test_a_stream_has_vllm_s_chunks(speech: Rig) -> None:
     reply = await send(speech, language="en", stream="true", stream_include_usage="true")
     *lines, done = reply.text.strip().split("\n\n")

@@ -13,7 +13,7 @@ from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig
 
 VLLM_FRONTDOOR = {
-    *("/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
+    *("/v1/responses/{response_id}", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
 
@@ -33,7 +33,10 @@ async def test_a_route_that_is_not_supported_says_so_and_what_to_do(app: Rig, pa
         reply = await app.client.request(method, path.replace("{response_id}", "resp_1"))
         assert reply.status_code == 404
         error = reply.json()["error"]
-        assert (error["code"], error["type"]) == (NOT_SUPPORTED, "invalid_request_error")
+        if path.startswith("/v1/messages"):
+            assert (reply.json()["type"], error["type"]) == ("error", "not_found_error")
+        else:
+            assert (error["code"], error["type"]) == (NOT_SUPPORTED, "invalid_request_error")
         assert error["message"].startswith(f"{path} is not supported: ")
     assert app.engine.submissions == 0
 

@@ -70,6 +70,32 @@ def test_a_host_is_allowed_by_its_name_or_its_domain_and_at_its_port_S1(rule: st
     assert (refusal(MediaPolicy.of(domains=[rule], allow_http=True), url) is None) == allowed
 
 
+@pytest.mark.parametrize(
+    ("url", "flags"),
+    [
+        ("https://example.com/", {"--allowed-media-domains"}),
+        ("http://example.com/", {"--allowed-media-domains", "--allow-media-http"}),
+        ("http://10.1.2.3:9000/", {"--allowed-media-domains", "--allow-media-http", "--allowed-media-networks"}),
+        ("https://[::1]/", {"--allowed-media-domains", "--allowed-media-networks"}),
+        ("https://8.8.8.8/", {"--allowed-media-domains"}),
+    ],
+)
+def test_a_refusal_names_every_flag_that_the_url_would_need_S1(url: str, flags: set[str]) -> None:
+    """Nor does it say which networks are allowed."""
+    for policy in (
+        MediaPolicy(),
+        MediaPolicy.of(networks=["10.0.0.0/8"]),
+    ):
+        told = refusal(policy, url) or ""
+        assert {word for word in told.split() if word.startswith("--")} == flags
+
+
+def test_of_the_target_of_a_redirect_nothing_is_said_S3() -> None:
+    policy = MediaPolicy.of(domains=["a.example"], allow_http=True)
+    targets = ("http://b.example/", "http://10.1.2.3/", "http://8.8.8.8/")
+    assert len({refusal(policy, target, "http://a.example/") for target in targets}) == 1
+
+
 def test_http_is_allowed_only_by_its_own_flag_S1() -> None:
     assert "--allow-media-http" in (refusal(MediaPolicy.of(domains=["*"]), "http://example.com/") or "")
 

@@ -210,12 +210,12 @@ async def test_options_that_cannot_travel_are_the_client_s_fault(pool: Pool, val
 @pytest.mark.slow
 @pytest.mark.alone
 async def test_fifty_requests_at_once_each_get_their_own_feature(pool: Pool, hf: HfProcessor) -> None:
-    processed = pool.processed
+    processed, decoded = pool.processed, pool.decoded
     media = [picture(56 + 28 * (index % 10), 56 + 28 * (index // 10)) for index in range(50)]
     async with asyncio.timeout(PATIENCE_S):
         features = await asyncio.gather(*submit(pool, *media))
     assert [content(feature) for feature in features] == [content(hf.process(one)) for one in media]
-    assert pool.processed == processed + 50
+    assert (pool.processed, pool.decoded) == (processed + 50, decoded + 50)
 
 
 @pytest.mark.slow

@@ -38,13 +38,14 @@ def free(_: int) -> None:
 
 async def test_a_clip_is_cut_there_as_it_would_be_here_and_each_piece_processed(pool: Pool) -> None:
     media, spent = sound(70), list[int]()
-    made = pool.processed
+    made, decoded = pool.processed, pool.decoded
     pieces = await pool.cut(media, spent.append)
     here = cut_audio(media.data, DecodeLimits(), sampling_rate=16_000, max_s=30)
     assert (pieces.samples, pieces.sampling_rate) == (here.samples, 16_000)
     assert [bytes(file) for file in pieces.files] == list(here.files)
     assert spent == [sum(map(len, here.files))]
     assert pool.processed == made  # a piece is no feature
+    assert pool.decoded == decoded + 1
     features = await asyncio.gather(*(pool.process(Media("audio", bytes(file))) for file in pieces.files))
     assert {feature.tensors["input_features"].shape[-1] for feature in features} == {3_000}
 

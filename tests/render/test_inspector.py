@@ -66,7 +66,7 @@ def test_whoever_executes_sees_the_same_whether_others_inspect_or_not_E1(
             elif intent == "inspect":
                 rendered = await watched.pipeline.inspector.render(draft)
                 assert not rendered.features
-                layouts = [drawn(draft.media[item.digest]).layout for item in draft.items]
+                layouts = [drawn(await draft.media_of(item.digest)).layout for item in draft.items]
                 assert [place.length for place in rendered.prompt.timeline] == [len(layout) for layout in layouts]
                 assert [place.mask for place in rendered.prompt.timeline] == [layout.mask for layout in layouts]
             else:
@@ -122,7 +122,7 @@ async def test_what_one_path_has_processed_the_other_path_only_looks_up_E1(parts
 async def test_what_a_worker_has_announced_is_not_processed_for_an_inspection(parts_renderer: ChatRenderer) -> None:
     drawing = Drawing(parts_renderer, NoCache())
     draft = await drawing.pipeline.read_chat(chat(1, 2))
-    held = {digest: FeatureInfo.of(drawn(media)) for digest, media in draft.media.items()}
+    held = {digest: FeatureInfo.of(drawn(await draft.media_of(digest))) for digest in draft.media}
     rendered = await drawing.pipeline.inspector.render(draft, held.get)
     assert rendered.prompt == (await drawing.pipeline.chat(chat(1, 2))).prompt
     assert drawing.processed == [1, 2]  # by the chat

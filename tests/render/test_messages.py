@@ -36,7 +36,7 @@ def test_content_is_a_string_a_list_or_null() -> None:
         ({"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}}, Media("image", b"abc", "image/png")),
         ({"type": "image_url", "image_url": IMAGE}, Media("image", b"abc", "image/png")),
         ({"type": "input_image", "image_url": IMAGE}, Media("image", b"abc", "image/png")),
-        ({"image_url": IMAGE, "uuid": "u"}, Media("image", b"abc", "image/png")),
+        ({"image_url": IMAGE}, Media("image", b"abc", "image/png")),
         (
             {"type": "audio_url", "audio_url": {"url": "data:audio/ogg;base64,YWJj"}},
             Media("audio", b"abc", "audio/ogg"),
@@ -53,6 +53,7 @@ def test_content_is_a_string_a_list_or_null() -> None:
 )
 def test_media_parts_of_every_type_become_media(value: dict[str, Any], media: Media) -> None:
     assert part(value) == Attachment(media)
+    assert part({**value, "uuid": "u"}) == Attachment(media, name="u")
 
 
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
@@ -106,7 +107,7 @@ def test_sources_are_listed_in_the_order_of_the_messages() -> None:
         ),
         (
             [{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "image_embeds"}]}],
-            "messages[1].content[1]: type 'image_embeds' is not supported: use one of audio_url, image_url",
+            "messages[1].content[1]: type 'image_embeds' is not supported: use one of audio_url, file, image",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],

@@ -79,6 +79,7 @@ TESTS: dict[int, tuple[str, ...]] = {
     12: (
         "test_s12_routes.py::test_nobody_can_tell_whether_another_tenant_was_there",
         "test_s12_routes.py::test_a_mutant_that_shares_what_tenants_send_is_found_by_its_steps",
+        "test_s12_references.py::test_a_mutant_that_shares_media_is_found_by_its_steps",
     ),
     13: ("test_s13_canon.py::test_all_eight_orientations_are_applied_S13",),
     14: (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.routes.unsupported import UNSUPPORTED
 from semel.render import ChatRenderer, Pipeline
 from tests.frontend.rig import rig
+from tests.frontend.test_intents import agents_body
 from tests.operations import counting_operations
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing
@@ -31,7 +33,9 @@ from tests.security.worlds import (
     CHAT,
     CLIP,
     CLIPS,
+    FILE_FORM,
     GENERATE,
+    NAME,
     RENDER,
     UMBRA,
     Loot,
@@ -42,6 +46,7 @@ from tests.security.worlds import (
     hearing,
     share_everything,
     view,
+    with_part,
     with_parts,
 )
 
@@ -70,6 +75,58 @@ def _untagged(loot: Loot) -> dict[str, Any]:
     return {**loot.rendered, "features": {**loot.rendered["features"], "mm_tags": None}}
 
 
+def _agents(path: str, _: Loot, **fields: str) -> Mapping[str, Any]:
+    return {"json": {**agents_body(path, 1), **fields}}
+
+
+def _foreign_file(path: str, loot: Loot) -> Mapping[str, Any]:
+    """A request that names a file, as the API of a path has it."""
+    request = agents_body(path, 1)
+    if path.startswith("/v1/responses"):
+        request["input"][0]["content"][0] = {"type": "input_image", "file_id": loot.file_id}
+    else:
+        source = {"type": "file", "file_id": loot.file_id}
+        request["messages"][0]["content"][0] = {"type": "image", "source": source}
+    return {"json": request}
+
+
+def _named_file(field: str, of: Callable[[Loot], str], loot: Loot) -> Mapping[str, Any]:
+    return {"json": with_part({"type": field, field: {"file_id": of(loot)}})}
+
+
+def _name_alone(field: str, value: object, _: Loot) -> Mapping[str, Any]:
+    return {"json": with_part({"type": field, field: value, "uuid": NAME})}
+
+
+def _references() -> tuple[Probe, ...]:
+    """Every way to name what acme has sent or uploaded."""
+    urls = ("image_url", "audio_url", "video_url")
+    secrets: Mapping[str, Callable[[Loot], str]] = {
+        "its file": lambda loot: loot.file_id,
+        "the id of its image": lambda loot: loot.media_id,
+    }
+    stripped = [*((field, None) for field in (*urls, "input_audio")), ("image_url", {"url": ""})]
+    return (
+        *(
+            Probe(f"{name} in {field}", partial(_named_file, field, of))
+            for name, of in secrets.items()
+            for field in ("file", *urls)
+        ),
+        *(
+            Probe(
+                f"its uuid in {field}, which is {value}",
+                partial(_name_alone, field, value),
+                profits=field == "image_url",
+            )
+            for field, value in stripped
+        ),
+        Probe(
+            "its uuid with the id of its image",
+            lambda loot: {"json": with_part({"type": "file", "file": {"file_id": loot.media_id}, "uuid": NAME})},
+        ),
+    )
+
+
 HELLO: Mapping[str, Any] = {"json": {"prompt": "hello"}}
 CLIP_FORM: Mapping[str, Any] = {"files": {"file": ("clip.wav", CLIP)}, "data": {"language": "en"}}
 
@@ -83,6 +140,9 @@ PROBES: Mapping[str, tuple[Probe, ...]] = {
             lambda loot: {"json": with_parts({"uuid": loot.digest, "image_url": None})},
             profits=False,
         ),
+        *_references(),
+        Probe("its uuid with the same image", lambda _: {"json": with_parts({"uuid": NAME})}),
+        Probe("the ids of what it sent", lambda _: {"json": body(1, return_media_ids=True)}),
         Probe("acme as a salt", lambda _: {"json": body(1, cache_salt="acme")}),
         Probe("acme's own salt of prefixes", lambda _: {"json": body(1, cache_salt="\0acme\n")}),
     ),
@@ -90,6 +150,14 @@ PROBES: Mapping[str, tuple[Probe, ...]] = {
         Probe("the same text", lambda _: HELLO),
         Probe("acme as a salt", lambda _: {"json": {"prompt": "hello", "cache_salt": "\0acme\n"}}, profits=False),
     ),
+    **{
+        f"POST {path}": (
+            Probe("the same image", partial(_agents, path)),
+            Probe("acme as a salt", partial(_agents, path, cache_salt="\0acme\n")),
+            Probe("its file", partial(_foreign_file, path)),
+        )
+        for path in ("/v1/responses", "/v1/messages", "/v1/responses/input_tokens", "/v1/messages/count_tokens")
+    },
     f"POST {GENERATE}": (
         Probe("its digest and its tag", lambda loot: {"json": loot.rendered}),
         Probe("its digest and its tag, streamed", lambda loot: {"json": {**loot.rendered, "stream": True}}),
@@ -102,21 +170,42 @@ PROBES: Mapping[str, tuple[Probe, ...]] = {
     ),
     f"POST {RENDER}": (
         Probe("the same image", lambda _: {"json": body(1)}),
+        *_references(),
         Probe("its tensors", lambda _: {"json": body(1), "headers": {"accept": SAFETENSORS}}, profits=False),
     ),
     "POST /v1/completions/render": (Probe("the same text", lambda _: HELLO, profits=False),),
     "POST /tokenize": (
         Probe("the same image", lambda _: {"json": body(1)}),
         Probe("the same text", lambda _: HELLO, profits=False),
+        *_references(),
     ),
     "POST /detokenize": (
         Probe("its prompt", lambda loot: {"json": {"tokens": loot.rendered["token_ids"]}}, profits=False),
     ),
     **{f"POST {path}": (Probe("the same clip", lambda _: CLIP_FORM),) for path in CLIPS},
+    "POST /v1/files": (Probe("the same file", lambda _: FILE_FORM, profits=False),),
+    "GET /v1/files": (
+        Probe("as it is", lambda _: {}),
+        Probe("after its file", lambda loot: {"params": {"after": loot.file_id}}),
+    ),
+    **{
+        f"{method} {path}": (Probe("its file", lambda loot: {"path": {"file_id": loot.file_id}}),)
+        for method, path in (
+            ("GET", "/v1/files/{file_id}"),
+            ("DELETE", "/v1/files/{file_id}"),
+            ("GET", "/v1/files/{file_id}/content"),
+        )
+    },
     **{
         f"GET {path}": (Probe("as it is", lambda _: {}, profits=False),)
-        for path in ("/health", "/ready", "/metrics", "/version", "/v1/models", "/openapi.json")
+        for path in ("/health", "/ping", "/ready", "/metrics", "/version", "/v1/models", "/openapi.json")
     },
+    "POST /ping": (Probe("as it is", lambda _: {}, profits=False),),
+    "POST /invocations": (
+        Probe("the same image", lambda _: {"json": body(1)}),
+        Probe("the same text", lambda _: HELLO, profits=False),
+        *_references(),
+    ),
     **{
         f"{method} {path}": (Probe("as it is", lambda _: {}, profits=False),)
         for path in UNSUPPORTED

@@ -188,7 +188,7 @@ PRODUCTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "images of a message by messages": (
-        "image items",
+        " images; ",
         {"messages": list(chat(*range(MAX_IMAGES)).messages)},
         {"messages": [message for n in range(3) for message in chat(*range(n, n + 4)).messages]},
     ),

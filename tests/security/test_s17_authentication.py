@@ -26,7 +26,7 @@ from tests.render.drawn import FEATURE_BYTES, Drawing
 __all__ = ["folder", "parts_renderer"]
 
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/ping", "/ready"}
 
 
 @pytest.fixture
@@ -82,7 +82,9 @@ async def test_a_naive_guard_leaves_routes_open(tmp_path: Path, drawing: Drawing
     assert {path for path, status in answers.items() if status != 401} >= {"/tokenize", "/detokenize", "/metrics"}
 
 
-@pytest.mark.parametrize("headers", [{}, bearer(""), bearer(ACME[:-1]), {"authorization": ACME}, {"x-api-key": ACME}])
+@pytest.mark.parametrize(
+    "headers", [{}, bearer(""), bearer(ACME[:-1]), {"authorization": ACME}, {"x-api-key": ACME[:-1]}]
+)
 async def test_without_a_key_no_route_but_the_probes_answers(guarded: Rig, headers: dict[str, str]) -> None:
     answers = await statuses(guarded.app, headers, routes_of(guarded.app))
     assert {path for path, status in answers.items() if status != 401} == OPEN
@@ -114,6 +116,22 @@ async def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> N
     assert sent[0]["status"] == 401
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": ACME}, 200),
+        ({"x-api-key": ACME, **bearer(UMBRA)}, 200),
+        ({"x-api-key": ACME, **bearer(ACME[:-1])}, 401),
+        ({"x-api-key": ACME, "authorization": ""}, 401),
+        ({"x-api-key": f"Bearer {ACME}"}, 401),
+    ],
+)
+async def test_a_key_comes_as_anthropic_s_clients_send_it_unless_there_is_authorization(
+    guarded: Rig, headers: dict[str, str], status: int
+) -> None:
+    assert (await guarded.client.get("/v1/models", headers=headers)).status_code == status
+
+
 async def test_metrics_tell_of_all_tenants_so_no_tenant_gets_them(guarded: Rig) -> None:
     assert (await guarded.client.get("/metrics", headers=bearer(ACME))).status_code == 401
 
@@ -130,7 +148,8 @@ async def test_nothing_that_one_tenant_sent_is_a_hit_for_another_on_any_route_S1
 ) -> None:
     """Whether somebody else showed an image can be told neither from a counter nor from the time of an answer."""
     for _ in range(2):
-        await guarded.client.post("/v1/chat/completions", json=body_of(path, 1), headers=bearer(ACME))
+        chat = "/v1/chat/completions"
+        await guarded.client.post(chat, json=body_of(chat, 1), headers=bearer(ACME))
     assert drawing.processed == [1]  # the second was a hit
     await guarded.client.post(path, json=body_of(path, 1), headers=bearer(UMBRA))
     assert drawing.processed == [1, 1]

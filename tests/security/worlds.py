@@ -20,7 +20,7 @@ import pytest
 from msgspec.msgpack import Ext
 
 from semel.cache import LruCache
-from semel.core import Digest, Feature, Field, Key, Keyring, Layout, Media, Modality, Tenant, Tensor
+from semel.core import Digest, Feature, Field, Identity, Key, Keyring, Layout, Media, Modality, Tenant, Tensor
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.items import client_features as given
 from semel.frontend.items.ownership import feature_digest
@@ -28,10 +28,14 @@ from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import ServedModel
 from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer, Pipeline
+from semel.render.file_sources import FileSources
+from semel.render.media_names import MediaNames
+from semel.store.names import owner_of
 from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
+from tests.store.stores import in_memory, store_over
 from tests.waiting import until
 
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
@@ -49,8 +53,12 @@ CLIP = (
     + (3_200).to_bytes(4, "little")
     + bytes(3_200)
 )
+NAME = "acme-s-screen"
+FILE_FORM: Mapping[str, Any] = {"files": {"file": ("a.png", b"pixels")}, "data": {"purpose": "vision"}}
 
-_VOLATILE = re.compile(r"(chatcmpl|cmpl|generate-tokens|transcribe)-[0-9a-z-]+|\"created\":\s*\d+")
+_VOLATILE = re.compile(
+    r"(chatcmpl|cmpl|generate-tokens|transcribe)-[0-9a-z-]+|(resp|msg|rs|fc)_[0-9a-z_]+|\"created(_at)?\":\s*\d+"
+)
 
 
 @dataclass
@@ -66,7 +74,8 @@ class World:
 
     def work(self) -> Mapping[str, float]:
         """What has been done, in numbers that only grow."""
-        names = ("semel_mm_cache", "semel_features_sent", "semel_feature_bytes", "semel_features_repaired")
+        names = ["semel_mm_cache", "semel_features_sent", "semel_feature_bytes", "semel_features_repaired"]
+        names += ["semel_media_store"]
         counted = {name: float(value) for prefix in names for name, value in self.app.metrics(prefix).items()}
         counted = {name: value for name, value in counted.items() if name.partition("{")[0].endswith("_total")}
         return {**counted, "processed": len(self.processed), "submitted": self.app.engine.submissions}
@@ -91,6 +100,12 @@ class Loot:
     rendered: Mapping[str, Any]
     file: bytes
     packed: Mapping[str, Any]
+    file_id: str
+    """Of what it has uploaded."""
+
+    media_id: str
+    """Of what it has sent, as an answer returned it."""
+
     answer: Mapping[str, Any]
     """Of what was sent packed: it tells the digests of these bytes, and their tags."""
 
@@ -116,7 +131,10 @@ async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]
     async with rig(folder, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=_keys()) as made:
         serving = made.service.serving()
         fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
-        made.service.begin(ServedModel(serving.fleet, replace(serving.contract, fields=fields), serving.pipeline))
+        made.service.media_store = store = await store_over(in_memory(), key=rigs.KEY)
+        pipeline = replace(serving.pipeline, files=FileSources(store))
+        made.service.begin(ServedModel(serving.fleet, replace(serving.contract, fields=fields), pipeline))
+        made.meter.watch(store.samples)
         yield World(made, drawing.processed)
 
 
@@ -152,6 +170,13 @@ def with_parts(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**asked}
 
 
+def with_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat with this part in the place of its image."""
+    made: dict[str, Any] = json.loads(json.dumps(body(1)))
+    made["messages"][0]["content"][0] = dict(part)
+    return made
+
+
 def packed(rendered: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A rendered prompt with the tensors of its one image in it, as vLLM gives them."""
     tensor = drawn(Media("image", str(number).encode())).tensors["pixel_values"]
@@ -182,7 +207,9 @@ async def busy(world: World, key: str) -> Loot:
         await ok("/v1/completions", json={"prompt": "hello"})
         await ok(GENERATE, content=file, headers={"content-type": SAFETENSORS})
         answer = (await ok(GENERATE, json=sent)).json()
-    loot = Loot(rendered, file, sent, answer)
+    upload = await ok("/v1/files", **FILE_FORM)
+    (media_id,) = (await ok(CHAT, json={**with_parts({"uuid": NAME}), "return_media_ids": True})).json()["media_ids"]
+    loot = Loot(rendered, file, sent, upload.json()["id"], media_id, answer)
     await until(lambda: world.app.worker.holding(Digest(bytes.fromhex(loot.digest))) is not None)
     await ok(GENERATE, json=rendered)
     await ok(GENERATE, content=loot.unsealed, headers={"content-type": SAFETENSORS})
@@ -196,13 +223,14 @@ async def view(world: World, monkeypatch: pytest.MonkeyPatch, method: str, path:
     submitted = world.app.engine.submissions
     with monkeypatch.context() as patched:
         lookups = _count_lookups(patched)
-        reply = await world.ask(UMBRA, method, path, **request)
+        request = dict(request)
+        reply = await world.ask(UMBRA, method, path.format(**request.pop("path", {})), **request)
     last, after = world.app.engine.last, world.work()
     shares = world.app.engine.submissions > submitted and last is not None and last.cache_salt in salts
     grown = ((name, after[name] - before.get(name, 0.0)) for name in sorted(after))
     return View(
         reply.status_code,
-        tuple(sorted((name, value) for name, value in reply.headers.items() if name != "x-request-id")),
+        tuple(sorted((name, value) for name, value in reply.headers.items() if not name.endswith("request-id"))),
         _VOLATILE.sub("_", reply.content.decode(errors="replace")),
         tuple((name, amount) for name, amount in grown if amount),
         len(lookups),
@@ -226,9 +254,15 @@ def _count_lookups(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
 def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The naive frontend: what one tenant has sent is there for all."""
     identity = Pipeline._identity
-    monkeypatch.setattr(
-        Pipeline, "_identity", lambda self, modality, options, _: identity(self, modality, options, None)
-    )
+
+    def shared(self: Pipeline, modality: Modality, options: Mapping[str, object], tenant: Tenant | None) -> Identity:
+        del tenant
+        return identity(self, modality, options, None)
+
+    monkeypatch.setattr(Pipeline, "_identity", shared)
+    memory = MediaNames._memory
+    monkeypatch.setattr(MediaNames, "_memory", lambda self, _: memory(self, Tenant()))
+    monkeypatch.setattr("semel.store.store.owner_of", lambda _, key: owner_of("", key))
     monkeypatch.setattr(given, "has_tag", lambda *_: True)
     monkeypatch.setattr(given, "feature_digest", lambda feature, _, key: feature_digest(feature, Tenant(), key))
     monkeypatch.setattr(Tenant, "prefix_salt", property(lambda self: self.salt))

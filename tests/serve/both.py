@@ -5,7 +5,7 @@ What is asked of both is compared field by field, but for what stands in `differ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +92,11 @@ def _compare_streams(mine: list[Any], theirs: list[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def serving_both(folder: Path, home: Path, *flags: str) -> Iterator[Both]:
-    """Both servers with the same flags, until the end; ours with keys that are known, and an admin address."""
+def serving_both(folder: Path, home: Path, *flags: str, only_ours: Sequence[str] = ()) -> Iterator[Both]:
+    """Both servers with the same flags, until the end; ours with keys that are known, and an admin address.
+
+    `only_ours` are flags of what vLLM does not have.
+    """
     flags = ("--served-model-name", MODEL, *flags)
     fleet_key, admin_key, admin_port = home / "fleet.key", home / "admin.key", free_port()
     for path in (fleet_key, admin_key):
@@ -101,7 +104,7 @@ def serving_both(folder: Path, home: Path, *flags: str) -> Iterator[Both]:
     keys = ("--key-file", str(fleet_key), "--admin-port", str(admin_port), "--admin-key-file", str(admin_key))
     with (
         bare_starting(folder, home, *flags, "--enable-prompt-tokens-details") as (url, process),
-        serving(folder, home, *flags, *keys, within_s=400) as served,
+        serving(folder, home, *flags, *keys, *only_ours, within_s=400) as served,
     ):
         until_healthy(url, process, 240)
         options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}

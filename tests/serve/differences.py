@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["DIFFERENCES", "comparable", "joined"]
+__all__ = ["DIFFERENCES", "comparable", "flat", "joined"]
 
 DIFFERENCES: Final[Mapping[str, str]] = {
     r"^id$": "each server names its requests",
@@ -33,9 +33,9 @@ _CACHED: Final = re.compile(next(path for path in DIFFERENCES if "cache" in path
 
 def comparable(answer: Mapping[str, Any], *, cached: bool = True) -> dict[str, Any]:
     """The answer flat, by path, without what may differ; `cached` tokens are compared where they are no chance."""
-    flat = _flat("", answer)
+    fields = flat(answer)
     allowed = [re.compile(path) for path in DIFFERENCES if not (cached and path == _CACHED.pattern)]
-    return {path: value for path, value in flat.items() if not any(one.search(path) for one in allowed)}
+    return {path: value for path, value in fields.items() if not any(one.search(path) for one in allowed)}
 
 
 def joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -76,14 +76,15 @@ def _join_call(kept: dict[str, Any], call: Mapping[str, Any]) -> None:
             kept[name] = kept.get(name, "") + value
 
 
-def _flat(path: str, value: Any) -> dict[str, Any]:
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of a value by their paths; of what has parts, that it has some."""
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list | tuple):
         parts = enumerate(value)  # type: ignore[assignment]
     else:
         return {path.removeprefix("."): value}
-    flat = {path.removeprefix("."): type(value).__name__ if not value else "…"}
+    fields = {path.removeprefix("."): type(value).__name__ if not value else "…"}
     for name, part in parts:
-        flat |= _flat(f"{path}.{name}", part)
-    return flat
+        fields |= flat(part, f"{path}.{name}")
+    return fields

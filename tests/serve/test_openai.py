@@ -258,7 +258,7 @@ def test_what_vllm_refuses_is_refused_with_the_same_exception_and_says_why_S15(
 
 def test_what_vllm_ignores_and_would_answer_wrongly_is_refused_by_name(both: Both) -> None:
     """The control: bare vLLM answers, as if nothing had been asked."""
-    for body, said in (({"guided_choice": ["red"]}, "structured_outputs"), ({"tempurature": 0}, "tempurature")):
+    for body, said in (({"guided_choice": ["red"]}, "structured_outputs"), ({"presense_penalty": 1}, "did you mean")):
         assert both.bare.chat.completions.create(**asked_of({"extra_body": body})).choices
         with pytest.raises(openai.BadRequestError, match=said):
             both.ours.chat.completions.create(**asked_of({"extra_body": body}))

@@ -43,10 +43,11 @@ class Room:
     `add` to `remove`. Every step is O(1); those that look for room look once at every tenant that has some.
     """
 
-    __slots__ = ("_clock", "_lines", "_shares")
+    __slots__ = ("_clock", "_idle_s", "_lines", "_shares")
 
-    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic, *, idle_s: float = IDLE_S) -> None:
         self._clock = clock
+        self._idle_s = idle_s
         self._shares = Shares(capacity)
         self._lines: dict[str, _Line] = {}  # of the tenants that have bytes
 
@@ -106,7 +107,7 @@ class Room:
         """Whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
         if nbytes <= self._shares.share(tenant):
             return True
-        since_s = self._clock() - IDLE_S
+        since_s = self._clock() - self._idle_s
         lines = self._lines.items()
         others = [self._shares[other] for other, line in lines if other != tenant and line.used_s >= since_s]
         return nbytes + sum(min(amount, nbytes) for amount in others) <= self._shares.capacity
@@ -140,7 +141,7 @@ class Room:
 
     def protected(self, tenant: str, nbytes: int) -> Iterator[Digest]:
         """The features that do not go, whatever else a tenant needs so many bytes for."""
-        limit, since_s = max(nbytes, self._shares.share(tenant)), self._clock() - IDLE_S
+        limit, since_s = max(nbytes, self._shares.share(tenant)), self._clock() - self._idle_s
         for other, line in self._lines.items():
             if other != tenant and line.used_s >= since_s and self._shares[other] <= limit:
                 yield from line.digests
@@ -151,6 +152,6 @@ class Room:
 
     def _idle_lines(self, tenant: str) -> list[_Line]:
         """The lines of other tenants that are entitled to nothing, those that were used longest ago first."""
-        since_s = self._clock() - IDLE_S
+        since_s = self._clock() - self._idle_s
         idle = [line for other, line in self._lines.items() if other != tenant and line.used_s < since_s]
         return sorted(idle, key=lambda line: line.used_s)

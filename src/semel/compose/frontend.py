@@ -26,6 +26,7 @@ from semel.processing.cores import usable_cores
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.process import PoolProcess
 from semel.render import Pipeline, warm_up
+from semel.render.file_sources import FileSources
 from semel.settings import (
     CacheKind,
     FrontendSettings,
@@ -35,6 +36,7 @@ from semel.settings import (
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
+from semel.store.store import open_store
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
@@ -46,6 +48,7 @@ from semel.telemetry.metrics import (
     MM_CACHE_EVICTIONS,
     MM_CACHE_ITEMS,
     POOL_ASSEMBLED,
+    POOL_DECODED,
     POOL_FAILED,
     POOL_PROCESSED,
     POOL_REPLACED,
@@ -134,14 +137,19 @@ async def run_frontend(options: FrontendOptions) -> None:
         body=serving.body,
         budget=Budget(serving.budget),
         refusals=serving.refusals,
+        unknown_fields_mode=serving.unknown_fields,
         limiter=limiter,
         priority_tenants=frozenset(serving.keys.priority_tenants),
         metrics_per_tenant=serving.metrics_per_tenant,
+        max_file_bytes=serving.fetch.limits.max_bytes,
+        media_store=(store := open_store(serving.media_store, options.key)),
     )
     tracing = start_tracing(options.collector, "semel-frontend")
-    parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes))
+    parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes), FileSources(store))
     log_requests = not serving.disable_access_log
-    app = create_app(service, parts.meter, options.api_keys, tracing=tracing, log_requests=log_requests)
+    app = create_app(
+        service, parts.meter, options.api_keys, tracing=tracing, log_requests=log_requests, cors=serving.cors
+    )
     count = partial(parts.meter.count, REFUSALS)
     limits = replace(serving.connections, headers_s=serving.body.max_s, stall_s=serving.body.max_s)
     server = HttpServer(app, serving.server.host, serving.server.port, limits, count)
@@ -152,6 +160,9 @@ async def run_frontend(options: FrontendOptions) -> None:
         stack.push_async_callback(tracing.close)
         stack.callback(parts.cache.close)
         stack.callback(LoopLag(parts.meter).close)
+        if store is not None:
+            parts.meter.watch(store.samples)
+            stack.callback(asyncio.create_task(store.run()).cancel)
         if serving.metrics_port is not None:
             operator = Starlette(routes=operator_routes(parts.meter, lambda: service.reason))
             address = serving.metrics_host, serving.metrics_port
@@ -201,6 +212,7 @@ class _Parts:
 
     options: FrontendOptions
     cache: Cache
+    files: FileSources = field(default_factory=FileSources)
     layouts: LayoutCache[Digest] = field(default_factory=LayoutCache)
     lookups: CacheLookups = field(default_factory=CacheLookups)
     meter: Meter = field(default_factory=Meter)
@@ -319,6 +331,7 @@ class _Parts:
             apply=pool.assemble,
             cut=pool.cut,
             fetch=fetcher.fetch,
+            files=self.files,
             timings=timings if options.collector is None else traced(timings),
         )
         self.meter.watch(partial(_flight_samples, pipeline))
@@ -372,6 +385,7 @@ def _flight_samples(pipeline: Pipeline) -> Iterator[Sample]:
 
 
 def _pool_samples(pool: Pool) -> Iterator[Sample]:
+    yield POOL_DECODED, pool.decoded, ()
     yield POOL_PROCESSED, pool.processed, ()
     yield POOL_ASSEMBLED, pool.assembled, ()
     yield POOL_FAILED, pool.failed, ()

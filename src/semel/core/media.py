@@ -21,6 +21,11 @@ class Media:
     mime: str | None = None
     """The type that the sender states. Messages show it; decoding never trusts it."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it has in memory."""
+        return len(self.data)
+
     def __repr__(self) -> str:
         mime = "unknown type" if self.mime is None else repr(self.mime[:_SHOWN_CHARS])  # a client's text, in a log line
         return f"Media({self.modality}, {mime}, {len(self.data):,} bytes)"

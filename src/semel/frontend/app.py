@@ -1,7 +1,7 @@
 """The HTTP application of a frontend: its routes put together, errors in OpenAI's shape, requests counted.
 
 The routes that execute stand in `completions`, `transcriptions` and `generation`, those that only look in `inspection`,
-those that nobody can use here in `unsupported`.
+those of files in `files`, those that nobody can use here in `unsupported`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
 from semel.frontend.api.server import ModelList, Version, model_list
+from semel.frontend.http.errors import http_refusal, refusal
+from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
+from semel.frontend.limits import NO_CORS, CorsSettings
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
+from semel.frontend.routes.files import file_routes
 from semel.frontend.routes.generate import generation_routes
+from semel.frontend.routes.messages import messages_routes
 from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, looks, probes
 from semel.frontend.routes.render import inspection_routes
+from semel.frontend.routes.responses import responses_routes
 from semel.frontend.routes.transcriptions import transcription_routes
 from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import FrontendState
@@ -46,11 +53,12 @@ from semel.telemetry.metrics import (
     TENANT_REQUESTS_WAITING,
 )
 from semel.telemetry.tracing import NO_TRACING, Tracing
-from semel.web.errors import error_response, http_error_response
 from semel.web.openapi import JSON, TEXT, shape
 from semel.web.responses import Readiness, json_response, readiness_response
 
 __all__ = ["create_app"]
+
+_EXPOSED: Final = ("x-request-id", "request-id", "retry-after")
 
 _READINESS: Final = {200: "Requests are served.", 503: "Not yet, or not any more."}
 
@@ -62,12 +70,13 @@ def create_app(
     *,
     tracing: Tracing = NO_TRACING,
     log_requests: bool = True,
+    cors: CorsSettings = NO_CORS,
 ) -> DocumentedApp:
     """The HTTP application of one frontend; without keys it is open to everybody who reaches it."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, SemelError)
-        response = error_response(error)
+        response = refusal(error, request.scope)
         if isinstance(error, RequestError | Busy | NotReady):
             meter.count(REFUSALS, error.code)
             # What failed has the body: it must not wait with its answer.
@@ -75,30 +84,53 @@ def create_app(
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
         return response
 
-    async def on_http_error(_: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return http_error_response(error)
+        return http_refusal(error, request.scope)
 
     meter.watch(partial(_budget_samples, service))
     meter.watch(service.limiter.samples)
+    meter.watch(service.traffic.samples)
+    meter.watch(service.ignored_fields.samples)
     return DocumentedApp(
         [
             *_server_routes(service, meter),
             *completion_routes(service),
+            *responses_routes(service),
+            *messages_routes(service),
             *generation_routes(service),
             *transcription_routes(service),
+            *file_routes(service),
             *inspection_routes(service),
             *unsupported_routes(),
         ],
         secured=bool(keys),
+        closed=service.unknown_fields_mode == "refuse",
         middleware=[
-            Middleware(RequestCounter, meter=meter),  # outermost: what is refused counts as well
+            *_cors(cors),
+            Middleware(RequestCounter, meter=meter),  # outside of the rest: what is refused counts as well
             Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
             Middleware(Authentication, keys=keys or Keyring()),
             Middleware(ConcurrencyLimit, limiter=service.limiter, meter=meter, wait_s=service.refusal_wait_s),
         ],
         exception_handlers={SemelError: on_error, HTTPException: on_http_error},
     )
+
+
+def _cors(cors: CorsSettings) -> list[Middleware]:
+    """Outermost: a browser asks without a key what a page may send, and a page can read errors too."""
+    if not cors.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=cors.allowed_origins,
+            allow_methods=cors.allowed_methods,
+            allow_headers=cors.allowed_headers,
+            allow_credentials=cors.allow_credentials,
+            expose_headers=(*_EXPOSED, IGNORED_FIELDS_HEADER),
+        )
+    ]
 
 
 def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute]:
@@ -130,6 +162,7 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
     text = {TEXT: {"type": "string"}}
     return [
         DocumentedRoute("/health", health, operation=probes({200: ("It is alive.", {})})),
+        DocumentedRoute("/ping", health, methods=("GET", "POST")),
         DocumentedRoute("/ready", ready, operation=probes(readiness)),
         DocumentedRoute("/metrics", metrics, operation=probes({200: ("In Prometheus' format.", text)})),
         DocumentedRoute("/version", version, operation=probes({200: ("The version.", {JSON: shape(Version)})})),

@@ -121,7 +121,7 @@ async def submit_draft(
     is submitted `ahead` is read later, so the time of its first output means nothing and is not
     recorded.
     """
-    media_bytes = sum(len(media.data) for media in draft.media.values())
+    media_bytes = sum(media.nbytes for media in draft.media.values())
     serving.check_items(draft.items)
     prefix = b"" if opening is None else opening.key(draft.items, tenant)
     with serving.fleet.preparing(draft.media, prefix=prefix) as worker:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from semel.core.flag import MIB, flag
 from semel.errors import ConfigError
 
-__all__ = ["BodyLimits", "BudgetLimits", "ConcurrencyLimits", "RefusalLimits"]
+__all__ = ["NO_CORS", "BodyLimits", "BudgetLimits", "ConcurrencyLimits", "CorsSettings", "RefusalLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,16 @@ class BodyLimits:
         min=1,
     )
     """Reading JSON holds the interpreter's lock for 2 to 4 ms for each megabyte of long strings."""
+
+    max_ratio: float = flag(
+        100.0,
+        "max-body-ratio",
+        help="Maximum size of a compressed request body after decompression, as a multiple of what was sent; more is "
+        "answered with 413. Bodies up to 1 MiB may be compressed by more.",
+        group="Limits",
+        min=1,
+    )
+    """Base64 of images is compressed by 1.3 to 1, text by 3 to 10. gzip can do 1,000 to 1, zstd 30,000 to 1."""
 
     max_s: float = flag(
         120.0,
@@ -147,3 +160,50 @@ class RefusalLimits:
 
     max_wait_s: float = 5.0
     """The longest that one waits, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorsSettings:
+    """Which web pages may call the API from a browser (CORS): vLLM's flags and defaults. Without origins none may."""
+
+    allowed_origins: tuple[str, ...] = flag(
+        (),
+        help="Origin of web pages that may call the API from a browser, such as https://chat.example.com; * for all. "
+        "Repeatable, or a JSON list as with vLLM.",
+        group="Serve",
+    )
+    allowed_methods: tuple[str, ...] = flag(
+        ("*",),
+        help="HTTP method that such pages may use; * for all. Repeatable, or a JSON list.",
+        group="Serve",
+    )
+    allowed_headers: tuple[str, ...] = flag(
+        ("*",),
+        help="Request header that such pages may send; * for all. Repeatable, or a JSON list.",
+        group="Serve",
+    )
+    allow_credentials: bool = flag(
+        False, help="Let browsers send cookies and HTTP credentials of such pages.", group="Serve"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+            object.__setattr__(self, name, tuple(_listed(name, getattr(self, name))))
+
+
+def _listed(name: str, values: tuple[str, ...]) -> Iterator[str]:
+    """The values, with those of JSON lists one by one."""
+    for value in values:
+        if not value.startswith("["):
+            yield value
+            continue
+        try:
+            inner = json.loads(value)
+        except ValueError:
+            inner = None
+        if not isinstance(inner, list) or not all(isinstance(one, str) for one in inner):
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: write one value, or a JSON list of strings")
+        yield from inner
+
+
+NO_CORS: Final = CorsSettings()

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.core import Contract, Digest, FeatureInfo, Modality
+from semel.core.flag import MIB
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
 from semel.fleet.fleet import Fleet
+from semel.frontend.api.api_fields import API_FIELDS
+from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
+from semel.frontend.http.content_encoding import BodyTraffic
+from semel.frontend.http.ignored_fields import IgnoredFields
 from semel.frontend.middleware.concurrency import RequestLimiter
 from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
 from semel.render import FeatureInfoOf, Pipeline, check_chars
+from semel.store import MediaStore
 
 __all__ = ["FrontendState", "ServedModel"]
+
+
+_NOUNS: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
 
 
 class _OfModality(Protocol):
@@ -65,14 +74,27 @@ class ServedModel:
         if isinstance(prompt, str):
             check_chars(len(prompt), self.max_chars)
 
-    def check_items(self, items: Iterable[_OfModality]) -> None:
-        """Refuse more items of a modality than a prompt may have, before one of them is fetched or processed."""
+    def check_items(self, items: Sequence[_OfModality], places: Sequence[str] = ()) -> None:
+        """Refuse more items of a modality than a prompt may have, before one of them is fetched or processed.
+
+        `places` are the parts of the request that name them, for the error.
+        """
         for modality, count in Counter(item.modality for item in items).items():
             if count > (limit := self.contract.max_items.get(modality, 0)):
-                raise InvalidRequest(
-                    f"the prompt has {count:,} {modality} items; {self.model} takes {limit:,}: send fewer, or raise it "
-                    "with the worker's --limit-mm-per-prompt"
-                )
+                error = InvalidRequest(self._too_many(modality, count, limit))
+                if not places:
+                    raise error
+                of_modality = [place for item, place in zip(items, places, strict=True) if item.modality == modality]
+                raise error.at(of_modality[limit])
+
+    def _too_many(self, modality: Modality, count: int, limit: int) -> str:
+        if modality in self.contract.max_items:
+            return (
+                f"the prompt has {count:,} {_NOUNS[modality]}; {self.model} takes {limit:,}: send fewer, or raise it "
+                "with the worker's --limit-mm-per-prompt"
+            )
+        others = [_NOUNS[one] for one, most in self.contract.max_items.items() if most]
+        return f"{self.model} takes no {_NOUNS[modality]}: send {' and '.join(['text', *others])}"
 
     def held_anywhere(self) -> FeatureInfoOf:
         """What any worker has announced of an item."""
@@ -90,14 +112,26 @@ class FrontendState:
 
     body: BodyLimits = field(default_factory=BodyLimits)
     budget: Budget = field(default_factory=Budget)
+    traffic: BodyTraffic = field(default_factory=BodyTraffic)
     refusals: RefusalLimits = field(default_factory=RefusalLimits)
     limiter: RequestLimiter = field(default_factory=RequestLimiter)
+
+    unknown_fields_mode: UnknownFieldsMode = "warn"
+    """What becomes of top-level fields of a request that its API does not have."""
+
+    ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
     priority_tenants: frozenset[str] = frozenset()
     """The tenants whose requests may set a priority, where there are API keys."""
 
     metrics_per_tenant: bool = False
     """Whether metrics of single tenants are exported."""
+
+    media_store: MediaStore | None = None
+    """Where files are stored; without one there are none."""
+
+    max_file_bytes: int = 64 * MIB
+    """The most bytes of one file that is uploaded; over it the answer is 413."""
 
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
@@ -135,6 +169,10 @@ class FrontendState:
             raise InvalidRequest.of(
                 "priority", "this API key's tenant may not set it; leave it out, or name it with --priority-tenant"
             )
+
+    def unknown_fields(self) -> UnknownFields:
+        """What counts and judges the unknown fields of one request."""
+        return UnknownFields(self.unknown_fields_mode, API_FIELDS)
 
     def refusal_wait_s(self, tenant: str) -> float:
         """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""

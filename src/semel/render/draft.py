@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from semel.core import Assembly, Digest, Feature, FeatureInfo, Item, Layout, Media, Modality, Prompt
-from semel.errors import ServiceError
+from semel.errors import RequestError, ServiceError
 from semel.media import Pieces
+from semel.render.source import MediaFile
 
 __all__ = [
     "AssemblePrompt",
@@ -18,6 +20,7 @@ __all__ = [
     "MakeFeature",
     "ParsedRequest",
     "ProcessItem",
+    "ReadFile",
     "Rendered",
     "nothing_known",
 ]
@@ -27,6 +30,10 @@ MakeFeature = Callable[[Digest], Awaitable[Feature]]
 
 FeatureInfoOf = Callable[[Digest], FeatureInfo | None]
 """Returns what the request's worker has of an item, if it has it. A call changes nothing."""
+
+
+ReadFile = Callable[[MediaFile], Awaitable[Media]]
+"""Reads a file, and charges its bytes to the request."""
 
 
 class ProcessItem(Protocol):
@@ -95,8 +102,8 @@ class ParsedRequest:
     """A parsed request: its items have digests, but no features or layouts yet."""
 
     items: tuple[Item, ...]
-    media: Mapping[Digest, Media]
-    """The media of each distinct item."""
+    media: Mapping[Digest, Media | MediaFile]
+    """The media of each distinct item. A file is read only if nobody has its feature."""
 
     options: Mapping[str, object]
     assemble: Callable[[Sequence[Layout]], Awaitable[Prompt]] = field(repr=False)
@@ -107,6 +114,31 @@ class ParsedRequest:
 
     spend: Callable[[int], None] | None = field(default=None, repr=False)
     """Charges features that have no room in shared memory."""
+
+    read_file: ReadFile | None = field(default=None, repr=False)
+    contents: tuple[Digest, ...] = ()
+    """The ids of its contents as files, of all items if they are wanted."""
+
+    places: Mapping[Digest, str] = field(default_factory=dict)
+    """The part of the request that names each item first, for errors."""
+
+    @contextmanager
+    def naming(self, digest: Digest) -> Iterator[None]:
+        """Faults of an item that are raised inside name its part of the request."""
+        try:
+            yield
+        except RequestError as error:
+            if error.param is None and (place := self.places.get(digest)):
+                raise error.at(place) from None
+            raise
+
+    async def media_of(self, digest: Digest) -> Media:
+        """The media of an item."""
+        media = self.media[digest]
+        if isinstance(media, Media):
+            return media
+        assert self.read_file is not None, "a request with files can read them"
+        return await self.read_file(media)
 
     def assembled(self) -> ParsedRequest:
         """The parts that are still needed after the prompt is made: each media once, to make its feature again."""

@@ -86,18 +86,20 @@ class Inspector:
             return (await self.make(draft, digest)).layout
 
         async def work() -> Layout:
-            layout = await lay_out(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
+            layout = await lay_out(await draft.media_of(digest), draft.options, group=draft, tenant=draft.tenant)
             self.layouts.put(digest, layout)
             return layout
 
-        return await self.looks.do(digest, work)
+        with draft.naming(digest):
+            return await self.looks.do(digest, work)
 
     async def make(self, draft: ParsedRequest, digest: Digest) -> Feature:
         """Process an item's feature. Equal inspections in flight share one computation."""
 
         async def work() -> Feature:
-            feature = await self.process(draft.media[digest], draft.options, group=draft, tenant=draft.tenant)
+            feature = await self.process(await draft.media_of(digest), draft.options, group=draft, tenant=draft.tenant)
             self.layouts.put(digest, feature.layout)
             return feature
 
-        return await self.flight.do(digest, work)
+        with draft.naming(digest):
+            return await self.flight.do(digest, work)

@@ -12,13 +12,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from semel.core import Media, Modality
-from semel.errors import InvalidRequest
+from semel.core import Digest, Media, Modality
+from semel.errors import InvalidRequest, UnknownMedia, excerpt
 from semel.render.long_string import LongString
+from semel.render.media_names import MAX_NAME_CHARS
 from semel.render.placeholder_escape import map_strings, strings_in
-from semel.render.source import Source, media_from_base64, source_from
+from semel.render.source import MediaFile, MediaName, Source, media_from_base64, source_from
 
-__all__ = ["MESSAGE", "Attachment", "Conversation", "Message", "Part", "Text", "ToolReference", "put_media"]
+__all__ = [
+    "MESSAGE",
+    "NO_FILES",
+    "Attachment",
+    "Conversation",
+    "Files",
+    "Message",
+    "Part",
+    "Text",
+    "ToolReference",
+    "named_files",
+    "put_media",
+]
 
 _TEXT_FIELDS: Final = {
     "input_text": "text",
@@ -34,9 +47,18 @@ _URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
     "video_url": ("video_url", "video"),
 }
 _URL_NAMES: Final = frozenset(name for name, _ in _URL_FIELDS.values())
-_SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_URL_FIELDS, "input_audio", "tool_reference"})
+_FILE_NAMES: Final = ("file", *_URL_NAMES)
+_ARTICLES: Final[Mapping[Modality | None, str]] = {
+    "audio": "audio",
+    "image": "an image",
+    "video": "a video",
+    None: "neither image, audio nor video",
+}
+_MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "file", "image", "input_audio"})
+_SUPPORTED: Final = sorted({*_TEXT_FIELDS, *_MEDIA_TYPES, "tool_reference"})
+_MAX_MIME_CHARS: Final = 64
 _AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
-_TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference")
+_TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "tool_reference", "file")
 """The types of a part without "type": each is the name of the field that such a part must have."""
 
 _PART: Final[Mapping[str, Any]] = {
@@ -55,8 +77,15 @@ MESSAGE: Final[Mapping[str, Any]] = {
 _KNOWN_FIELDS: Final = frozenset(
     {"audio_url", "image_url", "input_audio", "name", "refusal", "text", "thinking", "type", "uuid", "video_url"}
     | {"audio_embeds", "closed", "data", "file", "image_embeds", "image_pil", "prompt_cache_breakpoint", "video_embeds"}
+    | {"source"}
 )
 """The fields of a part that have a meaning in the API. Templates see all others."""
+
+
+Files = Mapping[str, tuple[Digest, Modality | None]]
+"""Files of the request's tenant, by the ids that it has written: what each is, if it can be an item."""
+
+NO_FILES: Final[Files] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +103,11 @@ class Attachment:
 
     source: Source
     extra: Mapping[str, object] = field(default_factory=dict)
+    name: str | None = None
+    """What the client calls it (`uuid`)."""
+
+    where: str = field(default="", compare=False)
+    """The part of the request, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +137,16 @@ class Conversation:
     messages: tuple[Message, ...]
 
     @classmethod
-    def parse(cls, messages: object) -> Self:
-        """Parse the field "messages" of a chat request."""
+    def parse(cls, messages: object, files: Files = NO_FILES) -> Self:
+        """Parse the field "messages" of a chat request, whose tenant has these files."""
         if not isinstance(messages, list) or not messages:
             raise InvalidRequest.of("messages", "must be a list with at least one message")
-        return cls(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)))
+        return cls(tuple(_message(message, f"messages[{index}]", files) for index, message in enumerate(messages)))
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """All attachments in the order of the messages."""
+        return tuple(part for message in self.messages for part in message.parts if isinstance(part, Attachment))
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -136,8 +175,8 @@ class Conversation:
             match part:
                 case Text(text, extra):
                     return Text(change(text), map_strings(extra, change))
-                case Attachment(source, extra):
-                    return Attachment(source, map_strings(extra, change))
+                case Attachment(source, extra, name, where):
+                    return Attachment(source, map_strings(extra, change), name, where)
                 case ToolReference(name):
                     return ToolReference(change(name))
 
@@ -172,19 +211,33 @@ def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str
                 yield (value, "url") if isinstance(value, dict) else (part, name)
             if isinstance(audio := part.get("input_audio"), dict):
                 yield audio, "data"
+            if isinstance(source := part.get("source"), dict):
+                yield from ((source, "data"), (source, "url"))
 
 
-def _message(message: object, where: str) -> Message:
+def named_files(messages: Sequence[object]) -> set[str]:
+    """The ids of all files that messages name."""
+    found: set[str] = set()
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                values = (part.get(name) for name in _FILE_NAMES)
+                found.update(id_ for value in values if isinstance(value, dict) and (id_ := _file_id(value)))
+    return found
+
+
+def _message(message: object, where: str, files: Files) -> Message:
     if not isinstance(message, dict):
         raise InvalidRequest.of(where, f"must be an object, not {_kind(message)}")
     role = message.get("role")
     if not isinstance(role, str):
         raise InvalidRequest.of(f"{where}.role", f'must be a string such as "user", not {_kind(role)}')
-    parts = tuple(_parts(message.get("content"), f"{where}.content"))
+    parts = tuple(_parts(message.get("content"), f"{where}.content", files))
     return Message(role, parts, dict(_fields(role, message, where)))
 
 
-def _parts(content: object, where: str) -> Iterator[Part]:
+def _parts(content: object, where: str, files: Files) -> Iterator[Part]:
     if content is None:
         return
     if isinstance(content, str):
@@ -193,11 +246,11 @@ def _parts(content: object, where: str) -> Iterator[Part]:
     if not isinstance(content, list):
         raise InvalidRequest.of(where, f"must be a string, a list of parts or null, not {_kind(content)}")
     for index, part in enumerate(content):
-        if (parsed := _part(part, f"{where}[{index}]")) is not None:
+        if (parsed := _part(part, f"{where}[{index}]", files)) is not None:
             yield parsed
 
 
-def _part(part: object, where: str) -> Part | None:
+def _part(part: object, where: str, files: Files) -> Part | None:
     if isinstance(part, str):
         return Text(part)
     if not isinstance(part, dict):
@@ -208,14 +261,51 @@ def _part(part: object, where: str) -> Part | None:
     extra = {name: value for name, value in part.items() if name not in _KNOWN_FIELDS}
     if kind in _TEXT_FIELDS:
         return _text(part, kind, extra, where)
-    if kind in _URL_FIELDS:
-        name, modality = _URL_FIELDS[kind]
-        return Attachment(source_from(_url(part.get(name), f"{where}.{name}"), modality, where=where), extra)
-    if kind == "input_audio":
-        return Attachment(_input_audio(part.get("input_audio"), where), extra)
+    if kind in _MEDIA_TYPES:
+        name = _name(_uuid(part, kind), where)
+        return Attachment(_source(part, kind, name, files, where), extra, name, where)
     if kind == "tool_reference":
         return ToolReference(_string(part.get("name"), f"{where}.name"))
     raise InvalidRequest.of(where, f"type {kind[:32]!r} is not supported: use one of {', '.join(_SUPPORTED)}")
+
+
+def _source(part: dict[str, Any], kind: str, name: str | None, files: Files, where: str) -> Source:
+    if kind == "file":
+        return _file(part.get("file"), None, files, where)
+    if kind == "image":
+        return _image_source(part.get("source"), f"{where}.source")
+    field_name, modality = _URL_FIELDS.get(kind, ("input_audio", "audio"))
+    value = part.get(field_name)
+    if name is not None and _is_stripped(value):
+        return MediaName(modality, name, where)
+    if kind == "input_audio":
+        return _input_audio(value, where)
+    if isinstance(value, dict) and "file_id" in value:
+        return _file(value, modality, files, where)
+    return source_from(_url(value, f"{where}.{field_name}"), modality, where=where)
+
+
+def _is_stripped(value: object) -> bool:
+    """Whether a client left the media out: it sends null, or an object whose URL or data are null or empty."""
+    if isinstance(value, dict) and "file_id" not in value:
+        value = value.get("data") or value.get("url")
+    return value is None or value == ""
+
+
+def _uuid(part: dict[str, Any], kind: str) -> object:
+    """What the client calls the media. Dynamo's clients also have it in the object with the URL."""
+    value = part.get(_URL_FIELDS[kind][0]) if kind in _URL_FIELDS else None
+    nested = value.get("uuid") if isinstance(value, dict) else None
+    return part.get("uuid", nested)
+
+
+def _name(value: object, where: str) -> str | None:
+    if value is None:
+        return None
+    name = _string(value, f"{where}.uuid")
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise InvalidRequest.of(f"{where}.uuid", f"must have 1 to {MAX_NAME_CHARS} characters, not {len(name):,}")
+    return name
 
 
 def _text(part: dict[str, Any], kind: str, extra: dict[str, object], where: str) -> Text | None:
@@ -229,6 +319,38 @@ def _text(part: dict[str, Any], kind: str, extra: dict[str, object], where: str)
 def _url(value: object, where: str) -> str | LongString:
     """A URL is a string, or an object with the string in "url"."""
     return _encoded(value.get("url") if isinstance(value, dict) else value, where)
+
+
+def _file_id(value: Mapping[str, Any]) -> str | None:
+    file_id = value.get("file_id")
+    return file_id if isinstance(file_id, str) else None
+
+
+def _file(value: object, modality: Modality | None, files: Files, where: str) -> MediaFile:
+    """The file that a part names; `modality` is what the part takes, if it does not take all."""
+    if not isinstance(value, dict) or (file_id := _file_id(value)) is None:
+        raise InvalidRequest.of(where, 'must have a "file_id", the id of a file that was uploaded to /v1/files')
+    if value.get("url") is not None:
+        raise InvalidRequest.of(where, 'has a "url" and a "file_id": send one of them')
+    if file_id not in files:
+        raise UnknownMedia.of(where, f"there is no file {excerpt(repr(excerpt(file_id)))}; upload it again")
+    digest, found = files[file_id]
+    if found is None or (modality is not None and found != modality):
+        raise InvalidRequest.of(where, f"the file is {_ARTICLES[found]}, and cannot be used as {modality or 'media'}")
+    return MediaFile(found, digest, where)
+
+
+def _image_source(value: object, where: str) -> Source:
+    """An image as Anthropic's API has it: its URL, or its base64 and what it is."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in ("base64", "url"):
+        raise InvalidRequest.of(where, 'must be an object of type "base64" with "data", or of type "url" with "url"')
+    if kind == "url":
+        return source_from(_encoded(value.get("url"), f"{where}.url"), "image", where=where)
+    mime = _string(value.get("media_type", "image/jpeg"), f"{where}.media_type")
+    if mime.partition("/")[0].lower() != "image" or len(mime) > _MAX_MIME_CHARS:
+        raise InvalidRequest.of(f"{where}.media_type", f'must be a short name such as "image/png", not {mime[:32]!r}')
+    return media_from_base64(_encoded(value.get("data"), f"{where}.data"), "image", mime=mime, where=where)
 
 
 def _input_audio(value: object, where: str) -> Media:

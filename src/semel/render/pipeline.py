@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
-from semel.errors import InvalidRequest, PromptTooLong, ServiceError
+from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat import ChatRenderer
 from semel.render.concurrency import concurrently
 from semel.render.draft import (
@@ -32,19 +33,20 @@ from semel.render.draft import (
     nothing_known,
 )
 from semel.render.expand import expand, expand_encoder
+from semel.render.file_sources import FileSources
 from semel.render.inline import is_cheap, run
 from semel.render.inspector import Inspector
 from semel.render.intent import Intent
-from semel.render.messages import Conversation
-from semel.render.source import Source
+from semel.render.messages import Attachment, Conversation
+from semel.render.source import MediaFile, MediaName, Source
 from semel.render.source_fetch import Fetch, Spend, fetch_sources
 from semel.render.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
 __all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline", "check_chars"]
 
-Admit = Callable[[Sequence[Source]], None]
-"""Raises if a request has more items than allowed."""
+Admit = Callable[[Sequence[Source], Sequence[str]], None]
+"""Raises if a request has more items than allowed. The second argument is the part of the request that names each."""
 
 Lookups = Callable[[Modality, int, bool], None]
 """Receives item lookups: their modality, their number, and whether they needed no processing."""
@@ -54,7 +56,7 @@ def _uncounted(modality: Modality, count: int, hit: bool) -> None:
     pass
 
 
-def _admit_all(_: Sequence[Source]) -> None:
+def _admit_all(_: Sequence[Source], __: Sequence[str]) -> None:
     pass
 
 
@@ -72,6 +74,8 @@ class ChatRequest:
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
+    return_media_ids: bool = False
+    """Whether the ids of all items are wanted, by which later chats may name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,9 @@ class Pipeline:
 
     fetch: Fetch | None = field(default=None, repr=False)
     """Fetches media behind URLs. If None, only data URLs are accepted."""
+
+    files: FileSources = field(default_factory=FileSources)
+    """The files that chats may name."""
 
     timings: Timings = untimed
     """Receives the duration of each stage of a generating request."""
@@ -153,22 +160,46 @@ class Pipeline:
             raise InvalidRequest("this model does not chat: it has no chat template")
         watch = Stopwatch(self.timings if intent == "execute" else untimed)
         light = is_cheap(request.messages, request.tools, request.chat_template_kwargs)
-        conversation = await run(partial(Conversation.parse, request.messages), light=light)
-        sources = conversation.sources
-        admit(sources)
+        owner = tenant or Tenant()
+        located = await self.files.locate(request.messages, owner)
+        conversation = await run(partial(Conversation.parse, request.messages, located), light=light)
+        attachments, sources = conversation.attachments, conversation.sources
+        places = [attachment.where for attachment in attachments]
+        admit(sources, places)
         if not light and max_chars is not None:
             check_chars(sum(map(len, conversation.strings())), max_chars)
         watch.lap("parse")
-        fetched = await fetch_sources(sources, self.fetch, tenant or Tenant(), intent, spend)
+        fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
+        read_file = partial(self.files.read, owner, spend)
+        identity_of = partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant)
+        if any(isinstance(source, MediaFile | MediaName) for source in fetched):
+            fetched = await self.files.resolve(fetched, owner, identity_of, read_file, lazily=intent == "execute")
         if fetched is not sources:
             watch.lap("fetch")
-        identify = partial(self._identify, fetched, request.mm_processor_kwargs, tenant)
+        resolved = cast("Sequence[Media | MediaFile]", fetched)
+        identify = partial(self._identify, resolved, request.mm_processor_kwargs, tenant)
         items, media = await run(identify, light=light and fetched is sources)
+        contents: Sequence[Digest] = ()
+        if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
+            contents = await self.files.remember(
+                attachments, resolved, items, owner, self.key, identity_of, all_of_them=request.return_media_ids
+            )
         watch.lap("digest")
         bare_request = replace(request, messages=())  # the parsed request must not keep their base64
         tokenizing = partial(_tokenize_chat, self.chat_renderer, conversation, bare_request, light, room)
         assembling = partial(self._assemble, self.chat_renderer, tokenizing, items, _name(tenant))
-        return ParsedRequest(items, media, request.mm_processor_kwargs, assembling, _name(tenant), spend_feature)
+        options = request.mm_processor_kwargs
+        return ParsedRequest(
+            items,
+            media,
+            options,
+            assembling,
+            _name(tenant),
+            spend_feature,
+            read_file,
+            tuple(contents),
+            {item.digest: place for item, place in reversed([*zip(items, places, strict=True)])},
+        )
 
     def read_completion(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, room: TextRoom = unlimited_room
@@ -279,26 +310,38 @@ class Pipeline:
             return feature
 
         async def work() -> Feature:
-            made = await self.process(
-                draft.media[digest], draft.options, group=draft, tenant=draft.tenant, spend=draft.spend
-            )
+            try:
+                media = await draft.media_of(digest)
+            except RequestError as error:
+                raise _UnreadError(error) from None
+            made = await self.process(media, draft.options, group=draft, tenant=draft.tenant, spend=draft.spend)
             return self.cache.put(digest, made, tenant=draft.tenant)
 
-        return await self.flight.do(digest, work)
+        with draft.naming(digest):
+            try:
+                return await self.flight.do(digest, work)
+            except _UnreadError as unread:
+                raise unread.error from None
 
     def _identify(
-        self, media: Sequence[Media], options: Mapping[str, object], tenant: Tenant | None
-    ) -> tuple[tuple[Item, ...], Mapping[Digest, Media]]:
+        self, media: Sequence[Media | MediaFile], options: Mapping[str, object], tenant: Tenant | None
+    ) -> tuple[tuple[Item, ...], Mapping[Digest, Media | MediaFile]]:
         """The items in order, and the media of each distinct item."""
         identities: dict[Modality, Identity] = {}
         items: list[Item] = []
-        distinct: dict[Digest, Media] = {}
+        distinct: dict[Digest, Media | MediaFile] = {}
         for one in media:
+            if isinstance(one, MediaFile):
+                assert one.digest is not None, "files without a digest have been read"
+                items.append(Item(one.modality, one.digest))
+                distinct.setdefault(one.digest, one)
+                continue
             if (identity := identities.get(one.modality)) is None:
                 identities[one.modality] = identity = self._identity(one.modality, options, tenant)
             item = Item(one.modality, identity.digest(one.data))
             items.append(item)
-            distinct.setdefault(item.digest, one)
+            if not isinstance(distinct.get(item.digest), Media):  # rather than a file that has to be read
+                distinct[item.digest] = one
         return tuple(items), distinct
 
     def _identity(self, modality: Modality, options: Mapping[str, object], tenant: Tenant | None) -> Identity:
@@ -308,6 +351,18 @@ class Pipeline:
             )
         except ValueError:  # from json and str.encode, which refuse no other value
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None
+
+
+class _UnreadError(Exception):
+    """A request cannot read the file that it names. Others that wait for the same feature may have its bytes."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _is_named(attachment: Attachment) -> bool:
+    return attachment.name is not None or isinstance(attachment.source, MediaFile | MediaName)
 
 
 def _name(tenant: Tenant | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from semel.errors import InvalidRequest
 from semel.processing.vocabulary import Vocabulary
 from semel.render.tokenizer import Tokenizer
 
@@ -46,6 +47,10 @@ class RemoteTokenizer(Tokenizer):
         if len(token_ids) == 1 and not skip_special_tokens and 0 <= token_ids[0] < self.vocab_size:
             return self._vocabulary.texts[token_ids[0]]
         return self._call_decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:  # noqa: ARG002
+        """Refused: the vocabulary here has the texts of tokens only."""
+        raise InvalidRequest.of("return_token_strs", "not for this model's tokenizer; /detokenize gives texts")
 
     def token_id(self, text: str) -> int | None:
         """The id of the added token with exactly this text, if there is one."""

@@ -6,16 +6,16 @@ Base64 is checked strictly: an invalid character is an error, not skipped.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import pybase64
 
-from semel.core import Media, Modality
+from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, MediaError
 from semel.media.fetch.url import Url, parse_url
 from semel.render.long_string import LongString
 
-__all__ = ["MediaUrl", "Source", "media_from_base64", "source_from"]
+__all__ = ["MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
 
 _EXCERPT_CHARS: Final = 32
 _MAX_HEAD_CHARS: Final = 512
@@ -31,10 +31,35 @@ class MediaUrl:
     """The part of the request that names it, for errors."""
 
 
-Source = Media | MediaUrl
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """A file of the media store, whose bytes are read only if nobody has its feature."""
+
+    modality: Modality
+    id: Digest
+    where: str
+    """The part of the request that names it, for errors."""
+
+    digest: Digest | None = None
+    """The digest of the item, if it is known already."""
+
+    nbytes: ClassVar[int] = 0
+    """None of its bytes is in memory."""
 
 
-def source_from(text: str | LongString, modality: Modality, *, where: str) -> Source:
+@dataclass(frozen=True, slots=True)
+class MediaName:
+    """Media that a client has sent before under a name of its own (`uuid`), and does not send again."""
+
+    modality: Modality
+    name: str
+    where: str
+
+
+Source = Media | MediaUrl | MediaFile | MediaName
+
+
+def source_from(text: str | LongString, modality: Modality, *, where: str) -> Media | MediaUrl:
     """The source that a URL names; `where` is the part of the request for errors."""
     if text[:5].lower() == "data:":
         return _from_data_url(text, modality, where)

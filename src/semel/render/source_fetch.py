@@ -10,7 +10,7 @@ from semel.errors import MediaNotAllowed, RequestError
 from semel.media.fetch.url import Url
 from semel.render.concurrency import concurrently
 from semel.render.intent import Intent
-from semel.render.source import MediaUrl, Source
+from semel.render.source import MediaFile, MediaName, MediaUrl, Source
 
 __all__ = ["Fetch", "Spend", "fetch_sources"]
 
@@ -33,14 +33,14 @@ class Fetch(Protocol):
 
 async def fetch_sources(
     sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
-) -> Sequence[Media]:
+) -> Sequence[Media | MediaFile | MediaName]:
     """The media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
     wanted: dict[Url, MediaUrl] = {}
     for source in sources:
         if isinstance(source, MediaUrl):
             wanted.setdefault(source.url, source)
     if not wanted:
-        return cast("Sequence[Media]", sources)
+        return cast("Sequence[Media | MediaFile | MediaName]", sources)
     got: dict[Url, bytes] = {}
 
     async def get(source: MediaUrl) -> None:
@@ -49,7 +49,7 @@ async def fetch_sources(
                 raise MediaNotAllowed("nothing is fetched here: send a data URL")
             got[source.url] = await fetch(source.url, tenant, apart=intent == "inspect", spend=spend)
         except RequestError as error:  # other requests may wait for the same fetch and get the same error object
-            raise type(error)(f"{source.where}: {error}") from None
+            raise error.at(source.where) from None
 
     await concurrently(wanted.values(), get, at_once=_FETCHES_AT_ONCE)
-    return [source if isinstance(source, Media) else Media(source.modality, got[source.url]) for source in sources]
+    return [Media(source.modality, got[source.url]) if isinstance(source, MediaUrl) else source for source in sources]

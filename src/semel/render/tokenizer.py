@@ -69,6 +69,10 @@ class Tokenizer:
         """The text of `token_ids`."""
         return str(self._raw.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary has them, which is not the text that they stand for."""
+        return [self._raw.id_to_token(token) or "" for token in token_ids]
+
     def token_id(self, text: str) -> int | None:
         """The id of the token with exactly this text, if there is one."""
         found: int | None = self._raw.token_to_id(text)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 __all__ = [
+    "BODY_DECODED_BYTES",
+    "BODY_RECEIVED_BYTES",
     "DESK_BYTES",
     "ENCODER_CACHE_CAPACITY",
     "ENCODER_CACHE_EVICTIONS",
@@ -33,6 +35,7 @@ __all__ = [
     "FLIGHTS_JOINED",
     "GRAMMARS",
     "GRAMMARS_WAITING",
+    "IGNORED_FIELDS",
     "LEASES",
     "LOOP_LAG_SECONDS",
     "MEDIA_CACHE_BYTES",
@@ -45,6 +48,14 @@ __all__ = [
     "MEDIA_FETCH_SECONDS",
     "MEDIA_IN_FLIGHT",
     "MEDIA_IN_FLIGHT_LIMIT",
+    "MEDIA_STORE_BYTES",
+    "MEDIA_STORE_CAPACITY",
+    "MEDIA_STORE_ERRORS",
+    "MEDIA_STORE_EVICTIONS",
+    "MEDIA_STORE_EXPIRATIONS",
+    "MEDIA_STORE_FILES",
+    "MEDIA_STORE_HITS",
+    "MEDIA_STORE_QUERIES",
     "METRICS",
     "MM_CACHE_BYTES",
     "MM_CACHE_CAPACITY",
@@ -54,6 +65,7 @@ __all__ = [
     "MM_CACHE_QUERIES",
     "NEEDS",
     "POOL_ASSEMBLED",
+    "POOL_DECODED",
     "POOL_FAILED",
     "POOL_PROCESSED",
     "POOL_REPLACED",
@@ -240,6 +252,30 @@ MEDIA_CACHE_CONFIRMED: Final = Metric(
 )
 MEDIA_CACHE_BYTES: Final = Metric("semel_media_cache_bytes", "gauge", "Bytes of responses that are kept.")
 
+# The media store of a frontend.
+MEDIA_STORE_FILES: Final = Metric("semel_media_store_files", "gauge", "Files in the media store.")
+MEDIA_STORE_BYTES: Final = Metric(
+    "semel_media_store_bytes", "gauge", "Bytes of files in the media store; a file counts as 64 KiB at least."
+)
+MEDIA_STORE_CAPACITY: Final = Metric(
+    "semel_media_store_capacity_bytes", "gauge", "Bytes that the media store may have (--media-store-gb)."
+)
+MEDIA_STORE_QUERIES: Final = Metric(
+    "semel_media_store_queries_total", "counter", "Files that were looked up in the media store."
+)
+MEDIA_STORE_HITS: Final = Metric("semel_media_store_hits_total", "counter", "Files that were looked up and found.")
+MEDIA_STORE_EVICTIONS: Final = Metric(
+    "semel_media_store_evictions_total", "counter", "Files that were deleted from the media store to make room."
+)
+MEDIA_STORE_EXPIRATIONS: Final = Metric(
+    "semel_media_store_expirations_total",
+    "counter",
+    "Files that were deleted from the media store because they had expired.",
+)
+MEDIA_STORE_ERRORS: Final = Metric(
+    "semel_media_store_errors_total", "counter", "Operations of the media store that failed or took too long."
+)
+
 # Frontends.
 REQUESTS: Final = Metric(
     "semel_requests_total", "counter", "Requests that were answered, by route and HTTP status.", ("route", "status")
@@ -260,8 +296,20 @@ LOOP_LAG_SECONDS: Final = Metric(
     (),
     (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
+BODY_RECEIVED_BYTES: Final = Metric(
+    "semel_body_received_bytes_total", "counter", "Bytes of request bodies as they were sent.", ("encoding",)
+)
+BODY_DECODED_BYTES: Final = Metric(
+    "semel_body_decoded_bytes_total", "counter", "Bytes of request bodies after decompression.", ("encoding",)
+)
 REFUSALS: Final = Metric(
     "semel_refusals_total", "counter", "Requests that were refused, by the code of their error.", ("code",)
+)
+IGNORED_FIELDS: Final = Metric(
+    "semel_ignored_fields_total",
+    "counter",
+    "Unknown top-level fields of requests that were ignored, by route (--unknown-fields).",
+    ("route",),
 )
 REQUESTS_IN_FLIGHT: Final = Metric(
     "semel_requests_in_flight", "gauge", "Requests that are being read or answered, streams included (--max-requests)."
@@ -299,6 +347,7 @@ TENANT_REQUESTS_CALLED_BACK: Final = Metric(
     _TENANT,
 )
 POOL_ASSEMBLED: Final = Metric("semel_pool_assembled_total", "counter", "Prompts that the model's processor assembled.")
+POOL_DECODED: Final = Metric("semel_pool_decoded_total", "counter", "Media that were given to a process to decode.")
 POOL_PROCESSED: Final = Metric("semel_pool_processed_total", "counter", "Items that were preprocessed.")
 POOL_FAILED: Final = Metric("semel_pool_failed_total", "counter", "Items whose preprocessing ended in an error.")
 POOL_REPLACED: Final = Metric(
@@ -389,8 +438,19 @@ METRICS: Final = (
     MEDIA_CACHE_HITS,
     MEDIA_CACHE_CONFIRMED,
     MEDIA_CACHE_BYTES,
+    MEDIA_STORE_FILES,
+    MEDIA_STORE_BYTES,
+    MEDIA_STORE_CAPACITY,
+    MEDIA_STORE_QUERIES,
+    MEDIA_STORE_HITS,
+    MEDIA_STORE_EVICTIONS,
+    MEDIA_STORE_EXPIRATIONS,
+    MEDIA_STORE_ERRORS,
     REQUESTS,
+    BODY_RECEIVED_BYTES,
+    BODY_DECODED_BYTES,
     REFUSALS,
+    IGNORED_FIELDS,
     REQUESTS_IN_FLIGHT,
     REQUESTS_WAITING,
     MEDIA_IN_FLIGHT,

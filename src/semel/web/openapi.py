@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from semel.errors import RequestError, ServiceError, told_kinds
+from semel.errors import RequestError, ServiceError, UnsupportedEncoding, told_kinds
 from semel.web.errors import RETRIED, ErrorBody
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "answer",
     "document",
     "events_of",
+    "named_events_of",
     "refusals",
     "shape",
     "told_codes",
@@ -45,6 +46,10 @@ Codes = Mapping[int, Mapping[str, str]]
 _REF: Final = "#/components/schemas/{name}"
 _ROW: Final = re.compile(r" \(threats S\d+\)")
 _RETRY_AFTER: Final = {"description": "Seconds to wait before it is sent again.", "schema": {"type": "integer"}}
+_ENCODINGS: Final = {
+    "description": "The encodings that a body may have.",
+    "schema": {"const": UnsupportedEncoding.accepted},
+}
 _CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"const": "Bearer"}}
 
 
@@ -63,15 +68,23 @@ def events_of(*kinds: Any) -> Schema:
     return {"type": "object", "properties": properties, "required": ["data"], "$defs": part["$defs"]}
 
 
+def named_events_of(*kinds: Any) -> Schema:
+    """The schema of one event of a stream whose events have names: one of these types in JSON."""
+    part = shape(*kinds)
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": part["anyOf"]}}
+    properties = {"event": {"enum": [kind.__struct_config__.tag for kind in kinds]}, "data": data}
+    return {"type": "object", "properties": properties, "required": ["event", "data"], "$defs": part["$defs"]}
+
+
 def answer(description: str, content: Mapping[str, Schema]) -> Mapping[str, Any]:
     """A response with one of these contents, by media type."""
     part = {kind: {"itemSchema" if kind == EVENTS else "schema": schema} for kind, schema in content.items()}
     return {"description": description, "content": part} if part else {"description": description}
 
 
-def refusals(statuses: Iterable[int]) -> dict[str, Mapping[str, Any]]:
-    """The responses with these error statuses."""
-    return {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(statuses)}
+def refusals(statuses: Iterable[int], family: str = "") -> dict[str, Mapping[str, Any]]:
+    """The responses with these error statuses, in the shape that a family of routes has for them."""
+    return {str(status): {"$ref": f"#/components/responses/{family}Error{status}"} for status in sorted(statuses)}
 
 
 def told_codes(kinds: Iterable[type[RequestError | ServiceError]] | None = None) -> Codes:
@@ -84,12 +97,23 @@ def told_codes(kinds: Iterable[type[RequestError | ServiceError]] | None = None)
 
 
 def document(
-    title: str, paths: Mapping[str, Mapping[str, Mapping[str, Any]]], *, codes: Codes, key: str | None
+    title: str,
+    paths: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    *,
+    codes: Codes,
+    key: str | None,
+    families: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document of an application. `key` describes the key that some of its operations need."""
+    """The document of an application. `key` describes the key that some of its operations need.
+
+    `families` has, by its name, the type of the errors of a family of routes that has a shape of its own.
+    """
     schemas: dict[str, Any] = {}
     hoisted = _hoisted(paths, schemas)
     errors = {f"Error{status}": _hoisted(_error(status, codes[status]), schemas) for status in sorted(codes)}
+    for family, kind in (families or {}).items():
+        for status in sorted(codes):
+            errors[f"{family}Error{status}"] = _hoisted(_error_response(status, codes[status], shape(kind)), schemas)
     components: dict[str, Any] = {"schemas": dict(sorted(schemas.items())), "responses": errors}
     if key is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": key}}
@@ -104,11 +128,16 @@ def document(
 def _error(status: int, codes: Mapping[str, str]) -> Mapping[str, Any]:
     part = shape(ErrorBody)
     narrowed = {"properties": {"error": {"properties": {"code": {"enum": list(codes)}}}}}
-    schema = {"allOf": [{"$ref": part["$ref"]}, narrowed], "$defs": part["$defs"]}
+    return _error_response(status, codes, {"allOf": [{"$ref": part["$ref"]}, narrowed], "$defs": part["$defs"]})
+
+
+def _error_response(status: int, codes: Mapping[str, str], schema: Schema) -> Mapping[str, Any]:
     description = "\n".join(f"- `{code}`: {meaning}" for code, meaning in codes.items())
     headers = {"Retry-After": {**_RETRY_AFTER, "required": True}} if status in RETRIED else {}
     if status == 401:
         headers = {"WWW-Authenticate": {**_CHALLENGE, "required": True}}
+    if UnsupportedEncoding.code in codes:
+        headers = {"Accept-Encoding": {**_ENCODINGS, "required": len(codes) == 1}}
     told_answer = answer(description, {JSON: schema})
     return {**told_answer, "headers": headers} if headers else told_answer
 

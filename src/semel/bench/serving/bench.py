@@ -39,11 +39,12 @@ class Effort:
 
     burst_s: float
     mixed_requests: int
+    agent_turns: int
 
     @classmethod
     def of(cls, *, quick: bool) -> Effort:
         """About 15 minutes on a machine with 2 cores; with `quick` shorter and less exact."""
-        return cls(40, 4, 4, 2.0, 300) if quick else cls(200, 10, 16, 2.0, 1_500)
+        return cls(40, 4, 4, 2.0, 300, 12) if quick else cls(200, 10, 16, 2.0, 1_500, 50)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Final, Literal
 
 from semel.bench.report import Check
 from semel.bench.serving.alternate import Pair
-from semel.bench.serving.statistics import Figure, exactly, median_of, ratio_of
+from semel.bench.serving.statistics import Figure, exactly, median_of, ratio_of, slope_of, slope_ratio
 
-__all__ = ["LIMITS", "Limit", "Row", "checks_of", "compared", "counted"]
+__all__ = ["LIMITS", "Limit", "Row", "checks_of", "compared", "counted", "grown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "generate: body, beside vLLM's with tensors": Limit("semel", "at most", 8_192.0),
     "mixed: good requests that fail": Limit("semel", "at most", 0.0),
     "saturation: text requests per second": Limit("ratio", "at least", 0.85),
+    "agent: per image of history, data URLs": Limit("ratio", "at most", 0.15),
+    "agent: per image of history, by reference, beside the engine in process": Limit("ratio", "at most", 1.3),
+    "agent: bytes sent, by reference": Limit("ratio", "at most", 0.05),
+    "agent: images not decoded, preprocessed and encoded once": Limit("semel", "at most", 0.0),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
 """The limits by the names of rows."""
@@ -57,6 +61,8 @@ class Row:
     semel: Figure
     vllm: Figure | None = None
     ratio: Figure | None = None
+    turns: Pair[list[float]] | None = None
+    """The measurements in their order, if the figure is of how they grow."""
 
     @property
     def scenario(self) -> str:
@@ -91,6 +97,12 @@ class Row:
 def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
     """A row of medians and their ratio."""
     return Row(name, unit, median_of(turns.semel), median_of(turns.vllm), ratio_of(turns.semel, turns.vllm))
+
+
+def grown(name: str, unit: str, turns: Pair[list[float]]) -> Row:
+    """A row of slopes and their ratio: by how much a measurement grows from turn to turn."""
+    ratio = slope_ratio(turns.semel, turns.vllm)
+    return Row(name, unit, slope_of(turns.semel), slope_of(turns.vllm), ratio, turns)
 
 
 def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Row:

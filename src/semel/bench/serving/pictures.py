@@ -46,9 +46,9 @@ class Pictures:
         return buffer.getvalue()
 
 
-def image_part(jpeg: bytes) -> dict[str, Any]:
+def image_part(data: bytes, kind: str = "jpeg") -> dict[str, Any]:
     """A picture as part of a message."""
-    url = f"data:image/jpeg;base64,{pybase64.b64encode(jpeg).decode()}"
+    url = f"data:image/{kind};base64,{pybase64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 

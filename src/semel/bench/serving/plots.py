@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.bench.serving.figures import Row
 from semel.bench.serving.report import ServeReport, format_figure
+from semel.bench.serving.statistics import Figure
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _SEMEL: Final = "#0b7a75"
 _VLLM: Final = "#9aa0a6"
 _MISSED: Final = "#c0392b"
 _WIDTH: Final = 9.0
+_TURNS_HEIGHT: Final = 4.0
+_LINES: Final = (_SEMEL, "#e08e0b", "#7b4fa3")
+_FLOOR: Final = "in process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,9 @@ def draw(report: ServeReport, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for drawing in drawings(report.rows):
-        canvas = matplotlib.figure.Figure(figsize=(_WIDTH, 1.4 + 0.75 * len(drawing.rows)), layout="constrained")
-        (_draw_limits if drawing.file == "limits.png" else _draw_bars)(canvas, drawing)
+        height = _TURNS_HEIGHT if drawing.file == "agent.png" else 1.4 + 0.75 * len(drawing.rows)
+        canvas = matplotlib.figure.Figure(figsize=(_WIDTH, height), layout="constrained")
+        {"agent.png": _draw_turns, "limits.png": _draw_limits}.get(drawing.file, _draw_bars)(canvas, drawing)
         canvas.savefig(folder / drawing.file, dpi=130, facecolor="white")
         made.append(folder / drawing.file)
     return made
@@ -59,6 +64,9 @@ def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
         ratios = [row.ratio.value for row in latencies if row.ratio is not None and row.scenario != "text"]
         span = f": with images in {min(ratios):.2f} to {max(ratios):.2f} of vLLM's time" if ratios else ""
         yield Drawing("latency.png", f"What was shown before, and rendering{span}", tuple(latencies))
+    grown = [row for row in rows if row.turns is not None]
+    if grown:
+        yield Drawing("agent.png", _agent_title(grown), tuple(grown))
     if (sent := named.get("frontends: tensor bytes between processes, per repeat")) is not None:
         title = (
             f"Two frontends: a repeat ships {_bytes(sent.semel.value)} of tensors; vLLM ships {_bytes_of(sent.vllm)}"
@@ -72,6 +80,52 @@ def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
     if limited:
         kept = sum(bool(row.ok) for row in limited)
         yield Drawing("limits.png", f"Ratio to bare vLLM: {kept} of {len(limited)} limits are kept", tuple(limited))
+
+
+def _agent_title(rows: Sequence[Row]) -> str:
+    ratios = {row.name: row.ratio.value for row in rows if row.ratio is not None}
+    parts = [
+        f"{_way(name)} {value:.2f}× of {'the engine' if _FLOOR in name else 'vLLM'}'s" for name, value in ratios.items()
+    ]
+    return "What a screen of the history adds to a turn:\n" + "; ".join(parts)
+
+
+def _way(name: str) -> str:
+    return name.split(", ")[1]
+
+
+def _draw_turns(canvas: Canvas, drawing: Drawing) -> None:
+    """Lines over the turns: beside vLLM's server, and beside its engine in process on a scale of its own."""
+    panels = [[row for row in drawing.rows if (_FLOOR in row.name) is is_floor] for is_floor in (False, True)]
+    panels = [panel for panel in panels if panel]
+    for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        who = "vLLM's engine in process" if _FLOOR in panel[0].name else "vLLM, data URLs"
+        assert panel[0].turns is not None
+        _draw_line(axes, panel[0].turns.vllm, f"{who}: {_slope(panel[0].vllm)}", _VLLM)
+        for row, colour in zip(panel, _LINES, strict=False):
+            assert row.turns is not None
+            _draw_line(axes, row.turns.semel, f"semel, {_way(row.name)}: {_slope(row.semel)}", colour)
+        axes.set_xlabel("images in the conversation")
+        axes.set_ylabel("time to the first token, ms")
+        axes.set_ylim(0, _top([series for row in panel if row.turns for series in (row.turns.semel, row.turns.vllm)]))
+        axes.legend(fontsize=8, frameon=False, loc="upper left")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    canvas.suptitle(drawing.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+
+
+def _top(series: Sequence[Sequence[float]]) -> float:
+    """Where the axis ends: a turn that took far longer than almost all others does not flatten the lines."""
+    values = sorted(value for one in series for value in one)
+    return 1.5 * values[int(0.95 * (len(values) - 1))]
+
+
+def _draw_line(axes: Any, series: Sequence[float], label: str, colour: str) -> None:
+    axes.plot(range(1, len(series) + 1), series, color=colour, label=label, linewidth=1.5)
+
+
+def _slope(figure: Figure | None) -> str:
+    return "" if figure is None else f"{figure.value:.3g} ms per image"
 
 
 def _draw_bars(canvas: Canvas, drawing: Drawing) -> None:

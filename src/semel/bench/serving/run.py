@@ -20,6 +20,7 @@ from semel.bench.serving.client import Client
 from semel.bench.serving.figures import Row
 from semel.bench.serving.pictures import Pictures
 from semel.bench.serving.report import ServeReport
+from semel.bench.serving.scenarios.agent import agent, beside_the_engine
 from semel.bench.serving.scenarios.frontends import frontends
 from semel.bench.serving.scenarios.latency import again, conversation, new, repeats, text
 from semel.bench.serving.scenarios.memory import memory
@@ -38,6 +39,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "new": new,
     "again": again,
     "conversation": conversation,
+    "agent": agent,
     "repeats": repeats,
     "generate": generate,
     "render": render,
@@ -48,12 +50,16 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
 }
 """In the order in which they run."""
 
+_AFTER_VLLM: Final[Mapping[str, Scenario]] = {"agent": beside_the_engine, "frontends": frontends}
+"""What needs another engine, and so runs when vLLM's server has ended: at most two engines at a time."""
+
 _MAX_PIXELS: Final = 28 * 28 * 2_700  # so that a picture of 1920×1080 is not scaled down: 2,691 tokens
 _TINY_FLAGS: Final = (
     *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
     *("--max-model-len", "16384", "--max-num-batched-tokens", "8192"),
 )
 _TINY_ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_TINY_SCREENS: Final = {"max_pixels": 28 * 28 * 256}  # 252 tokens: the context has room for 50 screens
 _BUILD_S: Final = 300.0
 
 
@@ -106,11 +112,12 @@ async def run(options: Options, tell: Tell) -> ServeReport:
             sides = await _clients(options, servers, inner)
             bench = Bench(sides, launch, pictures, effort, tell)
             for name in names:
-                if SCENARIOS[name] is not frontends:
+                if SCENARIOS[name] is not _AFTER_VLLM.get(name):
                     rows += await SCENARIOS[name](bench)
-            if "frontends" in names:
-                await inner.aclose()  # at most two engines at a time
-                rows += await frontends(bench)
+            if later := [_AFTER_VLLM[name] for name in names if name in _AFTER_VLLM]:
+                await inner.aclose()
+                for scenario in later:
+                    rows += await scenario(bench)
     return ServeReport(describe_machine(), _describe(options, launch, pictures.seed, names), tuple(rows))
 
 
@@ -150,7 +157,7 @@ async def _launch(options: Options, scratch: Path, tell: Tell) -> Launch:
     if await asyncio.wait_for(making.wait(), _BUILD_S):
         raise ConfigError("cannot make a tiny model; the message is above. Name a model that there is")
     _enlarge(folder)
-    return Launch(str(folder), _TINY_FLAGS + options.flags, scratch, _TINY_ENVIRONMENT)
+    return Launch(str(folder), _TINY_FLAGS + options.flags, scratch, _TINY_ENVIRONMENT, _TINY_SCREENS)
 
 
 def _enlarge(model: Path) -> None:

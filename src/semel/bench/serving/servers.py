@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +25,27 @@ from semel.bench.serving.procfs import descendants, words_of
 from semel.bench.serving.socket_bytes import FOLDER_VARIABLE
 from semel.errors import ConfigError
 
-__all__ = ["Launch", "Server", "more_frontends", "semel_server", "vllm_server", "vllm_with_two_frontends"]
+__all__ = [
+    "ROLES",
+    "Launch",
+    "Server",
+    "end_process",
+    "more_frontends",
+    "role_of",
+    "semel_server",
+    "vllm_server",
+    "vllm_with_two_frontends",
+]
 
 _START_S: Final = 1_800.0  # a large model takes long to load
 _END_S: Final = 30.0
 _POLL_S: Final = 0.25
 _TAIL_CHARS: Final = 3_000
 _PYTHON: Final = (sys.executable, "-m")
+ROLES: Final = ("frontend", "worker", "engine core", "engine worker")
+"""What the processes of a server do, in the order in which a request meets them."""
+
+_ROLES: Final = {"VLLM::Engine": "engine core", "VLLM::Worker": "engine worker"}
 _COUNTING: Final = (*_PYTHON, "semel.bench.serving.socket_bytes")
 
 
@@ -43,6 +57,8 @@ class Launch:
     flags: tuple[str, ...]
     scratch: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    screen_options: Mapping[str, object] = field(default_factory=dict)
+    """The `mm_processor_kwargs` of an agent's requests, so that its screens fit the context."""
 
     @property
     def key_file(self) -> Path:
@@ -63,6 +79,9 @@ class Server:
     counts: Path | None = None
     """The folder in which its frontends count the bytes that they send, if they do."""
 
+    admin_url: str | None = None
+    """The URL of its worker's metrics, if it has a worker that was started here."""
+
     @property
     def url(self) -> str:
         """The URL of its first frontend."""
@@ -77,25 +96,50 @@ class Server:
         """All its processes."""
         return [pid for root in self.roots for pid in descendants(root)]
 
+    def roles(self) -> dict[str, list[int]]:
+        """Its processes by what they do: frontend, worker, engine core, engine worker, other."""
+        roles: dict[str, list[int]] = {}
+        for pid in self.pids():
+            roles.setdefault(role_of(words_of(pid), is_root=pid in self.roots), []).append(pid)
+        if "frontend" not in roles:  # vLLM's own server: the process that was started
+            roles["frontend"] = list(self.roots)
+            roles["other"] = [pid for pid in roles.get("other", ()) if pid not in self.roots]
+        return roles
+
     def frontend_pids(self) -> list[int]:
         """Its HTTP processes: children for semel, the started process for vLLM."""
         return [pid for pid in self.pids() if "frontend" in words_of(pid)] or list(self.roots)
+
+
+def role_of(words: Sequence[str], *, is_root: bool = False) -> str:
+    """What a process does, by its command line. vLLM's processes name themselves."""
+    first = words[0] if words else ""
+    for name, role in _ROLES.items():
+        if first.startswith(name):
+            return role
+    if not is_root:
+        for role in ("frontend", "worker"):
+            if role in words:
+                return role
+    return "other"
 
 
 @asynccontextmanager
 async def semel_server(launch: Launch) -> AsyncIterator[Server]:
     """`semel serve`, ready."""
     await _make_key(launch.key_file)
-    command = [*_PYTHON, "semel", "serve", launch.model, "--key-file", str(launch.key_file), *launch.flags]
-    async with _started(launch, "semel", command, ready="/ready") as server:
-        yield server
+    command = [*_PYTHON, "semel", "serve", launch.model, "--key-file", str(launch.key_file)]
+    command += ["--admin-port", str(admin_port := free_port())]
+    async with _started(launch, "semel", [*command, *launch.flags], ready="/ready") as server:
+        yield replace(server, admin_url=f"http://127.0.0.1:{admin_port}")
 
 
 @asynccontextmanager
 async def vllm_server(launch: Launch) -> AsyncIterator[Server]:
     """vLLM's own server, ready, with its render routes."""
-    program = (*_PYTHON, "vllm.entrypoints.openai.api_server", "--enable-scale-out")
-    async with _started(launch, "vllm", [*program, "--model", launch.model, *launch.flags], ready="/health") as server:
+    command = [*_PYTHON, "vllm.entrypoints.openai.api_server", "--enable-scale-out", "--model", launch.model]
+    command += ["--trust-request-mm-kwargs"] if launch.screen_options else []
+    async with _started(launch, "vllm", [*command, *launch.flags], ready="/health") as server:
         yield server
 
 
@@ -148,7 +192,7 @@ async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: 
         await _until_up(url, ready, process, log)
         yield Server((url,), (process.pid,), counts)
     finally:
-        await _end(process)
+        await end_process(process)
 
 
 async def _until_up(url: str, path: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -167,7 +211,7 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-_TAIL_CHARS:]
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+async def end_process(process: subprocess.Popen[bytes]) -> None:
     """Terminate it, then kill what is left of its descendants, even if this task is cancelled meanwhile."""
     family = descendants(process.pid)
     process.terminate()

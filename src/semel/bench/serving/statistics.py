@@ -1,4 +1,4 @@
-"""Statistics of measured series: medians and ratios of medians, with their errors. Pure.
+"""Statistics of measured series: medians, slopes and their ratios, with their errors. Pure.
 
 The sides alternate, so the series of a comparison have equal lengths, and a round is one draw of all of them. The error
 of a figure is its 95% interval under the bootstrap: rounds are resampled with replacement, and the figure is computed
@@ -13,12 +13,27 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Figure", "added", "added_ratio", "exactly", "mean_of", "mean_ratio", "median_of", "ratio_of"]
+__all__ = [
+    "Figure",
+    "added",
+    "added_ratio",
+    "exactly",
+    "mean_of",
+    "mean_ratio",
+    "median_of",
+    "ratio_of",
+    "slope_of",
+    "slope_ratio",
+]
 
 _DRAWS: Final = 2_000
 _INTERVAL: Final = (2.5, 97.5)
 
 _Values = np.ndarray[Any, np.dtype[np.float64]]
+_Rounds = np.ndarray[Any, np.dtype[np.int64]]
+
+_Statistic = Callable[[_Values, _Rounds], _Values]
+"""One number of each row of values, which were measured in these rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,7 @@ def median_of(series: Sequence[float]) -> Figure:
 
 def mean_of(series: Sequence[float]) -> Figure:
     """The mean of a series."""
-    return _figure(lambda each: each(0), series, statistic=np.mean)
+    return _figure(lambda each: each(0), series, statistic=_mean)
 
 
 def added(series: Sequence[float], floor: Sequence[float]) -> Figure:
@@ -66,7 +81,7 @@ def ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
 
 def mean_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
     """The ratio of `mine`'s mean to that of `theirs`."""
-    return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=np.mean)
+    return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=_mean)
 
 
 def added_ratio(
@@ -76,10 +91,23 @@ def added_ratio(
     return _figure(lambda each: _divided(each(0) - each(1), each(2) - each(3)), mine, my_floor, theirs, their_floor)
 
 
+def slope_of(series: Sequence[float]) -> Figure:
+    """By how much a series grows from one round to the next (Theil and Sen): the median over all pairs of rounds.
+
+    Rounds that took unusually long change it little.
+    """
+    return _figure(lambda each: each(0), series, statistic=_slope)
+
+
+def slope_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """The ratio of `mine`'s slope to that of `theirs`."""
+    return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=_slope)
+
+
 def _figure(
     formula: Callable[[Callable[[int], _Values]], _Values],
     *series: Sequence[float],
-    statistic: Callable[..., Any] = np.median,
+    statistic: _Statistic | None = None,
     q1: float | None = None,
     q3: float | None = None,
 ) -> Figure:
@@ -89,11 +117,33 @@ def _figure(
     if any(len(one) != count for one in values):
         raise ValueError(f"series of the same turns have the same length, not {[len(one) for one in values]}")
     draws = np.random.default_rng(count).integers(count, size=(_DRAWS, count))
-    drawn = formula(lambda number: np.asarray(statistic(values[number][draws], axis=1)))
-    value = formula(lambda number: np.asarray(statistic(values[number], keepdims=True)))
+    rounds = np.arange(count)[np.newaxis]
+    statistic = statistic or _median
+    drawn = formula(lambda number: statistic(values[number][draws], draws))
+    value = formula(lambda number: statistic(values[number][rounds], rounds))
     # The nearest sample, not a value between two of them: infinities cannot be averaged.
     low, high = np.percentile(drawn, _INTERVAL, method="nearest")
     return Figure(float(value[0]), float(low), float(high), q1, q3, count)
+
+
+def _median(values: _Values, _: _Rounds) -> _Values:
+    return np.asarray(np.median(values, axis=1))
+
+
+def _mean(values: _Values, _: _Rounds) -> _Values:
+    return np.asarray(np.mean(values, axis=1))
+
+
+def _slope(values: _Values, rounds: _Rounds) -> _Values:
+    """A round that was drawn twice makes no pair with itself. Rows without any pair have no slope: zero."""
+    first, second = np.triu_indices(values.shape[1], 1)
+    slopes = np.zeros(len(values))
+    for row, (value, at) in enumerate(zip(values, rounds, strict=True)):
+        apart = at[second] - at[first]
+        pairs = apart != 0
+        if pairs.any():
+            slopes[row] = np.median((value[second] - value[first])[pairs] / apart[pairs])
+    return slopes
 
 
 def _values(series: Sequence[float]) -> _Values:

@@ -12,15 +12,31 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from semel.errors import InvalidRequest
-from semel.frontend.api.fields import fault_of, without_refused
+from semel.frontend.api.faults import fault_of
+from semel.frontend.api.fields import REFUSED, without_refused
+from semel.frontend.api.unknown_fields import UnknownFields
 from semel.web.multipart import Form
 
-__all__ = ["SpeechRequest", "TranscriptionRequest", "TranslationRequest", "speech_of"]
+__all__ = ["SPEECH_REFUSED", "SpeechRequest", "TranscriptionRequest", "TranslationRequest", "speech_of"]
 
 _SAMPLING: Final = (
     *("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "seed", "temperature", "top_k", "top_p"),
 )
 """Fields that the engine has as sampling parameters under the same name."""
+
+SPEECH_REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    **REFUSED,
+    "chunking_strategy": (("auto",), "long clips are cut where vLLM cuts them"),
+    "hotwords": (("",), "put the words into prompt"),
+    "include": ((), "answers have no log probabilities"),
+    "include_stop_str_in_output": (("false",), "answers end before it"),
+    "known_speaker_names": ((), "speakers are not told apart"),
+    "known_speaker_references": ((), "speakers are not told apart"),
+    "n": (("1",), "send the clip again"),
+    "timestamp_granularities[]": ((), "only in a transcription"),
+    "to_language": ((), "only in a translation"),
+}
+"""Fields that are refused by name, as in `REFUSED`. The values of a form are text."""
 
 _Code = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
 
@@ -28,7 +44,12 @@ _Code = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
 class SpeechRequest(BaseModel):
     """A clip, and how to write down what is said in it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_extra={"additionalProperties": True},  # with a warning, unless the operator refuses them
+    )
 
     file: Annotated[bytes, Field(min_length=1)]
     model: str | None = None
@@ -58,6 +79,11 @@ class SpeechRequest(BaseModel):
         if not self.stream and (self.stream_include_usage or self.stream_continuous_usage_stats):
             raise InvalidRequest("stream_include_usage and stream_continuous_usage_stats: only with stream")
         return self
+
+    @classmethod
+    def form_fields(cls) -> frozenset[str]:
+        """The names of the fields in a form."""
+        return frozenset(one.alias or name for name, one in cls.model_fields.items())
 
     @property
     def is_verbose(self) -> bool:
@@ -95,11 +121,13 @@ class TranslationRequest(SpeechRequest):
 _Speech = TypeVar("_Speech", bound=SpeechRequest)
 
 
-def speech_of(form: Form, kind: TypeAdapter[_Speech], known: frozenset[str]) -> _Speech:
+def speech_of(
+    form: Form, kind: TypeAdapter[_Speech], known: frozenset[str], unknown: UnknownFields | None = None
+) -> _Speech:
     """Parse a form as a request of this `kind`, whose fields are `known`. The error names the field."""
     if form.files.keys() != {"file"}:
         raise InvalidRequest.of("file", "send one clip under this name, as a file and not as text")
-    sampling: dict[str, Any] = {**without_refused(form.fields, known), **form.files}
+    sampling: dict[str, Any] = {**without_refused(form.fields, known, SPEECH_REFUSED, unknown), **form.files}
     try:
         return kind.validate_python(sampling)
     except ValidationError as error:

@@ -99,6 +99,8 @@ class ChatCompletion(TypedDict):
     kv_transfer_params: None
     ec_transfer_params: None
     metrics: None
+    media_ids: NotRequired[list[str]]
+    """With `return_media_ids`: the ids of all items, in order."""
 
 
 class CalledFunctionDelta(TypedDict):
@@ -149,6 +151,8 @@ class ChatCompletionChunk(TypedDict):
     usage: NotRequired[StreamedUsage]
     prompt_token_ids: NotRequired[Sequence[int] | None]
     prompt_text: NotRequired[None]
+    media_ids: NotRequired[list[str]]
+    """With `return_media_ids`, in the last chunk with usage: the ids of all items, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +192,10 @@ class ChatResponse:
         count: int,
         options: ResponseOptions,
         role: str = "assistant",
+        media_ids: Sequence[str] | None = None,
     ) -> None:
         self._head = head
+        self._media_ids = media_ids
         self._prompt_ids = prompt.token_ids
         self._usage = UsageCounter.of(prompt)
         self._decode = decode
@@ -215,7 +221,7 @@ class ChatResponse:
 
     def whole(self) -> ChatCompletion:
         """The complete response."""
-        return {
+        body: ChatCompletion = {
             "id": self._head.answer_id,
             "object": "chat.completion",
             "created": self._head.created,
@@ -231,6 +237,9 @@ class ChatResponse:
             "ec_transfer_params": None,
             "metrics": None,
         }
+        if self._media_ids is not None:
+            body["media_ids"] = list(self._media_ids)
+        return body
 
     def chunks(self, output: Output) -> Iterator[ChatCompletionChunk]:
         """The chunks for one output. Before the first output, each choice gets a chunk with the role."""
@@ -257,6 +266,8 @@ class ChatResponse:
             chunk = self._chunk([])
             chunk["usage"] = self._usage.known()
             chunk["system_fingerprint"] = self._head.fingerprint
+            if self._media_ids is not None:
+                chunk["media_ids"] = list(self._media_ids)
             yield chunk
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:

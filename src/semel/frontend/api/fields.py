@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from semel.errors import InvalidRequest, excerpt
+from semel.errors import InvalidRequest
+from semel.frontend.api.unknown_fields import UnknownFields
 
-__all__ = ["FORMS", "REFUSED", "Ignored", "fault_of", "tell_nulls", "tell_refused", "without_refused"]
+__all__ = ["REFUSED", "Ignored", "tell_nulls", "tell_refused", "without_refused"]
 
 
 _Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
@@ -21,6 +22,7 @@ _Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
 class Ignored(BaseModel):
     """Accepted and not looked at: with a server of one's own they cannot change the answer."""
 
+    guided_decoding_backend: _Unread = None
     metadata: _Unread = None
     prediction: _Unread = None
     prompt_cache_key: _Unread = None
@@ -46,6 +48,7 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "guided_grammar": ((), "use structured_outputs"),
     "guided_json": ((), "use structured_outputs"),
     "guided_regex": ((), "use structured_outputs"),
+    "guided_whitespace_pattern": ((), "use structured_outputs"),
     "kv_transfer_params": ((), "where prefixes travel is not a client's to say"),
     "length_penalty": ((1, 1.0), "there is no beam search"),
     "media_io_kwargs": (({},), "how media are read is the operator's to say"),
@@ -60,7 +63,6 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "truncate_prompt_tokens": ((), "a cut could go through an item; send less"),
     "truncation_side": ((), "prompts are not cut"),
     "use_beam_search": ((False,), "ask for n answers"),
-    "verbosity": (("medium",), "say in the prompt how long the answer should be"),
     "vllm_xargs": (({},), "arguments for plug-ins are the operator's to give"),
     "watermarking": ((False,), "it is the operator's to set"),
     "web_search_options": ((), "nothing is searched; offer a tool"),
@@ -68,41 +70,36 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 """Unsupported fields: the values that mean the same as leaving the field out, and what to do instead."""
 
 
-FORMS: Final = ("a text", "a chat")
-"""The names of the two forms of a request. pydantic puts them before the location of an error; no client sends them."""
+def without_refused(
+    body: Mapping[str, Any],
+    known: frozenset[str],
+    refused: Mapping[str, tuple[tuple[object, ...], str]] = REFUSED,
+    unknown: UnknownFields | None = None,
+) -> dict[str, Any]:
+    """The body of a request without fields that have no effect. Those in `refused` are refused by name.
 
-
-def fault_of(error: ValidationError) -> InvalidRequest:
-    """The first error of a request. The message has its location, `param` the field."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place, message = [excerpt(str(part)) for part in first["loc"]], excerpt(first["msg"])
-    if place and place[0] in FORMS:
-        place = place[1:]
-    if not place:
-        return InvalidRequest(f"the body: {message}")
-    return InvalidRequest(f"{'.'.join(place)}: {message}", param=place[0])
-
-
-def without_refused(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """The body of a request without fields that have no effect. Unsupported fields are refused by name.
-
-    A field in `known` is not changed, except that null means the same as leaving it out.
+    A field in `known` is not changed, except that null means the same as leaving it out. `unknown` counts and judges
+    the others; without it they are refused.
     """
     kept: dict[str, Any] = {}
+    unknown = UnknownFields() if unknown is None else unknown
     for name, value in body.items():
-        if name not in known and name in REFUSED:
-            neutral, instead = REFUSED[name]
+        if name not in known and name in refused:
+            neutral, instead = refused[name]
             if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
                 raise InvalidRequest.of(name, f"not supported: {instead}")
-        elif value is not None or name not in known:
+        elif name not in known:
+            unknown.add(name)
+        elif value is not None:
             kept[name] = value
+    unknown.check(known, body.keys())
     return kept
 
 
-def tell_refused(schema: dict[str, Any]) -> None:
+def tell_refused(schema: dict[str, Any], refused: Mapping[str, tuple[tuple[object, ...], str]] = REFUSED) -> None:
     """Describe in the schema of a request what `without_refused` does with it."""
     properties = schema["properties"]
-    for name, (neutral, instead) in REFUSED.items():
+    for name, (neutral, instead) in refused.items():
         values = [one for number, one in enumerate(neutral) if one not in neutral[:number]]
         properties.setdefault(name, {"enum": [None, *values], "description": f"Not supported: {instead}."})
     tell_nulls(schema)

@@ -11,15 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from semel.core import Feature, Modality, Tenant
 from semel.errors import InvalidRequest
-from semel.frontend.api.fields import fault_of, tell_nulls, tell_refused, without_refused
+from semel.frontend.api.faults import fault_of, split_field
+from semel.frontend.api.fields import tell_nulls, tell_refused, without_refused
 from semel.frontend.api.requests import CompletionRequest, StreamOptions
 from semel.interchange.safetensors import DIGEST
 
@@ -58,14 +68,16 @@ class _Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _say_what_is_not_supported(cls, body: Any) -> Any:
+    def _say_what_is_not_supported(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict):
             return body
         for name, instead in _INSTEAD.items():
             if body.get(name) is not None:
                 raise InvalidRequest.of(name, f"not supported: {instead}")
         kept = {name: value for name, value in body.items() if name not in _INSTEAD}
-        return without_refused(kept, frozenset(cls.model_fields))
+        return without_refused(
+            kept, frozenset(cls.model_fields), unknown=info.context if issubclass(cls, GenerateRequest) else None
+        )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -142,6 +154,9 @@ class RequestItem:
 class GenerateRequest(_Strict):
     """Tokens and the items among them, and how to go on."""
 
+    unsupported: ClassVar[Mapping[str, str]] = _INSTEAD
+    """The fields that must be null."""
+
     token_ids: Annotated[list[_Position], Field(fail_fast=True, min_length=1)]
     sampling_params: dict[str, Any]
     features: Features | None = None
@@ -168,6 +183,7 @@ class GenerateRequest(_Strict):
             del fields[name]
         schema["properties"]["sampling_params"] = sampling
         tell_refused(schema)
+        schema["additionalProperties"] = True  # with a warning, unless the operator refuses them
         return json_schema
 
     @model_validator(mode="after")
@@ -182,17 +198,18 @@ class GenerateRequest(_Strict):
 
     def completion(self) -> CompletionRequest:
         """The request as a completion without items: all parameters of generation, with the same bounds."""
-        json_schema = self.sampling_params.items()
-        sampling = {name: value for name, value in json_schema if value is not None and name not in _IGNORED}
+        sampling = {
+            name: value for name, value in self.sampling_params.items() if value is not None and name not in _IGNORED
+        }
         if wrong := sorted(sampling.keys() & _NO_SAMPLING):
             raise InvalidRequest.of(f"sampling_params.{wrong[0]}", "it is no sampling parameter; leave it out")
         if sampling.get("logprob_token_ids"):
             sampling.setdefault("logprobs", 0)  # a completion needs both fields, a rendered prompt one
         try:
             return CompletionRequest.model_validate({**self.model_dump(include=_OWN), **sampling, "prompt": [0]})
-        except ValidationError as error:
-            fault = fault_of(error)
-            if fault.param not in _OWN:
+        except (InvalidRequest, ValidationError) as error:
+            fault = error if isinstance(error, InvalidRequest) else fault_of(error)
+            if split_field(fault.param or "")[0] not in _OWN:
                 fault = InvalidRequest(f"sampling_params.{fault}", param=f"sampling_params.{fault.param}")
             raise fault from None
 

@@ -72,7 +72,7 @@ class Tokenized(TypedDict):
     count: int
     max_model_len: int
     tokens: Sequence[int]
-    token_strs: None
+    token_strs: Sequence[str] | None
 
 
 class Detokenized(TypedDict):
@@ -137,9 +137,9 @@ def places_of(prompt: Prompt) -> dict[Modality, list[RenderedPlace]]:
     return places
 
 
-def tokens_body(token_ids: Sequence[int], max_tokens: int) -> Tokenized:
+def tokens_body(token_ids: Sequence[int], max_tokens: int, token_strs: Sequence[str] | None = None) -> Tokenized:
     """The response of `/tokenize`."""
-    return {"count": len(token_ids), "max_model_len": max_tokens, "tokens": token_ids, "token_strs": None}
+    return {"count": len(token_ids), "max_model_len": max_tokens, "tokens": token_ids, "token_strs": token_strs}
 
 
 def _place(placeholder: Placeholder) -> RenderedPlace:

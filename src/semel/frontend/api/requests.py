@@ -10,22 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetJsonSchemaHandler,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from semel.core import AnswerParsing, Tenant
+from semel.core import AnswerParsing
 from semel.errors import InvalidRequest
-from semel.frontend.api.fields import FORMS, Ignored, tell_refused, without_refused
+from semel.frontend.api.faults import FORMS
+from semel.frontend.api.fields import Ignored
+from semel.frontend.api.request_base import (
+    Biases,
+    Count,
+    Effort,
+    Int64,
+    OwnedRequest,
+    RequestBody,
+    RequestName,
+    StrictModel,
+    Token,
+    Tokens,
+    Top,
+    Words,
+)
 from semel.frontend.api.response_options import ResponseOptions
 from semel.frontend.api.structured_outputs import ResponseFormat, StructuredOutputs, check_json, constraint
 from semel.frontend.api.tools import Tool, ToolChoice, chosen, count_calls
@@ -35,6 +39,7 @@ __all__ = [
     "ChatCompletionRequest",
     "CompletionRequest",
     "DetokenizeRequest",
+    "InvocationRequest",
     "RepetitionDetection",
     "StreamOptions",
     "TokenizeChatRequest",
@@ -73,13 +78,8 @@ _SAMPLING: Final = frozenset(
 """Fields that the engine has as sampling parameters under the same name."""
 
 
-_Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-_Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
-_Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Top = Annotated[int, Field(ge=0, le=20)]
 _TokenPrompt = Annotated[
-    list[_Token], Field(fail_fast=True, min_length=1)
+    list[Token], Field(fail_fast=True, min_length=1)
 ]  # one error is enough: a million take seconds
 _Prompts = 256
 """Maximum number of prompts of one request."""
@@ -93,49 +93,13 @@ _MAX_CHOSEN_LOGPROBS: Final = 4_096
 _MAX_SEQUENCES: Final = 256
 """Maximum of prompts times `n` in one request: each is a sequence in the engine (threats S21)."""
 
-_Biases = Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}})
-"""The keys are strings, because JSON has no others."""
-
 _Pattern = Annotated[int, Field(ge=0, le=256)]
 _Repeats = Annotated[int, Field(ge=0, le=1_024)]
 
 _Message = Annotated[dict[str, Any], WithJsonSchema(dict(MESSAGE))]
-_Salt = Annotated[str, Field(max_length=1_024)]
-_Words = Annotated[str, Field(max_length=1_024)]
-_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _Body(_Strict):
-    model: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _say_what_is_not_supported(cls, body: Any) -> Any:
-        return without_refused(body, frozenset(cls.model_fields)) if isinstance(body, dict) else body
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        schema = handler(core)
-        tell_refused(handler.resolve_ref_schema(schema))
-        return schema
-
-
-class _Owned(_Body):
-    """A request whose items and prefixes belong to a tenant."""
-
-    cache_salt: _Salt | None = None
-
-    def tenant(self, name: str = "") -> Tenant:
-        """The tenant of the items and prefixes; `name` is the one bound to the API key."""
-        return Tenant(name, self.cache_salt)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(StrictModel):
     """What a stream carries besides text."""
 
     include_usage: bool | None = False
@@ -144,7 +108,7 @@ class StreamOptions(_Strict):
     """OpenAI's padding that hides the size of tokens from a network observer. semel does not pad."""
 
 
-class RepetitionDetection(_Strict):
+class RepetitionDetection(StrictModel):
     """When to end an answer that repeats itself."""
 
     max_pattern_size: _Pattern = 0
@@ -152,13 +116,13 @@ class RepetitionDetection(_Strict):
     min_count: _Repeats = 0
 
 
-class _Chat(_Owned):
+class _Chat(OwnedRequest):
     """What decides the prompt of a chat."""
 
     messages: Annotated[list[_Message], Field(fail_fast=True, min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=1_024)] | None = None
     documents: Annotated[list[dict[str, str]], Field(max_length=1_024)] | None = None
-    reasoning_effort: _Effort | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -194,39 +158,39 @@ class _Chat(_Owned):
         return kwargs
 
 
-class _Sampled(_Owned, Ignored):
+class _Sampled(OwnedRequest, Ignored):
     """How to answer, whatever the prompt."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
-    request_id: _Name | None = None
+    request_id: RequestName | None = None
     """What the id of the answer ends with; inside, requests have ids of our own."""
 
-    priority: _Int64 = 0
+    priority: Int64 = 0
 
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    stop: _Words | Annotated[list[_Words], Field(max_length=16)] | None = None
-    seed: _Int64 | None = None
+    stop: Words | Annotated[list[Words], Field(max_length=16)] | None = None
+    seed: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[_Int64, float], _Biases] | None = None
+    logit_bias: Biases | None = None
     response_format: ResponseFormat | None = None
 
-    top_k: _Int64 | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: _Count | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[_Int64], Field(max_length=128)] | None = None
-    allowed_token_ids: Annotated[list[_Token], Field(min_length=1, max_length=1_048_576)] | None = None
-    bad_words: Annotated[list[_Words], Field(max_length=1_024)] | None = None
+    stop_token_ids: Annotated[list[Int64], Field(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=1_048_576)] | None = None
+    bad_words: Annotated[list[Words], Field(max_length=1_024)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: _Top | None = None
-    logprob_token_ids: Annotated[list[_Token], Field(max_length=128)] | None = None
+    prompt_logprobs: Top | None = None
+    logprob_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     repetition_detection: RepetitionDetection | None = None
@@ -265,13 +229,18 @@ class _Sampled(_Owned, Ignored):
 class ChatCompletionRequest(_Chat, _Sampled):
     """A chat, and how to answer it."""
 
-    max_tokens: _Tokens | None = None
-    max_completion_tokens: _Tokens | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     logprobs: bool = False
-    top_logprobs: _Top = 0
+    top_logprobs: Top = 0
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    return_media_ids: bool = False
+
+    def chat(self) -> ChatRequest:
+        """The parts of the request that determine the prompt."""
+        return replace(super().chat(), return_media_ids=self.return_media_ids)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -326,13 +295,13 @@ class CompletionRequest(_Sampled):
 
     prompt: (
         str
-        | Annotated[list[_Token], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[Token], Field(fail_fast=True, min_length=1)]
         | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_Prompts)]
         | Annotated[list[_TokenPrompt], Field(fail_fast=True, min_length=1, max_length=_Prompts)]
     )
     add_special_tokens: bool = True
-    max_tokens: _Count = 16
-    logprobs: _Top | None = None
+    max_tokens: Count = 16
+    logprobs: Top | None = None
     echo: bool = False
 
     @model_validator(mode="after")
@@ -376,31 +345,36 @@ class CompletionRequest(_Sampled):
         return replace(super().response_options(), logprobs=True, top_logprobs=top)
 
 
-class TokenizeTextRequest(_Body):
+class TokenizeTextRequest(RequestBody):
     """A text to be shown as tokens."""
 
     prompt: str
     add_special_tokens: bool = True
-    return_token_strs: Literal[False] = False
+    return_token_strs: bool = False
 
 
 class TokenizeChatRequest(_Chat):
     """A chat to be shown as tokens."""
 
     add_special_tokens: Literal[False] = False
-    return_token_strs: Literal[False] = False
+    return_token_strs: bool = False
 
 
 def _form(value: Any) -> str:
     return FORMS[isinstance(value, dict) and "messages" in value]
 
 
+InvocationRequest = Annotated[
+    Annotated[CompletionRequest, Tag(FORMS[0])] | Annotated[ChatCompletionRequest, Tag(FORMS[1])], Discriminator(_form)
+]
+"""The body of a request decides what it is, as in vLLM."""
+
 TokenizeRequest = Annotated[
     Annotated[TokenizeTextRequest, Tag(FORMS[0])] | Annotated[TokenizeChatRequest, Tag(FORMS[1])], Discriminator(_form)
 ]
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(RequestBody):
     """Tokens to be shown as text."""
 
-    tokens: Annotated[list[_Token], Field(fail_fast=True)]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]

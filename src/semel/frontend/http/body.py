@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,13 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow
-from semel.frontend.api.fields import fault_of
-from semel.frontend.budget import Account
+from semel.frontend.api.faults import fault_of
+from semel.frontend.api.unknown_fields import UnknownFields
+from semel.frontend.budget import Account, Loan
+from semel.frontend.http.content_encoding import BATCH_BYTES, IDENTITY, BodyDecoder, BodyTraffic, content_encoding
 from semel.frontend.http.long_strings import Cut, cut_long_strings
+from semel.frontend.http.members import without_members
 from semel.frontend.http.sse import EventStream, until_gone
 from semel.frontend.limits import BodyLimits
 from semel.render.inline import run
 from semel.render.messages import put_media
+from semel.web.multipart import Form, FormReader
 
 __all__ = [
     "CLIENT_CLOSED",
@@ -30,6 +34,7 @@ __all__ = [
     "parse_body",
     "read",
     "read_bytes",
+    "read_upload",
     "take_values",
     "unless_disconnected",
 ]
@@ -48,6 +53,9 @@ _MAX_ERRORS: Final = 100
 _SMALL_BYTES: Final = 256 * 1024
 """A JSON text of this size is parsed on the event loop, in 1 ms at most; a larger one in a thread."""
 
+_FEW_BYTES: Final = 16 * 1024
+"""Of a JSON text of this size the fields that no API has are cut out on the event loop, in 1 ms at most."""
+
 _PIECE: Final = 1 << 20
 """What is done to the bytes of a body on the event loop, or with the interpreter's lock, is done to so many at once."""
 
@@ -56,9 +64,9 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
+async def read(request: Request, limits: BodyLimits, account: Account, traffic: BodyTraffic | None = None) -> bytearray:
     """Read a JSON body. Charges the memory of its parsed values to the account too."""
-    body = await read_bytes(request, limits, account)
+    body = await read_bytes(request, limits, account, traffic)
     values = await run(partial(_count_values, body, limits), light=len(body) <= _PIECE)
     account.take(_VALUE_BYTES * values)
     return body
@@ -69,50 +77,87 @@ def take_values(body: bytes | bytearray, limits: BodyLimits, account: Account) -
     account.take(_VALUE_BYTES * _count_values(body, limits))
 
 
-async def read_bytes(request: Request, limits: BodyLimits, account: Account) -> bytearray:
-    """Read the body; stop as soon as it exceeds a limit. A Content-Length header can refuse it before that."""
+async def read_bytes(
+    request: Request, limits: BodyLimits, account: Account, traffic: BodyTraffic | None = None
+) -> bytearray:
+    """Read the body, decompressed; stop as soon as it exceeds a limit. A Content-Length can refuse it before that."""
+    body = bytearray()
+    # Not into a list of pieces: tiny ones would take twenty times as much memory.
+    await _receive(request, limits, account, body.extend, traffic)
+    return body
+
+
+async def read_upload(
+    request: Request,
+    limits: BodyLimits,
+    account: Account,
+    *,
+    max_file_bytes: int,
+    traffic: BodyTraffic | None = None,
+) -> Form:
+    """Read a form with files as it comes, decompressed; stop as soon as it, or a file, exceeds a limit."""
+    reader = FormReader(request.headers.get("content-type", ""), max_file_bytes=max_file_bytes)
+    await _receive(request, limits, account, reader.feed, traffic)
+    return reader.finish()
+
+
+async def _receive(
+    request: Request,
+    limits: BodyLimits,
+    account: Account,
+    add: Callable[[bytes], None],
+    traffic: BodyTraffic | None,
+) -> None:
+    encoding = content_encoding(request.headers)
+    decoder = None if encoding == IDENTITY else BodyDecoder(encoding, max_ratio=limits.max_ratio)
     announced = request.headers.get("content-length", "")
     if announced.isdecimal():
-        _check_size(int(announced), limits)
-        account.check(int(announced))
-    body = bytearray()
+        least = int(announced) if decoder is None else _least_size(int(announced))
+        _check_size(least, limits)
+        account.check(least)
+    size, chunks = 0, request.stream()
+    pieces = chunks if decoder is None else _decompressed(chunks, decoder, limits, account)
     try:
-        async with asyncio.timeout(limits.max_s), aclosing(request.stream()) as chunks:
-            async for chunk in chunks:
-                _check_size(len(body) + len(chunk), limits)
-                account.take(len(chunk))
-                body += chunk  # not a list of chunks: tiny ones would take twenty times as much memory
+        async with asyncio.timeout(limits.max_s), aclosing(chunks), aclosing(pieces):
+            async for piece in pieces:
+                size += len(piece)
+                _check_size(size, limits)
+                account.take(len(piece))
+                add(piece)
     except TimeoutError:
         raise RequestTooSlow(
             f"the request took longer than {limits.max_s:g} s to come; raise it with --max-body-s"
         ) from None
-    return body
+    if traffic is not None:
+        traffic.count(encoding, size if decoder is None else decoder.received, size)
 
 
-def parse(body: bytes | bytearray, kind: TypeAdapter[_T]) -> _T:
-    """Parse the body as a request of this kind. The error names the field."""
+def parse(body: bytes | bytearray, kind: TypeAdapter[_T], unknown: UnknownFields | None = None) -> _T:
+    """Parse the body as a request of this kind. The error names the field. Without `unknown` it refuses such fields."""
     try:
-        return kind.validate_json(body)
+        return kind.validate_json(body, context=unknown)
     except ValidationError as error:
         if (count := error.error_count()) > _MAX_ERRORS:  # formatting half a million errors takes 2 s
             raise InvalidRequest(f"the body has {count:,} faults; this is the API for OpenAI's requests") from None
         raise fault_of(error) from None
 
 
-async def parse_body(body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits) -> _T:
+async def parse_body(
+    body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits, unknown: UnknownFields | None = None
+) -> _T:
     """Parse a body of any size as `parse` does, and let the event loop go on.
 
-    The long strings of its media are cut out. If a token is not found again in a field that takes media, or the rest is
-    not valid, then the whole body is parsed: its result, and its error, are the same as without the cut. A body that is
-    too long to be parsed whole gets the error of the rest instead.
+    The long strings of its media are cut out, and the fields that no API has. If a token is not found again in a field
+    that takes media, or the rest is not valid, then the body is parsed with its strings: its result, and its error, are
+    the same as without the cut. A body that is too long to be parsed so gets the error of the rest instead.
     """
     if len(body) <= _SMALL_BYTES:
         _check_text(len(body), limits)
-        return parse(body, kind)
-    if (parsed := await _parse_without_long_strings(body, kind, limits)) is not None:
+        return parse(body, kind, unknown)
+    if (parsed := await _parse_without_long_strings(body, kind, limits, unknown)) is not None:
         return parsed
     _check_text(len(body), limits)
-    return await asyncio.to_thread(_parse_only, [body], kind)
+    return await asyncio.to_thread(_parse_only, [body], kind, unknown)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -133,29 +178,78 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
     return Response(status_code=CLIENT_CLOSED)
 
 
-async def _parse_without_long_strings(body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits) -> _T | None:
+async def _decompressed(
+    chunks: AsyncIterator[bytes], decoder: BodyDecoder, limits: BodyLimits, account: Account
+) -> AsyncGenerator[bytes, None]:
+    """The pieces of a compressed body. What decompressing needs is charged while it lasts."""
+    working = Loan(account)
+    try:
+        async with aclosing(_batches(chunks)) as batches:
+            async for batch in batches:
+                working.hold(decoder.feed(batch))
+                _check_size(_least_size(decoder.received), limits)
+                while not decoder.is_empty:
+                    yield await run(decoder.slice, light=decoder.is_light)
+        decoder.finish()
+    finally:
+        working.clear()
+
+
+async def _batches(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytearray, None]:
+    """The chunks, joined until there is enough to decompress."""
+    batch = bytearray()
+    async for chunk in chunks:
+        batch += chunk
+        if len(batch) >= BATCH_BYTES:
+            yield batch
+            batch = bytearray()
+    if batch:
+        yield batch
+
+
+def _least_size(compressed: int) -> int:
+    """The least that so many compressed bytes become: what cannot be compressed grows by a few bytes per block."""
+    return max(0, compressed - (compressed >> 8) - 64)
+
+
+async def _parse_without_long_strings(
+    body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits, unknown: UnknownFields | None = None
+) -> _T | None:
     cut = await run(partial(cut_long_strings, body, secrets.token_hex(16)), light=len(body) <= _PIECE)
     if not cut.strings:
         return None
     _check_text(len(cut.rest), limits)
-    parsing = partial(_parse_cut, cut, kind, raises=len(body) > limits.max_text_bytes)
-    return await run(parsing, light=len(cut.rest) <= _SMALL_BYTES)
+    parsing = partial(_parse_cut, cut, kind, unknown, raises=len(body) > limits.max_text_bytes)
+    return await run(parsing, light=len(cut.rest) <= _FEW_BYTES)
 
 
-def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T]) -> _T:
+def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T], unknown: UnknownFields | None) -> _T:
     """Parse the only body of a list and take it out: a thread keeps its arguments for a moment after its result."""
-    return parse(bodies.pop(), kind)
+    return parse(_without_unknown(bodies.pop(), unknown), kind, unknown)
 
 
-def _parse_cut(cut: Cut, kind: TypeAdapter[_T], *, raises: bool) -> _T | None:
+def _parse_cut(cut: Cut, kind: TypeAdapter[_T], unknown: UnknownFields | None, *, raises: bool) -> _T | None:
     """The request, if the cut was right; an error of what is left is its error if it `raises`."""
+    rest = _without_unknown(cut.rest, unknown)
+    strings = cut.strings if rest is cut.rest else cut.strings_in(rest)
     try:
-        parsed = parse(cut.rest, kind)
+        parsed = parse(rest, kind, unknown)
     except InvalidRequest:
         if raises:
             raise
         return None
-    return parsed if put_media(getattr(parsed, "messages", ()), cut.strings) == len(cut.strings) else None
+    return parsed if put_media(getattr(parsed, "messages", ()), strings) == len(strings) else None
+
+
+def _without_unknown(body: bytes | bytearray, unknown: UnknownFields | None) -> bytes | bytearray:
+    """The body without the fields that no API has; they are counted."""
+    if unknown is None:
+        return body
+    unknown.clear()
+    rest = without_members(body, unknown.elsewhere, unknown.add)
+    if rest is body:
+        unknown.clear()  # if it cannot be read, the parser meets them again
+    return rest
 
 
 def _check_size(size: int, limits: BodyLimits) -> None:

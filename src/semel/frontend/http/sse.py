@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -17,9 +18,21 @@ from semel.errors import SemelError
 from semel.frontend.budget import Account
 from semel.web.errors import public_error_body
 
-__all__ = ["DONE", "EventStream", "error_event", "event", "merged", "until_gone"]
+__all__ = [
+    "DONE",
+    "EventFormat",
+    "EventStream",
+    "error_event",
+    "event",
+    "merged",
+    "named_event",
+    "stream_ending",
+    "until_gone",
+]
 
 DONE: Final = b"data: [DONE]\n\n"
+_ENDING: Final = "semel.stream_ending"
+"""The key under which a stream that is being sent has its format, in the request's scope."""
 
 
 class EventStream(Response):
@@ -31,17 +44,21 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Sequence[Stream], events: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, streams: Sequence[Stream], events: AsyncIterator[bytes], form: EventFormat | None = None
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({})
         self._streams = streams
         self._events = events
+        self._form = form or EventFormat()
         self.account: Account | None = None
         """The account of the request, until its first output closes it."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
+        scope[_ENDING] = self._form
         try:
             await _unless_gone(receive, self._send(send))
         finally:
@@ -90,14 +107,37 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
-def event(body: Mapping[str, Any]) -> bytes:
+def event(body: object) -> bytes:
     """Encode one event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def named_event(body: msgspec.Struct) -> bytes:
+    """Encode one event whose name is the type in its body."""
+    return b"event: %b\ndata: %b\n\n" % (str(body.__struct_config__.tag).encode(), msgspec.json.encode(body))
 
 
 def error_event(error: SemelError) -> bytes:
     """The event that ends a stream with an error."""
     return event(public_error_body(error))
+
+
+@dataclass(frozen=True, slots=True)
+class EventFormat:
+    """The form of one stream's events: by default that of OpenAI's chats."""
+
+    encode: Callable[[Any], bytes] = event
+    error: Callable[[SemelError], bytes] = error_event
+    """Encodes the event for an error that ends the stream."""
+
+    done: bytes = DONE
+    """What every stream ends with."""
+
+
+def stream_ending(scope: Scope, error: SemelError) -> bytes:
+    """What ends a stream that is being sent, with an error."""
+    form: EventFormat = scope.get(_ENDING) or EventFormat()
+    return form.error(error) + form.done
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]:

@@ -1,4 +1,4 @@
-"""Authentication: one check before every route except the two probes (threats S17).
+"""Authentication: one check before every route except the probes (threats S17).
 
 It runs before routing and before a byte of the body is read. Without API keys, all clients are the same unnamed tenant,
 and `/metrics` is served here, as vLLM's users expect. With API keys, metrics would show one tenant what others do, so
@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
 from semel.errors import InvalidKey
-from semel.web.errors import error_response
+from semel.frontend.http.errors import refusal
 
 __all__ = ["OPEN", "OPERATORS", "PROBES", "Authentication", "tenant_name"]
 
-OPEN: Final = frozenset({"/health", "/ready"})
+OPEN: Final = frozenset({"/health", "/ping", "/ready"})
 OPERATORS: Final = frozenset({"/metrics"})
 PROBES: Final = OPEN | OPERATORS
 """Paths that are requested every few seconds, and are served in every state of the frontend."""
@@ -36,13 +36,14 @@ class Authentication:
         if scope["type"] != "http" or not len(self._keys) or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        name = None if scope["path"] in OPERATORS else self._keys.tenant(_bearer(Request(scope)))
+        name = None if scope["path"] in OPERATORS else self._keys.tenant(_key(Request(scope)))
         if name is None:
-            refusal = error_response(
-                InvalidKey("this needs `Authorization: Bearer KEY` with one of this server's API keys")
+            response = refusal(
+                InvalidKey("this needs `Authorization: Bearer KEY` or `x-api-key: KEY` with one of this server's keys"),
+                scope,
             )
-            refusal.headers["WWW-Authenticate"] = "Bearer"
-            await refusal(scope, receive, send)
+            response.headers["WWW-Authenticate"] = "Bearer"
+            await response(scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = name
         await self._app(scope, receive, send)
@@ -54,6 +55,10 @@ def tenant_name(request: Request) -> str:
     return name
 
 
-def _bearer(request: Request) -> str:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+def _key(request: Request) -> str:
+    """The key of a request: OpenAI's clients send `Authorization`, which counts if both are there, Anthropic's the
+    other one."""
+    if "authorization" not in request.headers:
+        return request.headers.get("x-api-key", "").strip()
+    scheme, _, key = request.headers["authorization"].partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

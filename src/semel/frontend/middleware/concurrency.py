@@ -22,18 +22,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import RetryQueue
 from semel.core.claims import Claims
 from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
-from semel.frontend.http.sse import DONE, EventStream, error_event
+from semel.frontend.http.errors import refusal
+from semel.frontend.http.sse import EventStream, stream_ending
 from semel.frontend.limits import ConcurrencyLimits
 from semel.frontend.middleware.authentication import PROBES
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
-from semel.web.errors import error_response
 from semel.web.revocation import Revocation
 
 __all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
 
 _MAX_SCATTER: Final = 2.0
-"""A client comes again after at most so many times what it was told (`error_response`)."""
+"""A client comes again after at most so many times what it was told (`semel.web.errors`)."""
 
 
 class Place:
@@ -269,7 +269,7 @@ class ConcurrencyLimit:
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(REFUSALS, error.code)
-        answer = error_response(error)
+        answer = refusal(error, scope)
         if self._limiter.closed:
             answer.headers["Connection"] = "close"  # the client's next request should go to another frontend
         else:
@@ -290,9 +290,9 @@ class ConcurrencyLimit:
             error = DeadlineExceeded(f"the request took longer than {limit_s:g} s; raise it with --request-timeout-s")
             self._meter.count(REFUSALS, error.code)
             if not answer.begun:
-                await error_response(error)(scope, receive, send)
+                await refusal(error, scope)(scope, receive, send)
             elif answer.is_events:
-                await send({"type": "http.response.body", "body": error_event(error) + DONE, "more_body": False})
+                await send({"type": "http.response.body", "body": stream_ending(scope, error), "more_body": False})
             else:
                 raise error from None  # a truncated response has no valid form: close the connection
 

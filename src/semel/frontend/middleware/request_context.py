@@ -17,10 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import DeadlineExceeded, ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED
+from semel.frontend.http.errors import id_headers, refusal
+from semel.frontend.http.ignored_fields import ignored_fields_header
 from semel.frontend.middleware.authentication import PROBES
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.tracing import Tracing
-from semel.web.errors import error_response
 
 __all__ = ["RequestContextMiddleware"]
 
@@ -50,13 +51,14 @@ class RequestContextMiddleware:
             _client_id(http_request),
             self._tracing.begin(http_request.method, "server", http_request.headers),
         )
-        name = (b"x-request-id", (request.client_id or request.request_id).encode("latin-1"))
+        name = (request.client_id or request.request_id).encode("latin-1")
+        headers = [(header, name) for header in id_headers(scope["path"])]
 
         async def answer(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), name]
+                message["headers"] = [*message.get("headers", ()), *headers, *ignored_fields_header(scope)]
             await send(message)
 
         with entered(request):
@@ -69,9 +71,8 @@ class RequestContextMiddleware:
                 logger.exception("a request failed in a way that we do not expect")
                 if status is not None:
                     raise
-                await error_response(ServiceError("internal error; the frontend's log says more"))(
-                    scope, receive, answer
-                )
+                failure = ServiceError("internal error; the frontend's log says more")
+                await refusal(failure, scope)(scope, receive, answer)
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)

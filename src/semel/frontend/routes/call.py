@@ -137,14 +137,24 @@ async def serve_call(
 
 
 async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
-    limits = service.body
-    return call.admit(await parse_body(await read(request, limits, call.account), kind, limits))
+    return await _read_within(service.body, request, service, kind, call)
 
 
 async def read_prompt_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
     """Read a JSON body whose prompt may be a list of tokens."""
-    limits = prompt_limits(service, call)
-    return call.admit(await parse_body(await read(request, limits, call.account), kind, limits))
+    return await _read_within(prompt_limits(service, call), request, service, kind, call)
+
+
+async def _read_within(
+    limits: BodyLimits, request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call
+) -> _T:
+    unknown = service.unknown_fields()
+    body = await read(request, limits, call.account, service.traffic)
+    parsing = parse_body(body, kind, limits, unknown)
+    del body  # the parser drops it early
+    parsed = await parsing
+    service.ignored_fields.tell(request, unknown)
+    return call.admit(parsed)
 
 
 def prompt_limits(service: FrontendState, call: Call) -> BodyLimits:

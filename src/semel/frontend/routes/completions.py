@@ -14,16 +14,17 @@ from semel.core import Prompt
 from semel.engine import Stream
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
-from semel.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk, ChatResponse, Head
+from semel.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
 from semel.frontend.api.completion_response import CompletionResponse, Echo, TextCompletion, TextCompletionChunk
 from semel.frontend.api.logprobs import Decode
-from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
+from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest, InvocationRequest
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.respond import respond, with_error_event
 from semel.frontend.http.sse import EventStream, event, merged
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
+from semel.frontend.routes.chat import answer_head, begin_chat
 from semel.frontend.routes.openapi import DocumentedRoute, takes
-from semel.frontend.service import FrontendState, ServedModel
+from semel.frontend.service import FrontendState
 from semel.render.inline import run
 from semel.web.openapi import EVENTS, JSON, events_of, shape
 from semel.web.responses import json_response
@@ -32,6 +33,12 @@ __all__ = ["completion_routes"]
 
 _CHAT: Final = TypeAdapter(ChatCompletionRequest)
 _COMPLETION: Final = TypeAdapter(CompletionRequest)
+_EITHER: Final[TypeAdapter[ChatCompletionRequest | CompletionRequest]] = TypeAdapter(InvocationRequest)
+_EITHER_OPERATION: Final = takes(
+    _EITHER,
+    {JSON: shape(ChatCompletion, TextCompletion), EVENTS: events_of(ChatCompletionChunk, TextCompletionChunk)},
+    named=True,
+)
 _CHAT_OPERATION: Final = takes(_CHAT, {JSON: shape(ChatCompletion), EVENTS: events_of(ChatCompletionChunk)}, named=True)
 _TEXT_OPERATION: Final = takes(
     _COMPLETION, {JSON: shape(TextCompletion), EVENTS: events_of(TextCompletionChunk)}, named=True
@@ -49,35 +56,28 @@ def completion_routes(service: FrontendState) -> list[DocumentedRoute]:
         """Go on with one prompt or several, whole or as a stream of events."""
         return await serve_call(request, service, _COMPLETION, _complete, read_prompt_json)
 
+    async def invocations(request: Request) -> Response:
+        """Answer a chat or go on with a prompt, whichever the body is: the route of SageMaker's containers."""
+        return await serve_call(request, service, _EITHER, _invoke, read_prompt_json)
+
     return [
         DocumentedRoute("/v1/chat/completions", chat_completions, methods=["POST"], operation=_CHAT_OPERATION),
         DocumentedRoute("/v1/completions", completions, methods=["POST"], operation=_TEXT_OPERATION),
+        DocumentedRoute("/invocations", invocations, methods=["POST"], operation=_EITHER_OPERATION),
     ]
 
 
 async def _chat(call: Call, request: ChatCompletionRequest) -> Response:
-    request_id, serving = call.request_id, call.serving
-    parsing, role = request.parsing(), request.role
-    reading, opening = call.read_chat(request), ConversationPrefix.of_chat(request.messages)
-    request = request.model_copy(
-        update={"messages": []}
-    )  # the response must not keep their base64: only `reading` has it
-    stream, prompt = await submit_draft(
-        serving,
-        await reading,
-        request_id=request_id,
-        sampling=request.sampling(),
-        tenant=request.tenant(call.tenant),
-        parsing=parsing,
-        priority=request.priority,
-        opening=opening,
-        kind=StreamedAnswer if request.stream else BufferedAnswer,
-        account=call.account,
-    )
-    head = _head("chatcmpl", call.answer_id(request.request_id), serving)
-    decode = serving.pipeline.tokenizer.decode
-    answer = ChatResponse(head, prompt, decode, count=request.n, options=request.response_options(), role=role)
-    return await respond(stream, answer, streamed=request.stream)
+    beginning = begin_chat(call, request)
+    del request  # it has the media
+    begun = await beginning
+    return await respond(begun.stream, begun.answer, streamed=begun.is_streamed)
+
+
+async def _invoke(call: Call, request: ChatCompletionRequest | CompletionRequest) -> Response:
+    answering = _chat(call, request) if isinstance(request, ChatCompletionRequest) else _complete(call, request)
+    del request  # it has the media
+    return await answering
 
 
 async def _complete(call: Call, request: CompletionRequest) -> Response:
@@ -106,7 +106,7 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
         call.account.keep(0)  # from now on the request holds only prompts, whose size the model limits
         if request.stream:
             call.account.close()
-        head = _head("cmpl", call.answer_id(request.request_id), serving)
+        head = answer_head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
         echo = await run(partial(_echo, request, prompts, decode), light=serving.pipeline.tokenizer.is_local)
         answer = CompletionResponse(
@@ -130,10 +130,6 @@ async def _completion_events(streams: Sequence[Stream], answer: CompletionRespon
             yield event(chunk)
     for chunk in answer.closing():
         yield event(chunk)
-
-
-def _head(kind: str, name: str, serving: ServedModel) -> Head:
-    return Head(f"{kind}-{name}", serving.model, f"semel-{serving.contract.fingerprint[:8]}")
 
 
 def _echo(request: CompletionRequest, prompts: Sequence[Prompt], decode: Decode) -> Echo | None:

@@ -87,7 +87,7 @@ async def _ask_file(
     Some strings of its JSON are JSON too. The values of each are counted when it is parsed, because a comma may be
     escaped.
     """
-    body = await read_bytes(request, service.body, call.account)
+    body = await read_bytes(request, service.body, call.account, service.traffic)
     limits = prompt_limits(service, call)
 
     def encode(text: str) -> bytes:
@@ -103,7 +103,10 @@ async def _ask_file(
             f"the file has no prompt: its metadata needs {PROMPT!r}, as /v1/chat/completions/render gives it with "
             f"Accept: {SAFETENSORS}"
         )
-    parsed = await parse_body(await run(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS), kind, limits)
+    unknown = service.unknown_fields()
+    text = await run(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS)
+    parsed = await parse_body(text, kind, limits, unknown)
+    service.ignored_fields.tell(request, unknown)
     return call.admit(parsed).with_tensors(features_of(file.entries))
 
 

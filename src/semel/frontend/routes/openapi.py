@@ -21,6 +21,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from semel.errors import InvalidKey, NotReady, ServiceError
+from semel.frontend.http.errors import MessagesErrorBody, error_shape, messages_error_body
 from semel.frontend.middleware.authentication import OPEN, OPERATORS
 from semel.web.openapi import JSON, Schema, answer, document, refusals, told_codes
 from semel.web.responses import json_response
@@ -34,23 +35,34 @@ _REQUEST_ID: Final = {
     "description": "What the id of the answer ends with, if it is printable and at most 128 characters.",
     "schema": {"type": "string"},
 }
+_COMPRESSION: Final = "May be compressed, as one gzip member or one zstd frame (`Content-Encoding`)."
+_FAMILIES: Final = {"Messages": MessagesErrorBody}
 _KEY: Final = "One of the API keys that the operator has given out."
 
 
 def takes(
-    kind: TypeAdapter[Any], answers: Mapping[str, Schema], *, form: str = JSON, named: bool = False
+    kind: TypeAdapter[Any],
+    answers: Mapping[str, Schema],
+    *,
+    form: str = JSON,
+    named: bool = False,
+    errors: str = "",
 ) -> dict[str, Any]:
-    """The description of a route that takes a body. With `named`, the response has an id."""
-    operation = looks(answers, refused=told_codes().keys() - {InvalidKey.status})
-    body = {"required": True, "content": {form: {"schema": _body(kind)}}}
+    """The description of a route that takes a body. With `named`, the response has an id; `errors` is the family of
+    its errors."""
+    operation = looks(answers, refused=told_codes().keys() - {InvalidKey.status}, errors=errors)
+    body = {"description": _COMPRESSION, "required": True, "content": {form: {"schema": _body(kind)}}}
     return {**operation, "requestBody": body, **({"parameters": [_REQUEST_ID]} if named else {})}
 
 
 def looks(
-    answers: Mapping[str, Schema], *, refused: Iterable[int] = (ServiceError.status, NotReady.status)
+    answers: Mapping[str, Schema],
+    *,
+    refused: Iterable[int] = (ServiceError.status, NotReady.status),
+    errors: str = "",
 ) -> dict[str, Any]:
     """The description of a route without a body."""
-    return {"responses": {"200": answer("What was asked for.", answers), **refusals(refused)}}
+    return {"responses": {"200": answer("What was asked for.", answers), **refusals(refused, errors)}}
 
 
 def probes(answers: Mapping[int, tuple[str, Mapping[str, Schema]]]) -> dict[str, Any]:
@@ -80,18 +92,28 @@ class DocumentedRoute(Route):
 
 
 class DocumentedApp(Starlette):
-    """An application whose document comes from its routes. `secured`: it needs API keys."""
+    """An application whose document comes from its routes. `secured`: it needs API keys. `closed`: it refuses fields
+    that a request does not have."""
 
-    def __init__(self, routes: Iterable[DocumentedRoute], *, secured: bool, **options: Any) -> None:
+    def __init__(
+        self, routes: Iterable[DocumentedRoute], *, secured: bool, closed: bool = False, **options: Any
+    ) -> None:
         super().__init__(routes=[DocumentedRoute("/openapi.json", self._send_document), *routes], **options)
         self._secured = secured
+        self._closed = closed
 
     @cache  # noqa: B019 there is one application in a process, and its routes do not change
     def openapi(self) -> dict[str, Any]:
         """The document."""
         codes = {status: named for status, named in told_codes().items() if self._secured or status != 401}
-        paths = {path: operations for path, operations in self._paths() if operations}
-        return document("semel", paths, codes=codes, key=_KEY if self._secured else None)
+        paths: dict[str, dict[str, Any]] = {}
+        for path, operations in self._paths():
+            if operations:
+                paths.setdefault(path, {}).update(operations)
+        made = document("semel", paths, codes=codes, key=_KEY if self._secured else None, families=_FAMILIES)
+        if self._closed:
+            made["components"]["schemas"] = {name: _closed(one) for name, one in made["components"]["schemas"].items()}
+        return made
 
     async def _send_document(self, _: Request) -> Response:
         return json_response(self.openapi())
@@ -105,9 +127,16 @@ class DocumentedApp(Starlette):
     def _operation(self, route: DocumentedRoute) -> dict[str, Any]:
         operation = dict(route.operation)
         if self._secured and route.path not in OPEN:
-            responses = {**operation["responses"], **refusals([InvalidKey.status])}
+            family = "Messages" if error_shape(route.path) is messages_error_body else ""
+            responses = {**operation["responses"], **refusals([InvalidKey.status], family)}
             operation |= {"security": [{"key": []}], "responses": responses}
         return {"operationId": route.name, "summary": inspect.cleandoc(route.endpoint.__doc__ or ""), **operation}
+
+
+def _closed(schema: Schema) -> Schema:
+    """The schema of a body that may have unknown fields as one that may not."""
+    is_open = "properties" in schema and schema.get("additionalProperties") is True
+    return {**schema, "additionalProperties": False} if is_open else schema
 
 
 class _Untitled(GenerateJsonSchema):
@@ -121,6 +150,8 @@ class _Untitled(GenerateJsonSchema):
 def _body(kind: TypeAdapter[Any]) -> Schema:
     schema = kind.json_schema(ref_template=_REF, schema_generator=_Untitled)
     if (name := schema.get("title")) is None:
+        if "oneOf" in schema:  # a body may fit several, if unknown fields are ignored
+            schema["anyOf"] = schema.pop("oneOf")
         return schema
     parts = schema.pop("$defs", {})
     return {"$ref": _REF.format(model=name), "$defs": {**parts, name: schema}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -141,13 +142,15 @@ def _body(
 async def _tokenize(call: Call, request: TokenizeChatRequest | TokenizeTextRequest) -> Response:
     serving = call.serving
     max_tokens = serving.contract.max_tokens
+    token_ids: Sequence[int]
     if isinstance(request, TokenizeChatRequest):
-        prompt = await _inspect(serving, await call.read_chat(request, "inspect"))
-        return json_response(tokens_body(prompt.token_ids, max_tokens))
-    serving.check_text(request.prompt)
-    encode = partial(serving.pipeline.encode, add_special_tokens=request.add_special_tokens, room=call.text_room)
-    token_ids = await asyncio.to_thread(encode, request.prompt)
-    return json_response(tokens_body(token_ids, max_tokens))
+        token_ids = (await _inspect(serving, await call.read_chat(request, "inspect"))).token_ids
+    else:
+        serving.check_text(request.prompt)
+        encode = partial(serving.pipeline.encode, add_special_tokens=request.add_special_tokens, room=call.text_room)
+        token_ids = await asyncio.to_thread(encode, request.prompt)
+    texts = await asyncio.to_thread(serving.pipeline.tokenizer.tokens, token_ids) if request.return_token_strs else None
+    return json_response(tokens_body(token_ids, max_tokens, texts))
 
 
 async def _detokenize(call: Call, request: DetokenizeRequest) -> Response:

@@ -114,10 +114,12 @@ async def _ask(
 ) -> _Speech:
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
-    body = await read_bytes(request, service.body, call.account)
+    body = await read_bytes(request, service.body, call.account, service.traffic)
     call.account.take(len(body))  # the files of a form are copies
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
-    speech = speech_of(form, adapter, frozenset(kind.model_fields))
+    unknown = service.unknown_fields()
+    speech = speech_of(form, adapter, kind.form_fields(), unknown)
+    service.ignored_fields.tell(request, unknown)
     call.serving.check_model(speech.model)
     call.account.keep(len(speech.file))
     return speech

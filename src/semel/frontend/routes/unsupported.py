@@ -11,8 +11,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from semel.frontend.http.errors import error_shape
 from semel.frontend.routes.openapi import DocumentedRoute
-from semel.web.errors import error_body
 from semel.web.responses import json_response
 
 __all__ = ["NOT_SUPPORTED", "UNSUPPORTED", "unsupported_routes"]
@@ -22,21 +22,21 @@ NOT_SUPPORTED: Final = "not_supported"
 
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
+_STORED: Final = "nothing is stored; send the whole conversation to /v1/responses"
 _POOL: Final = "the model that is served here generates; embeddings, scores and classes are for a server of their own"
 _LORA: Final = "adapters cannot be loaded; serve the merged model"
 _DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
 
 UNSUPPORTED: Final[Mapping[str, str]] = {
-    "/v1/responses": _CHAT,
     "/v1/responses/render": "use /v1/chat/completions/render",
-    "/v1/responses/{response_id}": _CHAT,
+    "/v1/responses/compact": _STORED,
+    "/v1/responses/{response_id}": _STORED,
     "/v1/responses/{response_id}/cancel": "close the connection of a request to abort it",
-    "/v1/messages": _CHAT,
-    "/v1/messages/count_tokens": "use /tokenize",
+    "/v1/messages/batches": "send each request to /v1/messages",
     "/v1/messages/render": "use /v1/chat/completions/render",
     "/cohere/v2/chat": _CHAT,
     "/cohere/v2/chat/render": "use /v1/chat/completions/render",
-    "/v1/chat/completions/batch": "send each chat to /v1/chat/completions",
+    "/v1/chat/completions/batch": "send each chat to /v1/chat/completions; the engine batches them",
     "/v1/chat/completions/derender": _DERENDER,
     "/v1/completions/derender": _DERENDER,
     "/inference/v1/abort_requests": "close the connection of a request to abort it",
@@ -55,10 +55,8 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/audio/speech": "answers are text",
     "/v1/images/generations": "answers are text",
     "/v1/realtime": "send whole clips, to /v1/audio/transcriptions or in a chat",
-    "/v1/files": "send media in the request itself, as a data URL or by URL",
     "/v1/batches": "send each request by itself",
     "/v1/moderations": _POOL,
-    "/invocations": "name the route: /v1/chat/completions or /v1/completions",
 }
 """What to use instead, by path. The first matching path counts, so fixed paths come before those with parameters."""
 
@@ -71,4 +69,4 @@ def unsupported_routes() -> list[DocumentedRoute]:
 async def _refuse(request: Request) -> Response:
     path: str = request.scope["route"].path
     message = f"{path} is not supported: {UNSUPPORTED[path]}"
-    return json_response(error_body(message, code=NOT_SUPPORTED, status=404), 404)
+    return json_response(error_shape(path)(message, code=NOT_SUPPORTED, status=404), 404)

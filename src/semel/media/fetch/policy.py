@@ -132,15 +132,25 @@ class MediaPolicy:
             return self._check_file(url)
         if previous is not None and previous.scheme == "https" and url.scheme != "https":
             raise MediaNotAllowed("the URL redirects from https to http, which is not followed")
-        # A client learns nothing about the target of a redirect.
-        host = f"{url.host[:64]}:{url.port}" if previous is None else "the host that the URL redirects to"
-        if url.scheme == "http" and not self.allow_http:
-            raise MediaNotAllowed("http is not allowed: send an https URL, or start with --allow-media-http")
-        if not any(rule.matches(url) for rule in self.allowed_domains):
-            raise MediaNotAllowed(f"{host} is not a host to fetch from: allow it with --allowed-media-domains")
+        if flags := self._missing_flags(url, is_first=previous is None):
+            # A client learns nothing about the target of a redirect.
+            host = f"{url.scheme}://{url.host[:64]}:{url.port}" if previous is None else "what the URL redirects to"
+            raise MediaNotAllowed(f"{host} is not fetched: send a data URL, or start with {' and '.join(flags)}")
         if url.address is not None and not self.reach(url.host, url.port).covers(url.address):
             raise unreachable()
         return None
+
+    def _missing_flags(self, url: WebUrl, *, is_first: bool) -> list[str]:
+        """All flags that a URL would need and that are not set, so that an operator need not find them one by one."""
+        flags = []
+        if url.scheme == "http" and not self.allow_http:
+            flags.append("--allow-media-http")
+        if not any(rule.matches(url) for rule in self.allowed_domains):
+            flags.append("--allowed-media-domains with the host")
+        if flags and is_first and url.address is not None and not is_public(url.address):
+            # Said also if its network is allowed, so that nobody can look for allowed ones.
+            flags.append("--allowed-media-networks with its network")
+        return flags
 
     def reach(self, host: str, port: int) -> AddressScope:
         """The addresses that a host may have; those in allowed networks only if a rule names the host."""

@@ -17,7 +17,7 @@ class FetchLimits:
     max_bytes: int = flag(
         64 * MIB,
         "max-media-bytes",
-        help="Maximum size of one fetched item.",
+        help="Maximum size of one item that is fetched or uploaded.",
         group="Media",
         unit="bytes",
         min=1,

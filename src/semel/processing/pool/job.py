@@ -58,6 +58,9 @@ class Job(ABC, Generic[_T]):
     work: ClassVar[str]
     """What is done with the item, as its span says."""
 
+    decodes: ClassVar[bool] = False
+    """Whether a process decodes media for it."""
+
     item: int
     group: Hashable
     media: Media
@@ -129,6 +132,7 @@ class FeatureJob(Job[Feature]):
 
     __slots__ = ()
     work = "making"
+    decodes = True
 
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
         """Refuse a feature that is too large for any worker or any prompt."""
@@ -148,6 +152,7 @@ class LayoutJob(Job[Layout]):
 
     __slots__ = ()
     work = "laying"
+    decodes = True
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
         """The layout."""
@@ -164,6 +169,7 @@ class CutJob(Job[Pieces]):
 
     __slots__ = ()
     work = "cutting"
+    decodes = True
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
         """The pieces."""

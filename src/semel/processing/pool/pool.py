@@ -77,6 +77,8 @@ class Pool:
         offers: OfferLimits | None = None,
     ) -> None:
         self.processes = processes
+        self.decoded = 0
+        """Media that a process was given to decode: for a feature, a layout or pieces."""
         self.processed = 0
         """Features made, including those whose caller had gone."""
         self.failed = 0
@@ -197,7 +199,7 @@ class Pool:
         group: Hashable | None = None,
         tenant: str = "",
     ) -> Layout:
-        """The layout that the item's feature would have; nothing is made and nothing is counted."""
+        """The layout that the item's feature would have; nothing is made, and only the decode is counted."""
         self._admit(media)
         item = next(self._items)
         options = options or {}
@@ -254,7 +256,7 @@ class Pool:
 
     def forget_counts(self) -> None:
         """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
-        self.processed = self.failed = self.assembled = 0
+        self.decoded = self.processed = self.failed = self.assembled = 0
 
     async def close(self) -> None:
         """End all processes; items that are not done fail. Closing twice does no harm."""
@@ -341,6 +343,7 @@ class Pool:
         """What a process makes of an item; a process that does not do its part is ended."""
         if (refusal := self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
             raise refusal
+        self.decoded += job.decodes
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):

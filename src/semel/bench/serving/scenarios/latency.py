@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 from typing import Any, Final
 
 from semel.bench.serving.alternate import Pair
@@ -10,8 +11,10 @@ from semel.bench.serving.bench import Bench, Side
 from semel.bench.serving.client import CHAT
 from semel.bench.serving.figures import Row, compared
 from semel.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.bench.serving.procfs import processor_s
+from semel.bench.serving.servers import ROLES
 from semel.bench.serving.stages import scrape, stage_rows
-from semel.bench.serving.statistics import added, added_ratio, mean_of, mean_ratio
+from semel.bench.serving.statistics import added, added_ratio, mean_of, mean_ratio, median_of
 
 __all__ = ["again", "conversation", "new", "repeats", "stream", "text"]
 
@@ -109,7 +112,37 @@ async def conversation(bench: Bench) -> list[Row]:
     return [
         compared(f"conversation: {_CONVERSATION_IMAGES} turns, each with one more image", "ms", whole),
         compared(f"conversation: one more question about all {_CONVERSATION_IMAGES}", "ms", follow_up),
+        *await _spent_on_question(bench, "the same question again", talks[-1][-1]),
+        *await _spent_on_question(bench, "a text", _TEXT),
     ]
+
+
+async def _spent_on_question(bench: Bench, what: str, body: bytes) -> list[Row]:
+    """What a request takes, by process of both sides, and by stage of semel."""
+    if not bench.is_here:
+        return []
+    pids = {id(side): side.server.roles() for side in (bench.sides.semel, bench.sides.vllm)}
+
+    async def ask(side: Side, _turn: int) -> dict[str, float]:
+        before = {role: processor_s(some) for role, some in pids[id(side)].items()}
+        took = median([(await side.client.must(CHAT, body)).seconds for _ in range(_CPU_REPEATS)])
+        spent = {role: (processor_s(pids[id(side)][role]) - begun) / _CPU_REPEATS for role, begun in before.items()}
+        return {name: seconds * 1e3 for name, seconds in (spent | {"latency": took}).items()}
+
+    before = await scrape(bench.sides.semel.client)
+    turns = await bench.turns(f"{what}, by process", ask, turns=bench.effort.bursts)
+    after = await scrape(bench.sides.semel.client)
+    rows = []
+    for name in ("latency", *ROLES):
+        mine, theirs = ([turn[name] for turn in side if name in turn] for side in (turns.semel, turns.vllm))
+        title = (
+            f"conversation: {what}, {name}" if name == "latency" else f"conversation: {what}, processor time, {name}"
+        )
+        if mine and theirs:
+            rows.append(compared(title, "ms", Pair(mine, theirs)))
+        elif mine:
+            rows.append(Row(title, "ms", median_of(mine)))
+    return rows + stage_rows(f"conversation: {what}, stage", before, after)
 
 
 def _talk(bench: Bench) -> list[bytes]:

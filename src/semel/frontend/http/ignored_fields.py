@@ -1,0 +1,66 @@
+"""Tells what was ignored of a request: to the client in a header, to the operator in a metric and in the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from semel.frontend.api.unknown_fields import UnknownFields, header_of
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import IGNORED_FIELDS
+
+__all__ = ["IGNORED_FIELDS_HEADER", "IgnoredFields", "ignored_fields_header"]
+
+IGNORED_FIELDS_HEADER: Final = "x-semel-ignored-fields"
+_STATE: Final = "ignored_fields"
+_LOG_EVERY_S: Final = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class IgnoredFields:
+    """Counts the unknown fields of requests by route, and logs some of them once a minute at most."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._fields: Counter[str] = Counter()
+        self._quiet_until = float("-inf")
+        self._unlogged = 0
+
+    def tell(self, request: Request, unknown: UnknownFields) -> None:
+        """Count what was ignored of a request, and warn of it."""
+        if not unknown.count:
+            return
+        route = getattr(request.scope.get("route"), "path", "unknown")
+        self._fields[route] += unknown.count
+        if unknown.mode == "warn":
+            setattr(request.state, _STATE, header := header_of(unknown.names, unknown.count))
+            self._log(route, header)
+
+    def samples(self) -> Iterator[Sample]:
+        """The counters, for a meter."""
+        for route, count in self._fields.items():
+            yield IGNORED_FIELDS, count, (route,)
+
+    def _log(self, route: str, header: str) -> None:
+        self._unlogged += 1
+        if (now := self._now()) < self._quiet_until:
+            return
+        logger.warning(
+            "a request to %s has fields that no API has or this one does not; they are ignored: %s "
+            "(requests with such fields since the last line like this: %d)",
+            *(route, header, self._unlogged),
+        )
+        self._quiet_until, self._unlogged = now + _LOG_EVERY_S, 0
+
+
+def ignored_fields_header(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The header of a response that names what was ignored of its request, if something was."""
+    header: str | None = scope.get("state", {}).get(_STATE)
+    return [] if header is None else [(IGNORED_FIELDS_HEADER.encode(), header.encode("latin-1"))]

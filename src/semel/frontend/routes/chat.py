@@ -1,0 +1,88 @@
+"""One chat, from the request to the answer: what the routes of all APIs that chat share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from semel.engine import Stream
+from semel.fleet.affinity import ConversationPrefix
+from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.frontend.api.chat_response import ChatResponse, Head
+from semel.frontend.api.requests import ChatCompletionRequest
+from semel.frontend.api.translation import Translated
+from semel.frontend.execution import submit_draft
+from semel.frontend.routes.call import Call
+from semel.frontend.service import ServedModel
+from semel.store.names import public_id
+
+__all__ = ["BegunChat", "answer_head", "begin_chat", "begin_translated", "count_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat that a worker answers."""
+
+    stream: Stream
+    """Its outputs."""
+
+    answer: ChatResponse
+    """What makes an answer of them."""
+
+    head: Head
+    name: str
+    """What the ids of the answer end with."""
+
+    is_streamed: bool
+
+
+async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
+    """Submit a chat. Its caller keeps no reference to the request: it has the media, which are dropped early."""
+    request_id, serving = call.request_id, call.serving
+    parsing, role = request.parsing(), request.role
+    reading, opening = call.read_chat(request), ConversationPrefix.of_chat(request.messages)
+    request = request.model_copy(
+        update={"messages": []}
+    )  # the response must not keep their base64: only `reading` has it
+    draft = await reading
+    media_ids = [public_id(content) for content in draft.contents] if request.return_media_ids else None
+    submitting = submit_draft(
+        serving,
+        draft,
+        request_id=request_id,
+        sampling=request.sampling(),
+        tenant=request.tenant(call.tenant),
+        parsing=parsing,
+        priority=request.priority,
+        opening=opening,
+        kind=StreamedAnswer if request.stream else BufferedAnswer,
+        account=call.account,
+    )
+    del draft  # nor must this frame keep the media
+    stream, prompt = await submitting
+    name = call.answer_id(request.request_id)
+    head = answer_head("chatcmpl", name, serving)
+    decode = serving.pipeline.tokenizer.decode
+    options = request.response_options()
+    answer = ChatResponse(head, prompt, decode, count=request.n, options=options, role=role, media_ids=media_ids)
+    return BegunChat(stream, answer, head, name, request.stream)
+
+
+async def begin_translated(call: Call, request: Translated[Any]) -> BegunChat:
+    """Submit the chat that a request of another API is. Errors name the fields of that request."""
+    with request.terms.reworded():
+        return await begin_chat(call, request.take())
+
+
+async def count_tokens(call: Call, request: Translated[Any]) -> int:
+    """The number of tokens of a chat's prompt, with its items."""
+    serving = call.serving
+    with request.terms.reworded():
+        draft = await call.read_chat(request.take(), "inspect")
+        rendered = await serving.pipeline.inspector.render(draft, serving.held_anywhere())
+    return len(rendered.prompt.token_ids)
+
+
+def answer_head(kind: str, name: str, serving: ServedModel) -> Head:
+    """What an answer of this kind begins with."""
+    return Head(f"{kind}-{name}", serving.model, f"semel-{serving.contract.fingerprint[:8]}")

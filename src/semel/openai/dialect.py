@@ -1,0 +1,172 @@
+"""Where a request has media, and how one is named by an id. Pure: values in, values out.
+
+A dialect is one API: `ChatCompletions` is OpenAI's. What knows the shape of a request or an answer is in its dialect;
+the rest of the package knows digests and ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from blake3 import blake3
+
+__all__ = ["CHAT_COMPLETIONS", "ChatCompletions", "Dialect"]
+
+Body = Mapping[str, Any]
+"""The JSON object of a request or an answer."""
+
+_MIN_CHARS: Final = 1_024
+"""Shorter media are sent as they are: an id has 70 characters, and may be unknown."""
+
+_URL_FIELDS: Final = {
+    "audio_url": "audio_url",
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "video_url": "video_url",
+}
+"""The field that has the URL, by the type of a part."""
+
+_TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "file")
+"""The types of a part without "type", by the field that it has."""
+
+_MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "input_audio", "file"})
+
+
+class Dialect(Protocol):
+    """An API with media in its requests."""
+
+    def takes(self, path: str) -> bool:
+        """Whether this is a path of the API."""
+        ...
+
+    def digests(self, body: Body) -> tuple[bytes | None, ...]:
+        """The digests of all media of a request, in the order of the ids in an answer; None where bytes stay."""
+        ...
+
+    def request(self, body: Body, ids: Sequence[str | None]) -> Body:
+        """The request that names media by these ids, where there is one, and has the ids of all in its answer."""
+        ...
+
+    def ids(self, answer: Body) -> list[str | None] | None:
+        """The ids in an answer, or in an event of a stream, if it has them."""
+        ...
+
+    def answer(self, body: Body, answer: Body) -> Body | None:
+        """What a caller that sent `body` expects of an answer or an event: None of an event that is not for it."""
+        ...
+
+
+class ChatCompletions:
+    """OpenAI's chat completions, with semel's `return_media_ids` and `file_id`."""
+
+    def takes(self, path: str) -> bool:
+        """Whether this is a path of the API."""
+        return path.endswith("/chat/completions")
+
+    def digests(self, body: Body) -> tuple[bytes | None, ...]:
+        """The digests of all media. Those with a `uuid` stay: their bytes are bound to that name."""
+        salt = str(body.get("cache_salt"))
+        return tuple(
+            None if (content := _content(kind, part)) is None else _digest(salt, kind, *content)
+            for kind, part in _media(body)
+        )
+
+    def request(self, body: Body, ids: Sequence[str | None]) -> Body:
+        """The request that names media by ids and asks for ids. In a stream they are beside the usage."""
+        left = iter(ids)
+
+        def named(part: Any) -> Any:
+            if (kind := _kind(part)) is None or (media_id := next(left)) is None:
+                return part
+            return _reference(kind, part, media_id)
+
+        messages = [
+            {**message, "content": [named(part) for part in message["content"]]} if _has_parts(message) else message
+            for message in body["messages"]
+        ]
+        options: dict[str, Any] = {}
+        if body.get("stream") and not _has_usage(body):
+            options = {"stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
+        return {**body, "messages": messages, "return_media_ids": True, **options}
+
+    def ids(self, answer: Body) -> list[str | None] | None:
+        """The ids in an answer."""
+        ids = answer.get("media_ids")
+        return ids if isinstance(ids, list) and all(one is None or isinstance(one, str) for one in ids) else None
+
+    def answer(self, body: Body, answer: Body) -> Body | None:
+        """The answer without what `request` added."""
+        dropped = set() if body.get("return_media_ids") else {"media_ids"}
+        if body.get("stream") and not _has_usage(body):
+            if answer.get("usage") is not None and not answer.get("choices"):
+                return None
+            dropped.add("usage")
+        return {name: value for name, value in answer.items() if name not in dropped}
+
+
+CHAT_COMPLETIONS: Final = ChatCompletions()
+
+
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), list)
+
+
+def _media(body: Body) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts with media and their types, in order."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if _has_parts(message):
+            for part in message["content"]:
+                if (kind := _kind(part)) is not None:
+                    yield kind, part
+
+
+def _kind(part: Any) -> str | None:
+    """The type of a part, if it has media."""
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("type") or next((name for name in _TYPES_BY_FIELD if name in part), None)
+    return kind if isinstance(kind, str) and kind in _MEDIA_TYPES else None
+
+
+def _content(kind: str, part: dict[str, Any]) -> tuple[str, str] | None:
+    """What a part sends inline, and its format if that is apart from it."""
+    if part.get("uuid") is not None:
+        return None
+    name = _URL_FIELDS.get(kind, kind)
+    value = part.get(name)
+    data: object
+    if name == "input_audio":
+        data, form = (value.get("data"), value.get("format")) if isinstance(value, dict) else (None, None)
+        is_inline = isinstance(form, str)
+    else:
+        data, form = value.get("url") if isinstance(value, dict) else value, ""
+        is_inline = name != "file" and isinstance(data, str) and data[:5].lower() == "data:"
+    return (data, str(form)) if is_inline and isinstance(data, str) and len(data) >= _MIN_CHARS else None
+
+
+def _digest(*texts: str) -> bytes:
+    """A digest of texts in this order; no other texts have the same."""
+    state = blake3()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.digest()
+
+
+def _reference(kind: str, part: dict[str, Any], media_id: str) -> dict[str, Any]:
+    """The part with an id in the place of its bytes."""
+    if kind == "input_audio":
+        rest = {name: value for name, value in part.items() if name not in ("input_audio", "type")}
+        return {"type": "audio_url", "audio_url": {"file_id": media_id}, **rest}
+    name, value = _URL_FIELDS[kind], part[_URL_FIELDS[kind]]
+    options = {field: one for field, one in value.items() if field != "url"} if isinstance(value, dict) else {}
+    return {**part, name: {**options, "file_id": media_id}}
+
+
+def _has_usage(body: Body) -> bool:
+    """Whether the caller wants the usage in a stream."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage") or options.get("continuous_usage_stats"))

@@ -1,0 +1,181 @@
+"""Media that a chat names instead of sending it: files of a media store, and what the tenant has sent before.
+
+A content that has been an item before is one without its bytes: its digest is remembered, under the same processor,
+options and tenant. Its bytes are read, from the store, only where no worker and no cache has its feature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from blake3 import blake3
+
+from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
+from semel.errors import InvalidRequest, UnknownMedia
+from semel.render.concurrency import concurrently
+from semel.render.draft import ReadFile
+from semel.render.inline import run
+from semel.render.media_names import MediaNames
+from semel.render.messages import NO_FILES, Attachment, Files, named_files
+from semel.render.source import MediaFile, MediaName
+from semel.render.source_fetch import Spend
+from semel.store import MediaStore
+from semel.store.names import file_id, parse_id
+
+__all__ = ["FileSources", "IdentityOf"]
+
+_MAX_FILES: Final = 4_096
+_AT_ONCE: Final = 64
+_READS_AT_ONCE: Final = 8
+_REFERENCE: Final = b"semel.reference.1"
+_LARGE: Final = 1 << 20
+
+IdentityOf = Callable[[Modality], Identity]
+"""What computes the digests of a request's items of a modality."""
+
+Resolved = Media | MediaFile
+"""Media, or a file whose digest is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSources:
+    """The media that chats name. Without a store there is only what a tenant has sent before."""
+
+    store: MediaStore | None = None
+    names: MediaNames = field(default_factory=MediaNames, repr=False)
+
+    async def locate(self, messages: Sequence[object], tenant: Tenant) -> Files:
+        """The files that messages name, without those that the tenant does not have."""
+        if not (ids := named_files(messages)):
+            return NO_FILES
+        if len(ids) > _MAX_FILES:
+            raise InvalidRequest(f"the messages name {len(ids):,} files; the limit is {_MAX_FILES:,}")
+        found: dict[str, tuple[Digest, Modality | None]] = {}
+
+        def is_named(text: str, digest: Digest) -> bool:
+            if (modality := self.names.modality(tenant, digest)) is not None:
+                found[text] = digest, modality
+            return modality is not None
+
+        async def look(entry: tuple[str, Digest]) -> None:
+            text, digest = entry
+            if self.store is not None and (file := await self.store.locate(tenant.name, digest)) is not None:
+                found[text] = digest, file.modality
+
+        ordered = sorted(ids)
+        for start in range(0, len(ordered), _AT_ONCE):
+            parsed = [(text, parse_id(text)) for text in ordered[start : start + _AT_ONCE]]
+            # What was sent before needs no task of its own, which would take more than all else here.
+            unnamed = [(text, digest) for text, digest in parsed if digest is not None and not is_named(text, digest)]
+            await concurrently(unnamed, look, at_once=_READS_AT_ONCE)
+            if len(found) < min(start + _AT_ONCE, len(ordered)):
+                break  # one is unknown, and ends the request
+        return found
+
+    async def resolve(
+        self,
+        sources: Sequence[Media | MediaFile | MediaName],
+        tenant: Tenant,
+        identity_of: IdentityOf,
+        read: ReadFile,
+        *,
+        lazily: bool,
+    ) -> Sequence[Resolved]:
+        """The media of all sources; of files whose digests are known, only these, if `lazily`.
+
+        A file that is named twice is read once.
+        """
+        references = _References(identity_of)
+        unread: dict[tuple[Modality, Digest], MediaFile] = {}
+        known: list[Resolved] = []
+        for source in sources:
+            one = self._file_of(source, tenant) if isinstance(source, MediaName) else source
+            if isinstance(one, MediaFile):
+                if lazily and (digest := self.names.digest(tenant, references.of(one.modality, one.id))) is not None:
+                    one = replace(one, digest=digest)
+                else:
+                    unread.setdefault((one.modality, one.id), one)
+            known.append(one)
+        media: dict[tuple[Modality, Digest], Media] = {}
+
+        async def get(file: MediaFile) -> None:
+            media[file.modality, file.id] = await read(file)
+
+        await concurrently(unread.values(), get, at_once=_READS_AT_ONCE)
+        return [
+            media[one.modality, one.id] if isinstance(one, MediaFile) and one.digest is None else one for one in known
+        ]
+
+    async def remember(
+        self,
+        attachments: Sequence[Attachment],
+        media: Sequence[Resolved],
+        items: Sequence[Item],
+        tenant: Tenant,
+        key: Key,
+        identity_of: IdentityOf,
+        *,
+        all_of_them: bool,
+    ) -> list[Digest]:
+        """Remember what was named, and what was sent under a name, or `all_of_them`. Returns the contents' ids."""
+        references, ids = _References(identity_of), list[Digest]()
+        named = [self._content_of(attachment, tenant) for attachment in attachments]  # before one is bound anew
+        for attachment, content, one, item in zip(attachments, named, media, items, strict=True):
+            name = attachment.name
+            if content is None:
+                if (name is None and not all_of_them) or not isinstance(one, Media):
+                    continue
+                hashed = await run(partial(_hash, one.data), light=len(one.data) <= _LARGE)
+                content = file_id(hashed, tenant.name, key)
+                self.names.add_content(tenant, content, one.modality)
+            if name is not None:
+                self.names.bind(tenant, name, content)
+            self.names.remember_digest(tenant, references.of(item.modality, content), item.digest)
+            ids.append(content)
+        return ids
+
+    async def read(self, tenant: Tenant, spend: Spend, file: MediaFile) -> Media:
+        """The media of a file, whose bytes are spent first."""
+        found = None if self.store is None else await self.store.read(tenant.name, file.id, spend)
+        if found is None:
+            raise UnknownMedia.of(file.where, "nobody has the media any more; send it again")
+        _, data = found
+        copied = bytes(data) if len(data) <= _LARGE else await asyncio.to_thread(partial(bytes, data))
+        return Media(file.modality, copied)
+
+    def _file_of(self, source: MediaName, tenant: Tenant) -> MediaFile:
+        content = self.names.content(tenant, source.name, source.where)
+        if content is None or self.names.modality(tenant, content) not in (None, source.modality):
+            raise UnknownMedia.of(source.where, f"no {source.modality} was sent with this uuid; send the media itself")
+        return MediaFile(source.modality, content, source.where)
+
+    def _content_of(self, attachment: Attachment, tenant: Tenant) -> Digest | None:
+        """The content that an attachment names, if it does."""
+        match attachment.source:
+            case MediaFile(id=content):
+                return content
+            case MediaName() as source:
+                return self.names.content(tenant, source.name, source.where)
+            case _:
+                return None
+
+
+class _References:
+    """What contents are called in a tenant's memory: a digest over their id and all that an item's digest covers."""
+
+    def __init__(self, identity_of: IdentityOf) -> None:
+        self._identity_of = identity_of
+        self._identities: dict[Modality, Identity] = {}
+
+    def of(self, modality: Modality, content: Digest) -> Digest:
+        if (identity := self._identities.get(modality)) is None:
+            identity = self._identities[modality] = self._identity_of(modality)
+        return identity.digest(_REFERENCE + content)
+
+
+def _hash(data: bytes) -> bytes:
+    return blake3(data).digest()

@@ -1,0 +1,73 @@
+"""What a frontend remembers of the media that tenants have sent: contents, names for them, and digests of items.
+
+A content is known by the id that it would have as a file. A name (`uuid`) belongs to a tenant, with its salt, and to
+the content that it was sent with (threats S11, S12). A name that was sent with two contents is ambiguous: alone it
+means neither. Everything is bounded for each tenant by itself; what is forgotten has to be sent again. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.core import Digest, LruMap, Modality, Tenant
+from semel.errors import AmbiguousMedia
+
+__all__ = ["MAX_NAME_CHARS", "MediaNames"]
+
+MAX_NAME_CHARS: Final = 256
+_MAX_ENTRIES: Final = 16_384
+_AMBIGUOUS: Final = Digest(bytes(Digest.size))
+"""No content has this id."""
+
+
+class _Memory:
+    """What is remembered of one tenant."""
+
+    __slots__ = ("contents", "digests", "names")
+
+    def __init__(self, max_entries: int) -> None:
+        self.contents: LruMap[Digest, Modality] = LruMap(max_entries)
+        self.names: LruMap[tuple[str | None, str], Digest] = LruMap(max_entries)
+        self.digests: LruMap[Digest, Digest] = LruMap(max_entries)
+
+
+class MediaNames:
+    """What is remembered of each tenant; there are as many as the operator has named. It belongs to one event loop."""
+
+    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._memories: dict[str, _Memory] = {}
+
+    def add_content(self, tenant: Tenant, content: Digest, modality: Modality) -> None:
+        """A tenant has sent a content."""
+        self._memory(tenant).contents.put(content, modality)
+
+    def modality(self, tenant: Tenant, content: Digest) -> Modality | None:
+        """What a content was sent as; None if the tenant has not sent it, or it is forgotten."""
+        return self._memory(tenant).contents.get(content)
+
+    def bind(self, tenant: Tenant, name: str, content: Digest) -> None:
+        """A tenant has sent a content under a name."""
+        names, key = self._memory(tenant).names, (tenant.salt, name)
+        bound = names.get(key)
+        names.put(key, content if bound in (None, content) else _AMBIGUOUS)
+
+    def content(self, tenant: Tenant, name: str, where: str) -> Digest | None:
+        """The content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
+        content = self._memory(tenant).names.get((tenant.salt, name))
+        if content == _AMBIGUOUS:
+            raise AmbiguousMedia.of(where, "its uuid was sent with two contents: send the media itself")
+        return content
+
+    def remember_digest(self, tenant: Tenant, reference: Digest, digest: Digest) -> None:
+        """The item that a content is, under a processor and options that the reference covers too."""
+        self._memory(tenant).digests.put(reference, digest)
+
+    def digest(self, tenant: Tenant, reference: Digest) -> Digest | None:
+        """The item's digest, if it is known."""
+        return self._memory(tenant).digests.get(reference)
+
+    def _memory(self, tenant: Tenant) -> _Memory:
+        if (memory := self._memories.get(tenant.name)) is None:
+            memory = self._memories[tenant.name] = _Memory(self._max_entries)
+        return memory

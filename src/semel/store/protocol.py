@@ -1,0 +1,73 @@
+"""What a media store does, whatever it is made of. Its implementations pass one contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from semel.core import Digest
+from semel.store.file import StoredFile
+from semel.store.index import Order, Page
+
+__all__ = ["MediaStore", "Spend", "Upload"]
+
+Spend = Callable[[int], None]
+"""Is called with the number of bytes before they are read, and raises if they are not allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that a client sends."""
+
+    data: bytes | bytearray
+    """Nobody changes it any more."""
+
+    content: bytes
+    """The blake3 hash of its bytes."""
+
+    name: str
+    purpose: str
+    ttl_s: int | None = None
+    """How long it is to be kept, if not as long as the store keeps it."""
+
+
+class MediaStore(Protocol):
+    """Files of tenants, by content.
+
+    A tenant sees its own files only: whether another has a file changes neither an answer nor the work for it (threats
+    S12). Every call raises `MediaStoreUnavailable` if the store does not answer in time, and then has changed nothing
+    that a caller could see. A file is there completely or not at all, also after a process was killed.
+    """
+
+    async def put(self, tenant: str, upload: Upload) -> StoredFile:
+        """Store a file. The same bytes of a tenant are the same file, whose name, purpose and expiry are renewed.
+
+        Raises `MediaTooLarge` if the tenant cannot have so much.
+        """
+        ...
+
+    async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
+        """A file of a tenant, without its bytes; None if it has none of this id."""
+        ...
+
+    async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
+        """As `find`, but a file that this process has seen before is not looked for, also if the store is gone.
+
+        So what another process has deleted may be found for a minute.
+        """
+        ...
+
+    async def read(self, tenant: str, digest: Digest, spend: Spend) -> tuple[StoredFile, memoryview] | None:
+        """A file of a tenant with its bytes, which are those that were stored, or it is none."""
+        ...
+
+    async def delete(self, tenant: str, digest: Digest) -> bool:
+        """Delete a file of a tenant. Returns whether there was one."""
+        ...
+
+    async def page(
+        self, tenant: str, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None = None
+    ) -> Page | None:
+        """Files of a tenant by the time of their upload; None if it does not have the one that they are to follow."""
+        ...

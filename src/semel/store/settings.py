@@ -1,0 +1,47 @@
+"""Settings of the media store. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.core.flag import GIB, flag
+
+__all__ = ["MediaStoreSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaStoreSettings:
+    """Where uploaded files are stored, how many, and for how long."""
+
+    location: str | None = flag(
+        None,
+        "media-store",
+        help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
+        "there are no files.",
+        group="Media",
+    )
+    capacity_bytes: int = flag(
+        10 * GIB,
+        "media-store-gb",
+        help="Size of the media store, in GiB; a file counts as 64 KiB at least. Over it, files of the tenant that has "
+        "the most are deleted, least recently used first.",
+        group="Media",
+        unit="GiB",
+        min=0.001,
+    )
+    ttl_s: int = flag(
+        2_592_000,
+        "media-ttl-s",
+        help="Seconds until a file in the media store expires, if its upload sets no shorter time.",
+        group="Media",
+        unit="seconds",
+        min=1,
+    )
+    timeout_s: float = flag(
+        10.0,
+        "media-store-timeout-s",
+        help="Timeout for one operation of the media store, in seconds; over it the answer is 503.",
+        group="Media",
+        unit="seconds",
+        min=0.1,
+    )

@@ -1,0 +1,256 @@
+"""The media store: objects, and the index of them that bounds them.
+
+What is in the objects counts; the index may lag behind what other frontends write to the same bucket, and is compared
+with it once a minute. Therefore a file is looked up among the objects themselves, and several frontends may together
+exceed the room by what they have stored since. Nothing here is on an event loop for long: hashing runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from semel.core import Digest, Key
+from semel.errors import MediaStoreUnavailable, MediaTooLarge
+from semel.media.signature import SIGNATURE_BYTES, modality_of
+from semel.store.file import StoredFile
+from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
+from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, owner_of, path_of, short_name
+from semel.store.objects import Objects, open_objects
+from semel.store.protocol import Spend, Upload
+from semel.store.settings import MediaStoreSettings
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import (
+    MEDIA_STORE_BYTES,
+    MEDIA_STORE_CAPACITY,
+    MEDIA_STORE_ERRORS,
+    MEDIA_STORE_EVICTIONS,
+    MEDIA_STORE_EXPIRATIONS,
+    MEDIA_STORE_FILES,
+    MEDIA_STORE_HITS,
+    MEDIA_STORE_QUERIES,
+)
+
+__all__ = ["REFRESH_S", "ObjectMediaStore", "open_store"]
+
+REFRESH_S: Final = 60.0
+"""Seconds between two comparisons of the index with the objects."""
+
+_EXPIRE_S: Final = 1.0
+_FIRST_RETRY_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Counts:
+    queries: int = 0
+    hits: int = 0
+    evictions: int = 0
+    expirations: int = 0
+
+
+class ObjectMediaStore:
+    """Files as objects. `refresh` has to succeed once before there are any, and `run` keeps to the bounds."""
+
+    def __init__(
+        self, objects: Objects, *, key: Key, capacity_bytes: int, ttl_s: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._objects = objects
+        self._key = key
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._index = FileIndex(capacity_bytes)
+        self._counts = _Counts()
+        self._is_ready = False
+
+    def __repr__(self) -> str:
+        return f"ObjectMediaStore({self._objects!r}, {self._index!r})"
+
+    async def put(self, tenant: str, upload: Upload) -> StoredFile:
+        """Store a file."""
+        self._check_ready()
+        now_s, nbytes = self._clock(), len(upload.data)
+        owner, digest = owner_of(tenant, self._key), file_id(upload.content, tenant, self._key)
+        file = StoredFile(
+            id=digest,
+            owner=owner,
+            nbytes=nbytes,
+            revision=1,
+            created_s=int(now_s),
+            expires_s=int(now_s) + min(upload.ttl_s or self._ttl_s, self._ttl_s),
+            modality=modality_of(bytes(upload.data[:SIGNATURE_BYTES])),
+            purpose=upload.purpose,
+            name=short_name(upload.name),
+        )
+        others = await self._objects_of(owner, digest)
+        if others:
+            file = renewed(file, others, now_s)
+        await self.expire()  # rather than to make room at the expense of others
+        try:
+            evicted = self._index.reserve(owner, nbytes, now_s)
+        except NoRoom:
+            raise MediaTooLarge(
+                f"the file has {nbytes:,} bytes, and the media store has no room for it: send a smaller one, or raise "
+                "it with --media-store-gb"
+            ) from None
+        try:
+            await self._evict(evicted)
+            await self._objects.put(path_of(file), upload.data)
+        except BaseException:
+            self._index.cancel(owner, nbytes)
+            raise
+        self._index.commit(file)
+        await self._try_to_delete(other for other in others if path_of(other) != path_of(file))
+        return file
+
+    async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
+        """Find a file."""
+        self._check_ready()
+        owner, now_s = owner_of(tenant, self._key), self._clock()
+        file = newest(await self._objects_of(owner, digest), now_s)
+        self._counts.queries += 1
+        if file is None:
+            self._index.remove(owner, digest)
+            return None
+        self._counts.hits += 1
+        if self._index.get(owner, digest, now_s) is None:
+            await self._adopt(file, now_s)
+        return file
+
+    async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
+        """Find a file, in the index if it has it."""
+        file = self._index.get(owner_of(tenant, self._key), digest, self._clock())
+        return await self.find(tenant, digest) if file is None else file
+
+    async def read(self, tenant: str, digest: Digest, spend: Spend) -> tuple[StoredFile, memoryview] | None:
+        """Read a file."""
+        if (file := await self.find(tenant, digest)) is None:
+            return None
+        spend(file.nbytes)
+        data = await self._objects.get(path_of(file), file.nbytes)
+        if data is None:  # deleted meanwhile
+            return None
+        if not is_content_of(digest, await _content_of(data), tenant, self._key):
+            logger.error("an object of the media store has not the bytes that were stored: it is answered as unknown")
+            self._index.remove(file.owner, digest)
+            return None
+        return file, data
+
+    async def delete(self, tenant: str, digest: Digest) -> bool:
+        """Delete a file."""
+        self._check_ready()
+        owner = owner_of(tenant, self._key)
+        files = await self._objects_of(owner, digest)
+        was_there = newest(files, self._clock()) is not None
+        await self._objects.delete([path_of(file) for file in files])
+        self._index.remove(owner, digest)
+        return was_there
+
+    async def page(
+        self, tenant: str, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None = None
+    ) -> Page | None:
+        """List files."""
+        self._check_ready()
+        owner, now_s = owner_of(tenant, self._key), self._clock()
+        return self._index.page(owner, now_s, limit=limit, order=order, purpose=purpose, after=after)
+
+    async def refresh(self) -> None:
+        """Bring the index up to the objects, and keep to its bounds."""
+        listing, now_s = self._index.listing(), self._clock()
+        replaced: list[StoredFile] = []
+        async for page in self._objects.list(ROOT):
+            files = [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
+            replaced += listing.add(file for file in files if file.expires_s > now_s)
+            replaced += (expired := [file for file in files if file.expires_s <= now_s])
+            self._counts.expirations += len(expired)
+        for evicted in listing.finish(self._clock()):
+            await self._evict(evicted)
+            await asyncio.sleep(0)
+        self._is_ready = True
+        await self._try_to_delete(replaced)
+        await self.expire()
+
+    async def expire(self) -> None:
+        """Delete what has expired."""
+        while gone := self._index.expire(self._clock()):
+            self._counts.expirations += len(gone)
+            await self._try_to_delete(gone)
+
+    async def run(self) -> None:
+        """Keep the index up to the objects, for ever. A store that does not answer is tried again, less and less."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            try:
+                await self.refresh()
+            except MediaStoreUnavailable:
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, REFRESH_S)
+                continue
+            retry_s, until_s = _FIRST_RETRY_S, time.monotonic() + REFRESH_S
+            while time.monotonic() < until_s:
+                await asyncio.sleep(_EXPIRE_S)
+                await self.expire()
+
+    def samples(self) -> Iterator[Sample]:
+        """What the store has, and what became of it."""
+        yield MEDIA_STORE_FILES, len(self._index), ()
+        yield MEDIA_STORE_BYTES, self._index.nbytes, ()
+        yield MEDIA_STORE_CAPACITY, self._index.capacity, ()
+        yield MEDIA_STORE_QUERIES, self._counts.queries, ()
+        yield MEDIA_STORE_HITS, self._counts.hits, ()
+        yield MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
+        yield MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
+        yield MEDIA_STORE_ERRORS, self._objects.errors, ()
+
+    def _check_ready(self) -> None:
+        if not self._is_ready:
+            raise MediaStoreUnavailable("the media store is being read; try again in a moment")
+
+    async def _objects_of(self, owner: str, digest: Digest) -> list[StoredFile]:
+        """The objects of one file: usually one, two after a process was killed while it renewed it."""
+        found: list[StoredFile] = []
+        async for page in self._objects.list(folder_of(owner, digest)):
+            found += [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
+        return found
+
+    async def _adopt(self, file: StoredFile, now_s: float) -> None:
+        """Enter a file that another frontend has stored. Without room it is not entered, and the next listing looks."""
+        try:
+            evicted = self._index.reserve(file.owner, file.nbytes, now_s)
+        except NoRoom:
+            return
+        self._index.commit(file)
+        await self._evict(evicted)
+
+    async def _evict(self, files: list[StoredFile]) -> None:
+        self._counts.evictions += len(files)
+        await self._try_to_delete(files)
+
+    async def _try_to_delete(self, files: Iterable[StoredFile]) -> None:
+        """Delete objects. What cannot be deleted now is found by the next listing."""
+        try:
+            await self._objects.delete([path_of(file) for file in files])
+        except MediaStoreUnavailable:
+            return
+
+
+async def _content_of(data: memoryview) -> bytes:
+    def hash_it() -> bytes:
+        return blake3(data).digest()
+
+    return hash_it() if len(data) <= 1 << 20 else await asyncio.to_thread(hash_it)
+
+
+def open_store(settings: MediaStoreSettings, key: Key) -> ObjectMediaStore | None:
+    """The store that the settings name, if they do."""
+    if settings.location is None:
+        return None
+    objects = open_objects(settings.location, settings.timeout_s)
+    return ObjectMediaStore(objects, key=key, capacity_bytes=settings.capacity_bytes, ttl_s=settings.ttl_s)

@@ -1,0 +1,346 @@
+"""Fields that an API does not have are ignored with a warning, refused, or ignored. Every field of vLLM has a place."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.engine.vllm.source import SourceTree
+from semel.frontend.api import unknown_fields
+from semel.frontend.api.api_fields import API_FIELDS
+from semel.frontend.api.audio_request import SPEECH_REFUSED, TranscriptionRequest, TranslationRequest
+from semel.frontend.api.fields import REFUSED
+from semel.frontend.api.generate_request import GenerateRequest
+from semel.frontend.api.messages_request import MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
+from semel.frontend.api.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
+from semel.frontend.api.responses_request import RESPONSES_REFUSED, ResponsesRequest
+from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode, header_of, nearest
+from semel.frontend.app import create_app
+from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields
+from semel.frontend.http.members import without_members
+from semel.frontend.service import FrontendState
+from semel.telemetry import Meter
+from tests.frontend.rig import Rig
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+BODIES: Mapping[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 1},
+    "/v1/completions": {"prompt": "hello", "max_tokens": 1},
+    "/v1/responses": {"input": "hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/chat/completions/render": {"messages": HELLO},
+    "/tokenize": {"messages": HELLO},
+    "/detokenize": {"tokens": [1]},
+    "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 1}},
+}
+GATEWAYS = {"chat_id": "1", "filters": {"web": True}, "background_tasks": {"title": True}, "enable_thinking": False}
+OPERATORS = ("ec_transfer_params", "kv_transfer_params", "vllm_xargs")
+MODES: tuple[UnknownFieldsMode, ...] = ("warn", "refuse", "ignore")
+
+FOREIGN = (
+    *("models", "route", "provider", "transforms", "plugins", "top_a", "usage", "trace", "options", "keep_alive"),
+    *("format", "images", "template", "think", "typical_p", "tfs_z", "mirostat", "repeat_penalty", "num_ctx"),
+    *("n_predict", "cache_prompt", "grammar", "json_schema", "samplers", "min_keep", "id_slot", "n_probs"),
+    *("separate_reasoning", "stream_reasoning", "regex", "ebnf", "lora_path", "rid", "stop_regex", "no_stop_trim"),
+    *("max_new_tokens", "min_new_tokens", "do_sample", "random_seed", "safe_prompt", "prompt_mode", "prefix"),
+    *("thinking_budget", "enable_search", "search_parameters", "reasoning_format", "prompt_truncate_len"),
+    *("perf_metrics_in_response", "safety_model", "deferred", "return_images", "api_key", "timeout", "user_id"),
+    *("num_retries", "fallbacks", "tags", "guardrails", "session", "seeds", "extra_body", "extra_headers"),
+    *("conversation_id", "parent_id", "message_id", "title", "tool_ids", "files", "variables", "filter_ids"),
+)
+"""What other servers, gateways and user interfaces have, and clients send."""
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_a_gateway_adds_is_ignored_and_the_answer_says_so(app: Rig, path: str) -> None:
+    plain = await app.post(path, BODIES[path])
+    assert IGNORED_FIELDS_HEADER not in plain.headers
+    reply = await app.post(path, {**BODIES[path], **GATEWAYS})
+    assert reply.status_code == plain.status_code == 200, reply.text
+    assert reply.headers[IGNORED_FIELDS_HEADER] == ", ".join(GATEWAYS)
+    assert app.metrics("semel_ignored_fields_total") == {f'semel_ignored_fields_total{{route="{path}"}}': "4.0"}
+
+
+async def test_a_stream_and_an_error_name_what_was_ignored_too(app: Rig) -> None:
+    reply = await app.post(CHAT, {**BODIES[CHAT], "stream": True, "chat_id": "1"})
+    assert (reply.status_code, reply.headers[IGNORED_FIELDS_HEADER]) == (200, "chat_id")
+    refused = await app.post(CHAT, {**BODIES[CHAT], "model": "gpt-5", "chat_id": "1"})
+    assert (refused.status_code, refused.headers[IGNORED_FIELDS_HEADER]) == (404, "chat_id")
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_they_can_be_refused_or_ignored_without_a_word(app: Rig, path: str) -> None:
+    app.service.unknown_fields_mode = "refuse"
+    assert (await app.post(path, BODIES[path])).status_code == 200
+    refused = await app.post(path, {**BODIES[path], **GATEWAYS})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("chat_id: unknown field; leave it out")
+    app.service.unknown_fields_mode = "ignore"
+    reply = await app.post(path, {**BODIES[path], **GATEWAYS, "mesages": HELLO})
+    assert (reply.status_code, IGNORED_FIELDS_HEADER in reply.headers) == (200, False)
+    assert app.metrics("semel_ignored_fields_total") == {f'semel_ignored_fields_total{{route="{path}"}}': "5.0"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OPERATORS)
+async def test_what_is_the_operators_to_say_is_refused_in_every_mode(
+    app: Rig, mode: UnknownFieldsMode, name: str
+) -> None:
+    app.service.unknown_fields_mode = mode
+    for path in BODIES:
+        status, message = await app.refused(path, {**BODIES[path], name: {"do_remote_prefill": True}})
+        assert (status, message.split(": ")[:2]) == (400, [name, "not supported"])
+
+
+@pytest.mark.parametrize("mode", ["warn", "refuse"])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("tempurature", "temperature"),
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("maxTokens", "max_tokens"),
+        ("max-tokens", "max_tokens"),
+        ("topP", "top_p"),
+        ("Temperature", "temperature"),
+        ("tool_chioce", "tool_choice"),
+        ("reponse_format", "response_format"),
+        ("sttream", "stream"),
+    ],
+)
+async def test_a_near_miss_is_refused_with_what_was_meant(
+    app: Rig, mode: UnknownFieldsMode, written: str, meant: str
+) -> None:
+    app.service.unknown_fields_mode = mode
+    reply = await app.post(CHAT, {"messages": HELLO, written: 1})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, written)
+    assert error["message"] == f"{written}: unknown field; did you mean {meant}?"
+
+
+async def test_what_looks_like_a_near_miss_is_none_if_the_field_is_there_or_another_api_has_it(app: Rig) -> None:
+    both = await app.post(CHAT, {**BODIES[CHAT], "maxTokens": 1})
+    assert (both.status_code, both.headers[IGNORED_FIELDS_HEADER]) == (200, "maxTokens")
+    other = await app.post("/v1/messages", {**BODIES["/v1/messages"], "min_tokens": 1})
+    assert (other.status_code, other.headers[IGNORED_FIELDS_HEADER]) == (200, "min_tokens")
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest, ResponsesRequest, MessagesRequest])
+def test_no_field_of_another_server_is_a_near_miss(kind: type[ChatCompletionRequest]) -> None:
+    assert not {name: meant for name in FOREIGN if (meant := nearest(name, kind.model_fields)) is not None}
+
+
+def test_mutant_a_distance_of_one_for_short_names_refuses_what_other_servers_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unknown_fields, "_MIN_NEAR_CHARS", 1)
+    known = ChatCompletionRequest.model_fields
+    assert {name for name in FOREIGN if nearest(name, known)} >= {"models", "top_a", "seeds"}
+
+
+def test_a_field_of_the_api_is_not_a_near_miss_of_another_so_that_one_slip_has_one_meaning() -> None:
+    known = ChatCompletionRequest.model_fields
+    assert not [(one, nearest(one, known.keys() - {one})) for one in known if nearest(one, known.keys() - {one})]
+
+
+def test_finding_a_near_miss_takes_no_time_whatever_is_sent() -> None:
+    names = ["temperature" * 5 + "x" * 9, *("frequency_penaltx" for _ in range(15))] * 5_000
+    unknown = UnknownFields("warn", API_FIELDS)
+    began = perf_counter()
+    for name in names:
+        unknown.add(name)
+    unknown.check(frozenset(CompletionRequest.model_fields) - {"frequency_penalty"}, ())
+    assert perf_counter() - began < 1  # 20 ms; a distance between all of them takes minutes
+    assert (unknown.count, len(unknown.names)) == (80_000, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("x\r\nset-cookie: a=b", "x??set-cookie??a?b"),
+        ("é, other", "???other"),
+        ("\0\ud800", "??"),
+        ("", "?"),
+        ("k" * 65, "k" * 61 + "..."),
+    ],
+)
+def test_a_name_cannot_end_the_header_or_add_one(name: str, printed: str) -> None:
+    assert header_of([name], 1) == printed
+
+
+async def test_a_header_names_a_few_and_counts_the_rest(app: Rig) -> None:
+    reply = await app.post(CHAT, {**BODIES[CHAT], **{f"{'k' * 500}\r\n{number}": 1 for number in range(1_000)}})
+    header = reply.headers[IGNORED_FIELDS_HEADER]
+    assert reply.status_code == 200
+    assert header.endswith(", 984 more")
+    assert len(header) <= 16 * 66 + 10
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    caplog.set_level(logging.INFO, "semel.frontend.http.ignored_fields")
+    yield lambda: [record.getMessage() for record in caplog.records]
+
+
+async def test_the_log_has_a_line_a_minute(app: Rig, told: Callable[[], list[str]]) -> None:
+    now = [0.0]
+    app.service.ignored_fields = IgnoredFields(lambda: now[0])
+    for _ in range(3):
+        await app.post(CHAT, {**BODIES[CHAT], "chat_id\n": 1})
+    assert len(told()) == 1
+    assert f"a request to {CHAT} has fields" in told()[0]
+    assert "chat_id?" in told()[0]
+    now[0] = 61
+    await app.post(CHAT, {**BODIES[CHAT], "chat_id": 1})
+    assert told()[1].endswith("like this: 3)")
+
+
+def test_the_document_says_whether_unknown_fields_are_refused() -> None:
+    for mode, open_ in (("warn", True), ("ignore", True), ("refuse", False)):
+        made = create_app(FrontendState(unknown_fields_mode=mode), Meter()).openapi()["components"]["schemas"]  # type: ignore[arg-type]
+        for name in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
+            assert made[name]["additionalProperties"] is open_
+
+
+# Large bodies
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(("messages", "model", "n")) | st.text(max_size=8)
+OBJECTS = st.dictionaries(NAMES, VALUES, max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(OBJECTS, st.booleans(), st.sampled_from((None, 1)))
+def test_what_is_left_of_an_object_is_what_was_known(value: dict[str, Any], ascii_: bool, indent: int | None) -> None:
+    known = frozenset({"messages", "model", "n"})
+    text = json.dumps(value, ensure_ascii=ascii_, indent=indent).encode(errors="surrogatepass")
+    names: list[str] = []
+    left = without_members(text, known, names.append)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return  # the parser refuses it
+    assert json.loads(left) == {name: one for name, one in value.items() if name in known}
+    assert names == [name for name in value if name not in known]
+    if not names:
+        assert left is text
+
+
+@settings(max_examples=300, deadline=None)
+@given(OBJECTS, st.data())
+def test_what_cannot_be_read_stays_unreadable(value: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(value)
+    at = data.draw(st.integers(0, len(text)))
+    spoilt = text[:at] + data.draw(st.sampled_from('{}[]",:\\x')) + text[at + data.draw(st.integers(0, 1)) :]
+    left = without_members(spoilt.encode(), frozenset({"messages"}), lambda _: None)
+    try:
+        json.loads(spoilt)
+    except ValueError:
+        with pytest.raises(ValueError):
+            json.loads(left)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        b'"x": "%s"' % (b'word \\u0041 \\\\ \\" ' * 20_000),
+        b'"%s": 1' % (b"k" * 300_000),
+        b'"x": [%s]' % (b'{"a": "]}"},' * 50_000 + b"1"),
+        b'"x":' + b" " * 300_000 + b"1",
+        b'"\\u0078": {"messages": [[["%s"]]]}' % (b"}" * 300_000),
+    ],
+    ids=["string", "key", "list", "space", "brackets"],
+)
+def test_members_of_any_length_are_stepped_over(member: bytes) -> None:
+    for text in (b'{%s, "n": 1}', b'{"n": 1, %s}', b'{%s, "n": 1, "y": 2}'):
+        names: list[str] = []
+        assert without_members(text % member, {"n"}, names.append) == b'{"n": 1}'
+        assert names[0][:1] in ("x", "k")
+
+
+@pytest.mark.parametrize("text", [b"[" * 300_000, b'{"x": %s' % (b"[" * 300_000), b'{"x": tru}', b'{"x" 1}', b"{", b""])
+def test_what_is_no_json_is_left_for_the_parser(text: bytes) -> None:
+    assert without_members(text, frozenset(), lambda _: None) is text
+
+
+@pytest.mark.parametrize("media", [False, True])
+async def test_large_bodies_with_unknown_fields_are_answered_as_small_ones(app: Rig, media: bool) -> None:
+    """Also where a long string of base64 is in an unknown field."""
+    long = "A" * 400_000 if media else "word " * 80_000
+    sent = {"x": {"deep": [long]}, **BODIES[CHAT], "mess\u00e4ges": long, "temperature": 0}
+    reply = await app.post(CHAT, sent)
+    assert (reply.status_code, reply.headers[IGNORED_FIELDS_HEADER]) == (200, "x, mess?ges")
+    refused = await app.post(CHAT, {**sent, "temprature": 0, "temperature": None})
+    assert refused.status_code == 200  # the field is there, though it is null
+    del sent["temperature"]
+    status, message = await app.refused(CHAT, {**sent, "temprature": 0})
+    assert (status, message) == (400, "temprature: unknown field; did you mean temperature?")
+    app.service.unknown_fields_mode = "refuse"
+    assert (await app.refused(CHAT, sent))[1].startswith("x: unknown field")
+
+
+# vLLM's own requests
+
+_OPENAI = "openai.chat_completion.protocol"
+VLLM = [
+    (_OPENAI, "ChatCompletionRequest", ChatCompletionRequest, REFUSED),
+    ("openai.completion.protocol", "CompletionRequest", CompletionRequest, REFUSED),
+    ("openai.responses.protocol", "ResponsesRequest", ResponsesRequest, RESPONSES_REFUSED),
+    ("anthropic.protocol", "AnthropicMessagesRequest", MessagesRequest, MESSAGES_REFUSED),
+    ("anthropic.protocol", "AnthropicCountTokensRequest", CountTokensRequest, MESSAGES_REFUSED),
+    ("serve.tokenize.protocol", "TokenizeCompletionRequest", TokenizeTextRequest, REFUSED),
+    ("serve.tokenize.protocol", "TokenizeChatRequest", TokenizeChatRequest, REFUSED),
+    ("serve.tokenize.protocol", "DetokenizeRequest", DetokenizeRequest, REFUSED),
+    (
+        "scale_out.token_in_token_out.protocol",
+        "GenerateRequest",
+        GenerateRequest,
+        {**REFUSED, **GenerateRequest.unsupported},
+    ),
+    ("speech_to_text.transcription.protocol", "TranscriptionRequest", TranscriptionRequest, SPEECH_REFUSED),
+    ("speech_to_text.translation.protocol", "TranslationRequest", TranslationRequest, SPEECH_REFUSED),
+]
+
+
+def vllm_fields(module: str, name: str) -> set[str]:
+    source = SourceTree.installed("vllm")
+    if source is None:
+        pytest.skip("vLLM is not installed")
+    found = source.find(f"vllm.entrypoints.{module}", name)
+    assert found is not None
+    assert found.parameters is not None
+    return {one for one in found.parameters if not one.startswith("_")} - {"field_names"}  # that is the class's
+
+
+@pytest.mark.parametrize(("module", "name", "kind", "refused"), VLLM, ids=[row[1] for row in VLLM])
+def test_every_field_of_vllm_s_requests_is_served_without_effect_or_refused_by_name(
+    module: str, name: str, kind: type[ChatCompletionRequest], refused: Mapping[str, Any]
+) -> None:
+    theirs = vllm_fields(module, name)
+    assert len(theirs) >= 2
+    assert not theirs - set(kind.model_fields) - set(refused)
+
+
+def test_the_comparison_sees_a_field_that_has_no_place() -> None:
+    """A control."""
+    ours = ChatCompletionRequest.model_fields.keys() - {"min_p"}
+    assert vllm_fields(_OPENAI, "ChatCompletionRequest") - ours - set(REFUSED) == {"min_p"}

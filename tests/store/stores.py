@@ -1,0 +1,122 @@
+"""Media stores for tests: their clock stands still until it is set, and their objects may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+from blake3 import blake3
+from obstore.store import LocalStore, MemoryStore
+
+from semel.core import Key
+from semel.errors import MediaStoreUnavailable
+from semel.store.file import StoredFile
+from semel.store.objects import BucketObjects, Objects
+from semel.store.protocol import Upload
+from semel.store.store import ObjectMediaStore
+
+KEY = Key(bytes(range(32)))
+MIB = 1 << 20
+TIMEOUT_S = 30.0
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FaultyObjects:
+    """Objects that can be gone, full, or slow."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.fault: str = ""
+        self.calls: list[str] = []
+        self.killed_after: int | None = None
+        """After so many more writes and deletions nothing happens any more, as if the process had been killed."""
+        self.breaks_after: int | None = None
+        """After so many more calls it is gone."""
+
+    @property
+    def errors(self) -> int:
+        return self.objects.errors
+
+    def _enter(self, call: str) -> None:
+        self.calls.append(call)
+        if self.breaks_after is not None:
+            self.breaks_after -= 1
+        is_broken = self.breaks_after is not None and self.breaks_after < 0
+        if is_broken or self.fault == "gone" or (self.fault == "full" and call == "put"):
+            raise MediaStoreUnavailable("the media store failed; its frontend's log says why")
+        if self.killed_after is not None and call in ("put", "delete"):
+            if not self.killed_after:
+                raise asyncio.CancelledError
+            self.killed_after -= 1
+
+    async def put(self, path: str, data: bytes | bytearray) -> None:
+        self._enter("put")
+        await self.objects.put(path, data)
+
+    async def get(self, path: str, nbytes: int) -> memoryview | None:
+        self._enter("get")
+        return await self.objects.get(path, nbytes)
+
+    async def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._enter("delete")
+            await self.objects.delete([path])
+
+    async def list(self, prefix: str) -> AsyncIterator[Sequence[tuple[str, int]]]:
+        self._enter("list")
+        async for page in self.objects.list(prefix):
+            yield page
+
+
+class FullDisk(MemoryStore):
+    """What obstore does when the disk is full."""
+
+    async def put_async(self, *_: object, **__: object) -> None:  # type: ignore[override]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class HungDisk(MemoryStore):
+    """A disk that answers nothing."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+
+    async def put_async(self, *_: object, **__: object) -> None:  # type: ignore[override]
+        await self.woken.wait()
+
+
+def on_disk(folder: Path) -> BucketObjects:
+    return BucketObjects(LocalStore(folder, mkdir=True, automatic_cleanup=True), TIMEOUT_S)
+
+
+def in_memory() -> BucketObjects:
+    return BucketObjects(MemoryStore(), TIMEOUT_S)
+
+
+async def store_over(
+    objects: Objects, clock: Clock | None = None, *, capacity_bytes: int = 64 * MIB, ttl_s: int = 10_000, key: Key = KEY
+) -> ObjectMediaStore:
+    store = ObjectMediaStore(objects, key=key, capacity_bytes=capacity_bytes, ttl_s=ttl_s, clock=clock or Clock())
+    await store.refresh()
+    return store
+
+
+def upload_of(data: bytes, name: str = "a.png", purpose: str = "vision", ttl_s: int | None = None) -> Upload:
+    return Upload(data, blake3(data).digest(), name, purpose, ttl_s)
+
+
+async def all_of(store: ObjectMediaStore, tenant: str = "acme") -> list[StoredFile]:
+    page = await store.page(tenant, limit=1_000, order="asc")
+    assert page is not None
+    return list(page.files)

@@ -1,0 +1,370 @@
+"""A media store that is slow, full or gone; frontends that are killed; folders and URLs that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from semel.core import Digest
+from semel.errors import ConfigError, MediaStoreUnavailable
+from semel.store import objects as objects_module
+from semel.store.file import StoredFile
+from semel.store.index import SMALLEST_BYTES, newest, renewed
+from semel.store.names import file_id, path_of
+from semel.store.objects import BucketObjects, open_objects
+from semel.store.protocol import Upload
+from semel.store.settings import MediaStoreSettings
+from semel.store.store import ObjectMediaStore, open_store
+from tests.effort import examples
+from tests.store.stores import (
+    KEY,
+    Clock,
+    FaultyObjects,
+    FullDisk,
+    HungDisk,
+    all_of,
+    in_memory,
+    on_disk,
+    store_over,
+    upload_of,
+)
+from tests.waiting import until
+
+
+async def test_a_full_disk_is_told_as_such_in_the_log_and_charges_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    store = await store_over(BucketObjects(FullDisk(), 5.0))
+    with pytest.raises(MediaStoreUnavailable, match="the media store failed"):
+        await store.put("acme", upload_of(b"pixels"))
+    assert "No space left on device" in caplog.text
+    assert store._index.nbytes == 0
+    assert store._objects.errors == 1
+
+
+async def test_a_disk_that_does_not_answer_costs_its_timeout_and_no_memory_without_bound_S18(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(objects_module, "_MAX_ABANDONED_BYTES", 1_000)
+    disk = HungDisk()
+    objects = BucketObjects(disk, 0.05)
+    for _ in range(2):
+        with pytest.raises(MediaStoreUnavailable, match="took too long"):
+            await objects.put("media-1/x", bytes(400))
+    with pytest.raises(MediaStoreUnavailable, match="does not answer"):
+        await objects.put("media-1/x", bytes(400))
+    assert objects.errors == 2
+    objects._timeout_s = 60.0
+    disk.woken.set()
+    await until(lambda: not objects._abandoned)
+    await objects.put("media-1/x", bytes(400))
+
+
+async def test_mutant_an_operation_that_is_forgotten_when_it_is_given_up_holds_memory_without_bound() -> None:
+    disk = HungDisk()
+    objects = BucketObjects(disk, 0.05)
+    for _ in range(3):
+        with pytest.raises(MediaStoreUnavailable, match="took too long"):
+            await objects.put("media-1/x", bytes(200 << 20))
+        objects._abandoned.clear()
+    disk.woken.set()
+
+
+async def test_a_folder_that_is_taken_away_is_an_error_and_back_again_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    store = await store_over(on_disk(folder))
+    file = await store.put("acme", upload_of(b"pixels"))
+    folder.rename(tmp_path / "away")
+    folder.write_bytes(b"")  # nothing can be made in a file
+    with pytest.raises(MediaStoreUnavailable):
+        await store.put("acme", upload_of(b"more"))
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    assert await store.find("acme", file.id) == file
+
+
+async def test_before_the_objects_are_listed_nothing_is_answered() -> None:
+    store = ObjectMediaStore(in_memory(), key=KEY, capacity_bytes=1 << 30, ttl_s=100)
+    for call in (
+        store.put("acme", upload_of(b"")),
+        store.find("acme", upload_of(b"").content),  # type: ignore[arg-type]
+        store.page("acme", limit=1),
+    ):
+        with pytest.raises(MediaStoreUnavailable, match="is being read"):
+            await call
+
+
+async def test_a_store_that_is_gone_at_the_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.store.store._FIRST_RETRY_S", 0.01)
+    faulty = FaultyObjects(in_memory())
+    faulty.fault = "gone"
+    store = ObjectMediaStore(faulty, key=KEY, capacity_bytes=1 << 30, ttl_s=100)
+    running = asyncio.create_task(store.run())
+    try:
+        await until(lambda: faulty.calls.count("list") >= 3)
+        faulty.fault = ""
+        await until(lambda: store._is_ready)
+    finally:
+        running.cancel()
+    await store.put("acme", upload_of(b"pixels"))
+
+
+class HalfNamed(ObjectMediaStore):
+    """The wrong implementation: the old object is deleted before the new one is there."""
+
+    async def put(self, tenant: str, upload: Any) -> Any:
+        others = await self.page(tenant, limit=100)
+        assert others is not None
+        await self._try_to_delete(others.files)
+        return await super().put(tenant, upload)
+
+
+async def killed_while_renewing(kind: type[ObjectMediaStore], writes: int) -> bytes | None:
+    """What a restarted frontend reads of a file whose second upload was cut off after so many writes and deletions."""
+    faulty, clock = FaultyObjects(in_memory()), Clock()
+    store = kind(faulty, key=KEY, capacity_bytes=1 << 30, ttl_s=100, clock=clock)
+    await store.refresh()
+    file = await store.put("acme", upload_of(b"pixels"))
+    clock.now_s += 1
+    faulty.killed_after = writes
+    with pytest.raises(asyncio.CancelledError):
+        await store.put("acme", upload_of(b"pixels", "renamed.png"))
+    again = await store_over(faulty.objects, clock)
+    found = await again.read("acme", file.id, lambda _: None)
+    if found is None:
+        return None
+    assert await all_of(again) == [found[0]]
+    pages = [page async for page in faulty.objects.list("media-1")]
+    assert [path for page in pages for path, _ in page] == [path_of(found[0])]
+    return bytes(found[1])
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+async def test_a_file_is_there_wherever_its_renewal_is_cut_off(writes: int) -> None:
+    assert await killed_while_renewing(ObjectMediaStore, writes) == b"pixels"
+
+
+async def test_mutant_deleting_first_loses_the_file() -> None:
+    assert await killed_while_renewing(HalfNamed, 1) is None
+
+
+async def found_after_its_old_object_stayed() -> bool:
+    """Whether a file that had expired is there after it was uploaded again, and its old object could not be deleted."""
+    faulty, clock = FaultyObjects(in_memory()), Clock()
+    store = await store_over(faulty, clock, ttl_s=100)
+    for _ in range(2):
+        file = await store.put("acme", upload_of(b"pixels"))
+    clock.now_s += 100
+    assert await store.find("acme", file.id) is None
+    faulty.breaks_after = 2  # the objects are listed, and the new one is written
+    await store.put("acme", upload_of(b"pixels"))
+    faulty.breaks_after = None
+    return await store.find("acme", file.id) is not None
+
+
+async def test_a_file_that_has_expired_is_there_when_it_is_uploaded_again() -> None:
+    assert await found_after_its_old_object_stayed()
+
+
+async def test_mutant_a_first_revision_beside_an_expired_second_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mutant(file: StoredFile, others: list[StoredFile], now_s: float) -> StoredFile:
+        return file if newest(others, now_s) is None else renewed(file, others, now_s)
+
+    monkeypatch.setattr("semel.store.store.renewed", mutant)
+    assert not await found_after_its_old_object_stayed()
+
+
+async def test_what_has_expired_takes_no_room_of_what_has_not() -> None:
+    """Neither until it is deleted, nor where it could not be, when a frontend starts again."""
+    faulty, clock = FaultyObjects(in_memory()), Clock()
+    store = await store_over(faulty, clock, capacity_bytes=4 * SMALLEST_BYTES)
+    for one in range(3):
+        await store.put("acme", upload_of(bytes([one]), ttl_s=50))
+    kept = [await store.put("acme", upload_of(bytes([one]))) for one in (7,)]
+    clock.now_s += 50
+    faulty.fault = "gone"
+    await store.expire()
+    faulty.fault = ""
+    kept += [await store.put("acme", upload_of(bytes([one]))) for one in (8, 9)]
+    assert sorted(file.id for file in await all_of(store)) == sorted(file.id for file in kept)
+    again = await store_over(faulty, clock, capacity_bytes=4 * SMALLEST_BYTES)
+    assert sorted(file.id for file in await all_of(again)) == sorted(file.id for file in kept)
+    assert len([path async for page in faulty.list("media-1") for path in page]) == 3
+
+
+TENANTS, CONTENTS = ("acme", "umbra"), range(5)
+STEPS = ("put", "delete", "restart", "kill", "gone", "full", "back", "later", "read")
+
+
+def drawn(tenant: str, one: int) -> tuple[Digest, Upload]:
+    upload = upload_of(bytes([one]) * 5, f"{one}.png")
+    return file_id(upload.content, tenant, KEY), upload
+
+
+class Life:
+    """A store of two tenants through faults, kills and restarts, against a dictionary."""
+
+    def __init__(self) -> None:
+        self.objects, self.clock = FaultyObjects(in_memory()), Clock()
+        self.must: dict[tuple[str, int], float] = {}
+        """When each file expires that has to be there."""
+        self.may: set[tuple[str, int]] = set()
+        """What may be there or not, because its upload or its deletion was cut off."""
+
+    async def restart(self) -> None:
+        self.objects.fault, self.objects.killed_after = "", None
+        self.store = await store_over(self.objects, self.clock, ttl_s=100)
+
+    def has(self, tenant: str, one: int) -> bool:
+        return self.must.get((tenant, one), 0.0) > self.clock.now_s
+
+    async def step(self, step: str, tenant: str, one: int) -> None:
+        match step:
+            case "gone" | "full" | "back":
+                self.objects.fault = step
+            case "later":
+                self.clock.now_s += 40
+            case "kill":
+                self.objects.killed_after = one
+            case "restart":
+                await self.restart()
+            case _:
+                await self.use(step, tenant, one)
+
+    async def use(self, step: str, tenant: str, one: int) -> None:
+        digest, upload = drawn(tenant, one)
+        try:
+            if step == "put":
+                await self.store.put(tenant, upload)
+                self.must[tenant, one] = self.clock.now_s + 100
+                self.may.discard((tenant, one))
+                return
+            found = await self.store.read(tenant, digest, lambda _: None)
+            assert found is None or bytes(found[1]) == upload.data
+            assert (tenant, one) in self.may or (found is not None) == self.has(tenant, one)
+            if step == "delete":
+                await self.store.delete(tenant, digest)
+                self.must.pop((tenant, one), None)
+                self.may.discard((tenant, one))
+        except (MediaStoreUnavailable, asyncio.CancelledError):
+            if step == "delete" or (step == "put" and not self.has(tenant, one)):
+                self.must.pop((tenant, one), None)
+                self.may.add((tenant, one))
+
+    async def check(self) -> None:
+        await self.restart()
+        for tenant in TENANTS:
+            listed = {file.id for file in await all_of(self.store, tenant)}
+            for one in CONTENTS:
+                if (tenant, one) not in self.may:
+                    assert (drawn(tenant, one)[0] in listed) == self.has(tenant, one)
+
+
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(TENANTS), st.sampled_from(CONTENTS)), max_size=40))
+async def test_in_any_sequence_a_file_is_what_was_uploaded_or_none(steps: list[tuple[str, str, int]]) -> None:
+    life = Life()
+    await life.restart()
+    for step in steps:
+        await life.step(*step)
+    await life.check()
+
+
+async def test_mutant_a_store_that_deletes_before_it_writes_is_found_by_such_a_sequence() -> None:
+    life = Life()
+    await life.restart()
+    life.store.__class__ = HalfNamed
+    await life.step("put", "acme", 0)
+    await life.step("full", "acme", 0)
+    await life.step("put", "acme", 0)
+    with pytest.raises(AssertionError):
+        await life.check()
+
+
+KILLED = """
+import asyncio, itertools
+from pathlib import Path
+from tests.store.stores import on_disk, store_over, upload_of
+async def main():
+    store = await store_over(on_disk(Path({folder!r})))
+    for one in itertools.count():
+        await store.put("acme", upload_of(one.to_bytes(4, "big") * 500_000))
+        print(one, flush=True)
+asyncio.run(main())
+"""
+
+
+def write_until_killed(folder: Path, files: int) -> None:
+    """A process stores files of 2 MB, and is killed once it has told of so many."""
+    process = subprocess.Popen([sys.executable, "-c", KILLED.format(folder=str(folder))], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        for _ in range(files):
+            assert process.stdout.readline()
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+        process.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_process_that_is_killed_while_it_writes_leaves_whole_files_only(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    await asyncio.to_thread(write_until_killed, folder, 5)
+    store = await store_over(on_disk(folder))
+    files = await all_of(store)
+    assert len(files) >= 5
+    for file in files:
+        found = await store.read("acme", file.id, lambda _: None)
+        assert found is not None
+        assert len(found[1]) == 2_000_000
+
+
+def test_what_a_killed_process_was_writing_is_removed_an_hour_later(tmp_path: Path) -> None:
+    owner = tmp_path / "media-1" / "owner"
+    owner.mkdir(parents=True)
+    old, new, whole = owner / "1.png#1", owner / "2.png#2", owner / "3.png"
+    for path in (old, new, whole):
+        path.write_bytes(b"half")
+        if path != new:
+            os.utime(path, (0, 0))
+    open_objects(str(tmp_path), 1.0)
+    assert not old.exists()
+    assert new.exists()
+    assert whole.exists()
+
+
+@pytest.mark.parametrize("location", ["http://host/bucket", "ftp://host/x", "file:///tmp/x"])
+def test_what_is_neither_a_folder_nor_a_bucket_is_refused_with_its_flag(location: str) -> None:
+    with pytest.raises(ConfigError, match="--media-store"):
+        open_objects(location, 1.0)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_its_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"--media-store .*Not a directory"):
+        open_objects(str(tmp_path / "file" / "media"), 1.0)
+
+
+def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    assert open_store(MediaStoreSettings(location=str(tmp_path / "a" / "media")), KEY) is not None
+    assert (tmp_path / "a" / "media").stat().st_mode & 0o777 == 0o700
+    assert open_store(MediaStoreSettings(), KEY) is None
+
+
+def test_nothing_foreign_is_told_to_a_client_S7(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        with caplog.at_level(logging.WARNING), pytest.raises(MediaStoreUnavailable) as caught:
+            await BucketObjects(FullDisk(), 5.0).put("media-1/secret", b"x")
+        assert "space" not in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+    asyncio.run(fail())
