@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,8 @@ from schemathesis.core.transport import Response
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi import checks
 from starlette.types import ASGIApp
+
+from semel.web.address import bind
 
 SEED = 20_261_115
 DEADLINE_S = 60
@@ -119,7 +120,8 @@ def served(
     entered: Callable[[], AbstractAsyncContextManager[ASGIApp]], headers: Mapping[str, str] | None = None
 ) -> Iterator[Served]:
     """The application that is there while a context is entered, under uvicorn in a thread with a loop of its own."""
-    bound = socket.create_server(("127.0.0.1", 0))
+    bound = bind("127.0.0.1", 0)
+    bound.listen()
     ready = threading.Event()
     servers: list[uvicorn.Server] = []
 

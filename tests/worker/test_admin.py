@@ -29,6 +29,7 @@ from semel.interchange.safetensors import write
 from semel.settings import create_key
 from semel.telemetry import Meter
 from semel.telemetry.metrics import Metric
+from semel.web.address import bind
 from semel.worker.admin import create_admin_app
 from tests.worker.stored import CONTRACT, Store, clip, digest_of, image, wrong
 
@@ -96,7 +97,8 @@ def serving(
         turn_s=turn_s,
         reason=reason,
     )
-    bound = socket.create_server((host, 0))
+    bound = bind(host, 0)
+    bound.listen()
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
     thread.start()

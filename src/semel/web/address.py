@@ -15,7 +15,9 @@ _OF_THE_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 
 def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--host") -> socket.socket:
     """Bind a socket to this address. A `ConfigError` names the flag that has to change."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, so that asyncio too sends small pieces at once: it leaves sockets of protocol 0 as they are.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
