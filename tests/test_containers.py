@@ -63,18 +63,50 @@ def test_the_pinned_versions_are_those_that_the_tests_run_with() -> None:
     assert pinned == {package: version(package).partition("+")[0] for package in PACKAGES}
 
 
-def test_what_is_copied_and_installed_is_there() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+def test_what_is_copied_is_there() -> None:
     for file in FILES:
-        text = file.read_text()
-        for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for source in re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE):
             assert all((ROOT / name).exists() for name in source.split())
-        (named,) = re.findall(r"\"\.\[(.+)\]\"", text)
-        assert set(named.split(",")) <= set(extras)
 
 
-def test_no_image_takes_a_package_from_two_indexes_at_a_time() -> None:
-    assert not [file.name for file in FILES if "--extra-index-url" in file.read_text()]
+def loose_installs(text: str) -> list[str]:
+    """What would install a file that no hash names, or from an index besides the lock's addresses and PyPI."""
+    commands = re.findall(r"pip (?:install|wheel) .+$", text, re.MULTILINE)
+    hashed, own = "--require-hashes --only-binary :all: --requirement", "--no-deps --no-"
+    return [one for one in commands if "index-url" in one or not (hashed in one or own in one)]
+
+
+def test_whatever_is_installed_is_named_by_its_hash() -> None:
+    for file in FILES:
+        assert loose_installs(file.read_text()) == []
+        assert f"containers/{file.stem}.lock" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install semel",
+        "pip install --requirement /opt/frontend.lock",
+        "pip install --require-hashes --only-binary :all: --requirement a --extra-index-url https://example.org",
+    ],
+)
+def test_an_install_without_a_hash_is_found(command: str) -> None:
+    assert loose_installs(f"RUN python -m {command}\n") == [command]
+
+
+def is_pinned_base(text: str) -> bool:
+    """Whether all stages are built on one image, named by its digest unless another is given."""
+    (base,) = re.findall(r"^ARG BASE=(.+)$", text, re.MULTILINE)
+    stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    return set(stages) == {"${BASE}"} and bool(re.fullmatch(r"python:3\.12-slim-trixie@sha256:[0-9a-f]{64}", base))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_base_image_is_named_by_its_digest(file: Path) -> None:
+    text = file.read_text()
+    assert is_pinned_base(text)
+    assert not is_pinned_base(re.sub(r"@sha256:[0-9a-f]+", "", text))
+    assert not is_pinned_base(text.replace("FROM ${BASE} AS", "FROM python:3.12 AS"))
 
 
 def test_what_the_licence_needs_is_copied_into_every_image() -> None:
