@@ -61,6 +61,12 @@ def test_the_notes_are_one_section_of_the_changelog() -> None:
     assert notes("0.1", CHANGES) == ""
 
 
+def test_the_changelog_has_notes_for_the_version_that_is_declared() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert notes(PROJECT["version"], changes)
+    assert not notes(PROJECT["version"], changes.replace(f"## {PROJECT['version']}", "## Unreleased"))
+
+
 def test_a_wheel_has_the_package_and_its_licences_and_nothing_else(tmp_path: Path) -> None:
     whole = ["semel/__init__.py", "semel/py.typed", *(f"semel-0.1.0.dist-info/{name}" for name in INFO)]
     assert faults_of_wheel(wheel_of(tmp_path, whole), COMMITTED) == []
