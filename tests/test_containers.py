@@ -135,5 +135,6 @@ def test_a_service_is_started_with_flags_that_there_are(services: dict[str, Any]
 def test_a_service_has_more_time_to_end_than_it_takes_for_draining(services: dict[str, Any]) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, service in services.items():
-        (drains,) = [flag.default for flag in commands[name.partition("-")[0]].flags if flag.name == "drain-s"]
+        flags = {flag.name: flag.default for flag in commands[name.partition("-")[0]].flags}
+        drains = flags["drain-delay-s"] + flags["drain-s"]
         assert int(service["stop_grace_period"].removesuffix("s")) > drains

@@ -246,6 +246,14 @@ class FrontendSettings:
     key_file: Path = flag(REQUIRED, help="File with the fleet key; `semel key FILE` makes one.", group="Keys")
     discovery: DiscoverySettings = section(DiscoverySettings)
     ejection: EjectionLimits = section(EjectionLimits)
+    drain_delay_s: float = flag(
+        5.0,
+        help="Seconds after SIGTERM or Ctrl-C in which /ready says no and requests are still taken, so that balancers "
+        "let go in time. Draining follows.",
+        group="Serve",
+        unit="seconds",
+        min=0,
+    )
     serving: ServingSettings = section(ServingSettings)
 
 
@@ -304,6 +312,7 @@ class WorkerSettings:
         REQUIRED, help="Address to listen on: ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).", group="Fleet"
     )
     key_file: Path = same_flag(FrontendSettings, "key_file")
+    drain_delay_s: float = same_flag(FrontendSettings, "drain_delay_s")
     drain_s: float = same_flag(ServerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(PreprocessingSettings, "processor")
     trust_remote_code: bool = same_flag(PreprocessingSettings, "trust_remote_code")
@@ -324,6 +333,7 @@ class ServeSettings:
     key_file: Path | None = flag(
         None, help="File with the fleet key.", group="Keys", default_text="a new key for this run"
     )
+    drain_delay_s: float = same_flag(FrontendSettings, "drain_delay_s", default=0.0)
     serving: ServingSettings = section(ServingSettings)
     admin: AdminSettings = section(AdminSettings)
     encoder: EncoderSettings = section(EncoderSettings)

@@ -163,6 +163,7 @@ class Fleet:
         address = address or f"ipc://{self.home}/{name}.sock"
         command = ["worker", self.model, "--listen", address, "--key-file", self.home / "key"]
         command += ["--admin-port", port, "--admin-key-file", self.home / "admin-key", *ENGINE_FLAGS]
+        command += ["--drain-delay-s", 0]
         command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}"]
         core = len(self.workers) % (os.cpu_count() or 1)
         process, log = self._start(name, command, {"VLLM_CPU_OMP_THREADS_BIND": str(core)})
@@ -182,7 +183,7 @@ class Fleet:
         """Start a frontend for the workers that listen at these addresses."""
         name, port = f"frontend-{len(self.frontends)}", free_port()
         command = ["frontend", self.model, "--key-file", self.home / "key", "--port", port, "--processes", processes]
-        command += ["--feature-cache", cache, "--feature-cache-gb", cache_gb]
+        command += ["--drain-delay-s", 0, "--feature-cache", cache, "--feature-cache-gb", cache_gb]
         for address in addresses:
             command += ["--worker", address]
         process, log = self._start(name, command, {}, semel)

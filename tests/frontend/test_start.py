@@ -101,7 +101,7 @@ async def _process(folder: Path, home: Path, address: str, *flags: str) -> Async
 
 
 def _launch(folder: Path, home: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
-    command = [str(SEMEL), "frontend", str(folder), "--key-file", str(home / "key"), *flags]
+    command = [str(SEMEL), "frontend", str(folder), "--key-file", str(home / "key"), "--drain-delay-s=0", *flags]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(home)})
 

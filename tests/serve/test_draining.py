@@ -172,6 +172,48 @@ async def _refuses(url: str) -> None:
     assert refused.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize("delay_s", ["600", "0"])
+def test_a_frontend_that_is_not_ready_any_more_takes_requests_for_the_drain_delay(
+    delay_s: str, tiny: Folder, tmp_path: Path
+) -> None:
+    """Control: without a delay they are refused before a balancer can know that it should not send them."""
+    model, port, address = str(tiny("qwen2-vl")), free_port(), f"ipc://{tmp_path}/worker.sock"
+    create_key(tmp_path / "key")
+    flags = ("--key-file", str(tmp_path / "key"), "--drain-delay-s", delay_s)
+    with (
+        started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", "100", *flags) as worker,
+        started(
+            tmp_path, "frontend", model, "--port", str(port), "--processes", "1", "--worker", address, *flags
+        ) as frontend,
+    ):
+        served = Served(frontend, f"http://127.0.0.1:{port}", tmp_path, tmp_path / "frontend.log", 0.0)
+        until_ready(served)
+        with httpx.Client(base_url=served.url, timeout=60) as client:
+            if delay_s == "0":  # or it would end, and refuse nothing
+                asyncio.run(asyncio.wait_for(_stop_under_stream(served), 120))
+                return
+            worker.terminate()  # it takes requests for a while too
+            frontend.terminate()
+            until(lambda: served.ready() == (False, "the frontend is shutting down"), 30)
+            for _ in range(3):
+                answer = client.post(CHAT, json=body_of(max_tokens=2))
+                assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        for process in (frontend, worker):
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(HURRY_S) == 0
+        assert "takes requests for 600 s (--drain-delay-s)" in served.log.read_text()
+
+
+async def _stop_under_stream(served: Served) -> None:
+    begun = asyncio.Semaphore(0)
+    async with client_of(served) as client, asyncio.TaskGroup() as load:
+        load.create_task(streamed(client, begun))
+        await begun.acquire()
+        served.process.terminate()
+        await _refuses(served.url)
+
+
 def test_a_second_signal_ends_serve_at_once(tiny: Folder, tmp_path: Path) -> None:
     with rehearsing(tiny("qwen2-vl"), tmp_path) as served:
         family, folder = served.processes(), served.folder
@@ -193,7 +235,7 @@ def test_a_worker_that_is_stopped_answers_what_it_has_and_another_takes_the_rest
     model, port = str(tiny("qwen2-vl")), free_port()
     create_key(tmp_path / "key")
     addresses = [f"ipc://{tmp_path}/{name}.sock" for name in ("one", "two")]
-    key = ("--key-file", str(tmp_path / "key"))
+    key = ("--key-file", str(tmp_path / "key"), "--drain-delay-s", "0")
     flags = ("--rate", str(RATE), "--drain-s", DRAIN_S)
     with (
         started(tmp_path, "testing", "worker", model, "--listen", addresses[0], *key, *flags) as leaving,

@@ -101,7 +101,7 @@ def test_a_frontend_and_a_worker_drain_on_a_hang_up(tiny: Folder, tmp_path: Path
     model, port, address = str(tiny("qwen2-vl")), free_port(), f"ipc://{tmp_path}/w.sock"
     metrics_port = free_port()
     create_key(tmp_path / "key")
-    key = ("--key-file", str(tmp_path / "key"), "--drain-s", DRAIN_S)
+    key = ("--key-file", str(tmp_path / "key"), "--drain-delay-s", "0", "--drain-s", DRAIN_S)
     with (
         started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", str(RATE), *key) as worker,
         started(

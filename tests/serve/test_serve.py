@@ -295,7 +295,7 @@ def test_a_frontend_that_cannot_keep_the_contract_refuses_to_serve_and_says_why(
     reason = "the workers do not fit this frontend" if fault == "processor" else "no worker is connected"
     why = "the worker's processor" if fault == "processor" else "fleet key"
     log = tmp_path / "frontend.log"
-    started = [*map(str, command), "--port", str(port)]
+    started = [*map(str, command), "--port", str(port), "--drain-delay-s", "0"]
     with log.open("w") as output, subprocess.Popen(started, process_group=0, stderr=output) as frontend:
         try:
             until(lambda: reason in str(stranger.ready()[1]) and why in log.read_text(), 240)

@@ -200,6 +200,25 @@ async def test_after_release_answers_under_way_end_their_connections_and_others_
             one.close()
 
 
+@pytest.mark.parametrize("released", [True, False])
+async def test_after_release_a_connection_that_was_idle_ends_with_its_next_answer(released: bool) -> None:
+    """Control: without release it stays open, and a balancer that keeps it would send on to a process that ends."""
+    app = App()
+    app.let.set()
+    async with served(app) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        for last in (False, True):
+            if last and released:
+                made.server.release()
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            async with asyncio.timeout(WITHIN_S):
+                answer = await reader.readuntil(b"ok\r\n0\r\n\r\n")
+            assert (b"connection: close" in answer) == (last and released)
+        if released:
+            assert await all_of(reader) == b""
+        writer.close()
+
+
 UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x", "Sec-WebSocket-Version: 13")
 
 

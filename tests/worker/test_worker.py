@@ -433,3 +433,15 @@ async def test_a_worker_that_breaks_a_rule_loses_its_session_and_is_found_again(
     await until(lambda: first.worker.is_connected)
     assert await first.ask(1) == expected([1])
     assert await second.ask(1) == expected([1])
+
+
+async def test_a_worker_that_leaves_is_not_ready_and_takes_requests_until_it_drains(three: Rig) -> None:
+    """Control: one that drains is not chosen any more, in the moment in which it says so."""
+    frontend, *_ = three.frontends
+    assert three.worker.reason == ""
+    three.worker.leave()
+    assert three.worker.reason == "the worker is shutting down"
+    assert await frontend.ask(1) == expected([1])
+    assert frontend.worker.is_connected
+    await three.worker.drain(0)
+    await until(lambda: not frontend.worker.is_connected)

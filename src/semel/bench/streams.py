@@ -74,7 +74,7 @@ async def _measure(options: StreamsOptions, tell: Tell) -> tuple[Check, ...]:
         await _semel(home, "testing", "model", "qwen2-vl", home / "model")
         await _semel(home, "key", home / "key")
         tell(0.2, "starting a worker and a frontend")
-        common = (home / "model", "--key-file", home / "key")
+        common = (home / "model", "--key-file", home / "key", "--drain-delay-s", 0)
         address, port = f"ipc://{home}/worker.sock", free_port()
         flags = ("--listen", address, "--rate", options.rate, "--phases", options.phases)
         worker = await stack.enter_async_context(_started(home, "semel", "testing", "worker", *common, *flags))

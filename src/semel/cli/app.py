@@ -43,8 +43,9 @@ def serve(call: Call[ServeSettings]) -> None:
         settings.model,
         settings.serving.server,
         settings.key_file,
-        worker_flags=[*call.arguments(WorkerSettings, but=("model", "key_file")), *call.rest],
+        worker_flags=[*call.arguments(WorkerSettings, but=("model", "key_file", "drain_delay_s")), *call.rest],
         frontend_flags=call.arguments(ServingSettings),
+        drain_delay_s=settings.drain_delay_s,
     )
     raise typer.Exit(serve(options))
 

@@ -54,6 +54,9 @@ class ServeOptions:
     worker: Sequence[str] = ("worker",)
     """The command of semel that starts the worker."""
 
+    drain_delay_s: float = 0.0
+    """How long the frontend takes requests after SIGTERM. The worker ends after it, and needs no time of its own."""
+
     @property
     def log_format(self) -> LogFormat:
         """How its log looks, and that of its children."""
@@ -95,7 +98,8 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         with console.status("ending"):
-            await stopping.unless_forced(end_in_order(reversed(children), options.server.drain_s + _END_S))
+            within_s = options.drain_delay_s + options.server.drain_s + _END_S
+            await stopping.unless_forced(end_in_order(reversed(children), within_s))
             await end_at_once(children, _END_S)
         if output is not None:
             output.close()
@@ -110,7 +114,9 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[
     command = [sys.executable, "-m", "semel"]
     common = ["--key-file", str(key_file)]
     worker = [*command, *options.worker, options.model, "--listen", address, *common, *options.worker_flags]
+    worker.append("--drain-delay-s=0")
     frontend = [*command, "frontend", options.model, "--worker", address, *common, *options.frontend_flags]
+    frontend.append(f"--drain-delay-s={options.drain_delay_s}")
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
     fits = len(str(folder)) + SOCKET_NAME_CHARS <= _MAX_SOCKET_CHARS
     sockets = {SOCKET_FOLDER: str(folder)} if fits else {}

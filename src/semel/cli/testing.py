@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semel.cli.flags import Call, HelpGroup, command
 from semel.core.flag import REQUIRED, flag, same_flag, section
-from semel.settings import FrontendSettings, ServingSettings, WorkerSettings
+from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
 
 __all__ = ["ModelSettings", "TestingServeSettings", "TestingWorkerSettings", "testing"]
 
@@ -57,6 +57,7 @@ class TestingWorkerSettings:
     key_file: Path = same_flag(FrontendSettings, "key_file")
     rate: float = flag(20.0, help="Tokens per second for each request.", group="Worker", min=0.01)
     phases: int = flag(1, help="Number of groups of requests that get their tokens in turn.", group="Worker", min=1)
+    drain_delay_s: float = same_flag(WorkerSettings, "drain_delay_s")
     drain_s: float = same_flag(WorkerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(WorkerSettings, "processor")
 
@@ -82,6 +83,7 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
         None,
         None,
         settings.drain_s,
+        settings.drain_delay_s,
         settings.processor,
     )
     uvloop.run(run_modelless_worker(options, rate=settings.rate, phases=settings.phases))
@@ -93,6 +95,7 @@ class TestingServeSettings:
 
     model: str = same_flag(FrontendSettings, "model")
     rate: float = same_flag(TestingWorkerSettings, "rate")
+    drain_delay_s: float = same_flag(ServeSettings, "drain_delay_s")
     serving: ServingSettings = section(ServingSettings)
 
 
@@ -105,8 +108,9 @@ def rehearse(call: Call[TestingServeSettings]) -> None:
         call.settings.model,
         call.settings.serving.server,
         None,
-        worker_flags=call.arguments(TestingWorkerSettings, but=("model",)),
+        worker_flags=call.arguments(TestingWorkerSettings, but=("model", "drain_delay_s")),
         frontend_flags=call.arguments(ServingSettings),
+        drain_delay_s=call.settings.drain_delay_s,
         worker=("testing", "worker"),
     )
     raise typer.Exit(serve(options))

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
 
 _MAX_FILES: Final = 65_536
+_SHUTTING_DOWN: Final = "the frontend is shutting down"
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,9 @@ class FrontendOptions:
     sources: Sequence[AddressSource] = ()
     """What names workers besides those, and may name others later."""
 
+    drain_delay_s: float = 0.0
+    """How long requests are taken after SIGTERM, though not ready."""
+
     serving: ServingSettings = field(default_factory=ServingSettings)
     ejection: EjectionLimits = field(default_factory=EjectionLimits)
     fetching: FetchOptions = field(default_factory=FetchOptions)
@@ -113,6 +117,7 @@ class FrontendOptions:
             processes=serving.preprocessing.processes or usable_cores(),
             workers=discovery.workers,
             sources=sources_of(discovery.workers_file, discovery.workers_dns, discovery.workers_dns_s),
+            drain_delay_s=settings.drain_delay_s,
             serving=serving,
             ejection=settings.ejection,
             fetching=FetchOptions.of(serving.fetch),
@@ -175,6 +180,7 @@ async def run_frontend(options: FrontendOptions) -> None:
         telling = asyncio.create_task(parts.lookups.log_lines())
         stopping = ShutdownSignal.listening()
         if await stopping.wait(running, linking, following):
+            await _leave(service, server, stopping, options.drain_delay_s)
             await _drain(service, server, stopping, serving.server.drain_s)
         else:
             service.drain("the frontend has failed")
@@ -188,9 +194,18 @@ async def run_frontend(options: FrontendOptions) -> None:
                 raise result
 
 
+async def _leave(service: FrontendState, server: HttpServer, stopping: ShutdownSignal, delay_s: float) -> None:
+    """Say that we are not ready, and take requests for a while: a balancer learns of it only when it asks again."""
+    service.leave(_SHUTTING_DOWN)
+    server.release()
+    if delay_s:
+        logger.info("the frontend is not ready any more, and takes requests for %g s (--drain-delay-s)", delay_s)
+        await stopping.unless_forced(asyncio.sleep(delay_s))
+
+
 async def _drain(service: FrontendState, server: HttpServer, stopping: ShutdownSignal, within_s: float) -> None:
     """Answer what was taken, and refuse what comes; probes are answered all the while."""
-    service.drain("the frontend is shutting down")
+    service.drain(_SHUTTING_DOWN)
     server.release()
     logger.info("the frontend ends when its %d requests have, within %g s", service.limiter.requests, within_s)
     await stopping.unless_forced(service.limiter.until_empty(within_s))

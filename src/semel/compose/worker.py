@@ -63,6 +63,9 @@ class WorkerOptions:
     admin_port: int | None
     admin_key: str | None
     drain_s: float
+    drain_delay_s: float = 0.0
+    """How long requests are taken after SIGTERM, though not ready."""
+
     processor: ProcessorKind = "auto"
     collector: Collector | None = None
     """Where spans are sent, ours and the engine's; without one there are none."""
@@ -92,6 +95,7 @@ class WorkerOptions:
             admin_port=settings.admin.admin_port,
             admin_key=None if admin_key_file is None else read_admin_key(admin_key_file),
             drain_s=settings.drain_s,
+            drain_delay_s=settings.drain_delay_s,
             processor=settings.processor,
             collector=trace_collector(settings.logs.otlp_traces_endpoint),
             ship_resident_items=settings.encoder.ship_resident_items,
@@ -163,6 +167,11 @@ async def serve_engine(
         stopping = ShutdownSignal.listening()
         serving = asyncio.create_task(worker.run())
         if await stopping.wait(serving):
+            worker.leave()
+            if options.drain_delay_s:
+                delay_s = options.drain_delay_s
+                logger.info("the worker is not ready any more, and takes requests for %g s (--drain-delay-s)", delay_s)
+                await stopping.unless_forced(asyncio.sleep(delay_s))
             logger.info("the worker ends when its requests have, within %g s", options.drain_s)
             await stopping.unless_forced(worker.drain(options.drain_s))
             serving.cancel()

@@ -215,12 +215,12 @@ def flag(
     return field(default=default, metadata={_KEY: declared})
 
 
-def same_flag(other: type, name: str) -> Any:
-    """Declare a field as the same flag as a field of another section."""
+def same_flag(other: type, name: str, *, default: Any = MISSING) -> Any:
+    """Declare a field as the same flag as a field of another section, with its default or another one."""
     (found,) = [one for one in fields(other) if one.name == name]
     declared: _Declared = found.metadata[_KEY]
     named = replace(declared, name=declared.name or name.replace("_", "-"))
-    return field(default=found.default, metadata={_KEY: named})
+    return field(default=found.default if default is MISSING else default, metadata={_KEY: named})
 
 
 def section(kind: type[_T]) -> _T:

@@ -139,6 +139,7 @@ class FrontendState:
     started: int = field(default_factory=lambda: int(time.time()))
     _serving: ServedModel | None = None
     _reason: str = "the frontend is starting"
+    _leaving: str = ""
     _pool_reason: Callable[[], str] = str  # an empty one
     _throttles: dict[str, RefusalThrottle] = field(default_factory=dict)
 
@@ -157,7 +158,11 @@ class FrontendState:
     @property
     def reason(self) -> str:
         """Why nothing can be served, or nothing with media; empty when it can."""
-        return self.limiter.closed or self._reason or self._pool_reason()
+        return self.limiter.closed or self._leaving or self._reason or self._pool_reason()
+
+    def leave(self, reason: str) -> None:
+        """Count as not ready, for good; requests are taken until it drains."""
+        self._leaving = reason
 
     def drain(self, reason: str) -> None:
         """Take no more requests, for good; those that were taken are answered, also if no worker is left meanwhile."""

@@ -55,12 +55,13 @@ class HttpServer:
         `port_flag` and `host_flag` are the flags that an error names if the address cannot be bound.
         """
         limits = limits or ConnectionLimits()
+        self._releasing = asyncio.Event()
         self._socket = bind(host, port, port_flag, host_flag)
         self._socket.listen(_BACKLOG)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=partial(_Connection, limits, count),  # type: ignore[arg-type]
+                http=partial(_Connection, limits, count, self._releasing),  # type: ignore[arg-type]
                 ws="none",  # no route uses websockets, and their handshake has no deadline
                 access_log=False,
                 log_config=None,
@@ -85,7 +86,8 @@ class HttpServer:
             await asyncio.gather(serving, return_exceptions=True)
 
     def release(self) -> None:
-        """Keep serving, but close each connection after its current response."""
+        """Keep serving, but close each connection after its current response, or its next one if there is none."""
+        self._releasing.set()
         for connection in self._server.server_state.connections:
             assert isinstance(connection, _Connection)
             connection.release()
@@ -126,10 +128,13 @@ class _Connection(HttpToolsProtocol):
     unread bytes resets the connection, and a client that is reset while it sends does not read the response.
     """
 
-    def __init__(self, limits: ConnectionLimits, count: Callable[[str], None], **options: Any) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, count: Callable[[str], None], releasing: asyncio.Event, **options: Any
+    ) -> None:
         super().__init__(**options)
         self._limits = limits
         self._count = count
+        self._releasing = releasing
         self._idle: asyncio.TimerHandle | None = None
         self._headers: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -201,6 +206,8 @@ class _Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
+        if self._releasing.is_set():
+            self.cycle.keep_alive = False
         self._is_coming, self._unread_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:

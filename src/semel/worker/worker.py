@@ -126,7 +126,7 @@ class Worker:
         self._hung = ""
         """Why the engine counts as hung, if it does."""
 
-        self._draining = False
+        self._leaving = self._draining = False
         self._telling: asyncio.TimerHandle | None = None
         self._announcing: asyncio.TimerHandle | None = None
         engine.watch(self)
@@ -152,6 +152,10 @@ class Worker:
                 if timer is not None:
                     timer.cancel()
 
+    def leave(self) -> None:
+        """Count as not ready, for good; requests are taken until it drains."""
+        self._leaving = True
+
     async def drain(self, within_s: float) -> None:
         """Let frontends know that nothing more is taken, and wait for what is running, but not for ever."""
         self._draining = True
@@ -167,7 +171,7 @@ class Worker:
         """Why it takes no requests; empty if it does."""
         if self._died.is_set():
             return self._hung or "the engine has died"
-        return "the worker is shutting down" if self._draining else ""
+        return "the worker is shutting down" if self._leaving or self._draining else ""
 
     async def reset(self) -> None:
         """Forget everything that is cached, here and at the frontends; requests in flight are answered."""

@@ -156,7 +156,7 @@ async def more_frontends(launch: Launch, count: int) -> AsyncIterator[Server]:
     """More frontends for the worker of a `semel serve`, each with its own address. They count the bytes they send."""
     (worker,) = (launch.scratch / "semel").glob("semel-*/worker.sock")
     command = [*_COUNTING, "semel", "frontend", launch.model, "--worker", f"ipc://{worker}"]
-    command += ["--key-file", str(launch.key_file), "--processes", "1"]
+    command += ["--key-file", str(launch.key_file), "--processes", "1", "--drain-delay-s", "0"]
     async with AsyncExitStack() as stack:
         starting = [_started(launch, f"semel-{number}", command, ready="/ready") for number in range(count)]
         servers = [await stack.enter_async_context(one) for one in starting]
