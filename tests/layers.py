@@ -34,7 +34,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "processing": "features through HF processors, fingerprints, families; the pool of processes",
     "render": "chat template, tokens, placeholders; the pipeline",
     "engine": "the `Engine` protocol; `engine/vllm` holds all contact with vLLM",
-    "fleet": "workers: discovery, membership, the choice of one, failover; no HTTP",
+    "fleet": "workers: discovery, membership, the choice of one, failover; serves no HTTP",
     "frontend": "the OpenAI-compatible server",
     "worker": "the server around an engine",
     "testing": "tiny real models, and fakes for what a real part cannot show",

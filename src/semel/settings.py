@@ -30,6 +30,7 @@ from semel.store.settings import MediaStoreSettings
 from semel.web.limits import ConnectionLimits
 
 if TYPE_CHECKING:
+    from semel.fleet.kubernetes_api import KubernetesApi
     from semel.telemetry.tracing import Collector
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "create_key",
     "default_folder",
     "default_variable",
+    "kubernetes_api",
     "read_admin_key",
     "read_api_keys",
     "read_key",
@@ -63,6 +65,8 @@ TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 _DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 CacheKind = Literal["shared", "lru"]
 
@@ -105,6 +109,12 @@ class DiscoverySettings:
         group="Fleet",
     )
     workers_dns_s: int = flag(10, help="Seconds between DNS lookups.", group="Fleet", unit="seconds", min=1)
+    workers_slices: tuple[str, ...] = flag(
+        (),
+        help="NAMESPACE/SERVICE[:PORT] of Kubernetes: there is a worker at every pod of the service that is ready, as "
+        "its EndpointSlices say, over tcp. PORT is a number or a name. Repeatable.",
+        group="Fleet",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +360,20 @@ def trace_collector(endpoint: str | None) -> Collector | None:
         return None
     protocol = os.environ.get(TRACES_PROTOCOL) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     return Collector.of(endpoint, protocol)
+
+
+def kubernetes_api() -> KubernetesApi:
+    """The API server of the cluster that this pod is in."""
+    from semel.fleet.kubernetes_api import KubernetesApi
+
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigError(
+            "--workers-slices needs a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set; name workers by "
+            "--worker, --workers-file or --workers-dns elsewhere"
+        )
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return KubernetesApi(url, _SERVICE_ACCOUNT / "token", _SERVICE_ACCOUNT / "ca.crt")
 
 
 @contextmanager

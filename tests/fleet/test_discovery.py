@@ -69,7 +69,7 @@ async def test_a_fixed_list_is_all_there_is_and_never_changes() -> None:
 
 
 async def test_without_any_worker_the_flags_are_named() -> None:
-    with pytest.raises(ConfigError, match="--worker, --workers-file or --workers-dns"):
+    with pytest.raises(ConfigError, match="--worker, --workers-file, --workers-dns or --workers-slices"):
         await WorkerDirectory([]).open()
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
+from semel.compose.discovery import address_sources, keep_linked
+from semel.compose.draining import drain, leave
 from semel.compose.interpreter import tune_interpreter
 from semel.compose.pipeline import blocking, check_trust, pipeline_of, tokenizer_of
 from semel.core import Contract, Digest, Key, Keyring, Modality, Rendering
@@ -67,12 +69,10 @@ if TYPE_CHECKING:
     from semel.fleet.fleet import Fleet
     from semel.fleet.worker import RemoteWorker
     from semel.frontend.service import FrontendState
-    from semel.web.server import HttpServer
 
 __all__ = ["CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
 
 _MAX_FILES: Final = 65_536
-_SHUTTING_DOWN: Final = "the frontend is shutting down"
 
 logger = logging.getLogger(__name__)
 
@@ -108,15 +108,13 @@ class FrontendOptions:
     @classmethod
     def of(cls, settings: FrontendSettings) -> Self:
         """Read the files that the settings name; what makes no sense is refused with its flag's name."""
-        from semel.fleet.discovery import sources_of
-
         discovery, serving = settings.discovery, settings.serving
         return cls(
             model=settings.model,
             key=read_key(settings.key_file),
             processes=serving.preprocessing.processes or usable_cores(),
             workers=discovery.workers,
-            sources=sources_of(discovery.workers_file, discovery.workers_dns, discovery.workers_dns_s),
+            sources=address_sources(discovery),
             drain_delay_s=settings.drain_delay_s,
             serving=serving,
             ejection=settings.ejection,
@@ -180,8 +178,8 @@ async def run_frontend(options: FrontendOptions) -> None:
         telling = asyncio.create_task(parts.lookups.log_lines())
         stopping = ShutdownSignal.listening()
         if await stopping.wait(running, linking, following):
-            await _leave(service, server, stopping, options.drain_delay_s)
-            await _drain(service, server, stopping, serving.server.drain_s)
+            await leave(service, server, stopping, options.drain_delay_s)
+            await drain(service, server, stopping, serving.server.drain_s)
         else:
             service.drain("the frontend has failed")
         server.stop(at_once=bool(service.limiter.requests))
@@ -192,25 +190,6 @@ async def run_frontend(options: FrontendOptions) -> None:
         for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
             if isinstance(result, Exception):
                 raise result
-
-
-async def _leave(service: FrontendState, server: HttpServer, stopping: ShutdownSignal, delay_s: float) -> None:
-    """Say that we are not ready, and take requests for a while: a balancer learns of it only when it asks again."""
-    service.leave(_SHUTTING_DOWN)
-    server.release()
-    if delay_s:
-        logger.info("the frontend is not ready any more, and takes requests for %g s (--drain-delay-s)", delay_s)
-        await stopping.unless_forced(asyncio.sleep(delay_s))
-
-
-async def _drain(service: FrontendState, server: HttpServer, stopping: ShutdownSignal, within_s: float) -> None:
-    """Answer what was taken, and refuse what comes; probes are answered all the while."""
-    service.drain(_SHUTTING_DOWN)
-    server.release()
-    logger.info("the frontend ends when its %d requests have, within %g s", service.limiter.requests, within_s)
-    await stopping.unless_forced(service.limiter.until_empty(within_s))
-    if service.limiter.requests:
-        logger.warning("%d requests are cut off: raise --drain-s to let them end", service.limiter.requests)
 
 
 def _raise_file_limit() -> None:
@@ -251,7 +230,7 @@ class _Parts:
         for address in await roster.open():
             await members.join(address)
         self.meter.watch(partial(_fleet_samples, fleet))
-        return fleet, partial(members.run, roster.lists())
+        return fleet, partial(keep_linked, members, roster)
 
     @contextlib.asynccontextmanager
     async def _connect(self, address: str) -> AsyncIterator[RemoteWorker]:

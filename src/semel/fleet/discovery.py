@@ -1,4 +1,4 @@
-"""Where workers are: a fixed list, a file that is watched, names in DNS; all that are given, together.
+"""Where workers are: a fixed list, a file that is watched, names in DNS, and other sources; all of them together.
 
 A source that cannot be read keeps what it last said: a broken file or a resolver that fails takes no worker away. Links
 are none of this module's business (`members`).
@@ -39,6 +39,10 @@ class AddressSource(Protocol):
 
     async def read(self) -> Sequence[str]:
         """The addresses that it names now; a `ConfigError` or `OSError` if it does not say."""
+        ...
+
+    async def watch(self) -> None:
+        """Keep what it reads up to date, until cancelled; returns at once if every reading is a new one."""
         ...
 
 
@@ -82,6 +86,9 @@ class FileSource:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"--workers-file {self.path} cannot be used: {why}") from error
 
+    async def watch(self) -> None:
+        """Every reading is a new one."""
+
     def _text(self) -> str:
         with self.path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -124,6 +131,9 @@ class DnsSource:
             raise OSError(f"--workers-dns {self.name}:{self.port} cannot be resolved: {error}") from error
         return sorted(f"tcp://[{one}]:{self.port}" if ":" in one else f"tcp://{one}:{self.port}" for one in found)
 
+    async def watch(self) -> None:
+        """Every reading is a new one."""
+
 
 def sources_of(file: Path | None, names: Iterable[str], every_s: int) -> tuple[AddressSource, ...]:
     """What the flags name: a file, and names in DNS."""
@@ -150,13 +160,19 @@ class WorkerDirectory:
     async def open(self) -> tuple[str, ...]:
         """The first list. A file must be readable by now; names may appear later."""
         if not self._fixed and not self._sources:
-            raise ConfigError("no worker is named: give --worker, --workers-file or --workers-dns")
+            raise ConfigError("no worker is named: give --worker, --workers-file, --workers-dns or --workers-slices")
         for number, source in enumerate(self._sources):
             try:
                 self._last[number] = tuple(await source.read())
             except OSError as error:
                 self._complain(number, error)
         return self._all()
+
+    async def watch(self) -> None:
+        """Let the sources that are told of changes listen for them, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for source in self._sources:
+                group.create_task(source.watch())
 
     async def lists(self) -> AsyncIterator[tuple[str, ...]]:
         """Every list that follows the first one and differs from the one before; without sources there is none."""
