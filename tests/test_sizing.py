@@ -31,6 +31,20 @@ def test_hosts_add_up(processes: int, frontends: int, workers: int, held: int) -
     )
 
 
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 20), st.integers(0, 1 << 15))
+def test_every_rank_holds_every_encoder_output(workers: int, ranks: int, embeddings: int, each: int) -> None:
+    host = Host(2, workers=workers, ranks=ranks)
+    more = replace(host, encoder_cache=embeddings * each)
+    assert total(more) - total(host) == workers * ranks * embeddings * each
+
+
+def test_the_command_counts_the_encoder_cache() -> None:
+    flags = ["--encoder-cache-embeddings", "150000", "--embedding-bytes", "7168", "--ranks", "2"]
+    shown = CliRunner().invoke(app, ["size", *flags])
+    assert "2.00 GiB  encoder caches" in shown.output
+    assert "0.00 GiB  encoder caches" in CliRunner().invoke(app, ["size"]).output
+
+
 def test_the_page_states_the_constants_of_the_code() -> None:
     stated = [int(figure) * MIB for figure in re.findall(r"^\|.*\| (\d+) MiB", PAGE, re.MULTILINE)]
     code = [

@@ -299,6 +299,13 @@ class EncoderSettings:
         help="Send image and audio data to the engine's processes even if it is already encoded there, as vLLM does.",
         group="Worker",
     )
+    encoder_cache_embeddings: int | None = flag(
+        None,
+        help="Encoder outputs to keep on the engine's device, in embeddings. The worker logs what they take there.",
+        group="Worker",
+        min=1,
+        default_text="vLLM's own: --max-num-batched-tokens",
+    )
 
 
 @dataclass(frozen=True, slots=True)

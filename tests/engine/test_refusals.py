@@ -38,7 +38,11 @@ def test_an_engine_that_generates_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("runner", ["pooling", "draft"])
 def test_a_model_that_vllm_itself_runs_otherwise_is_refused(runner: str) -> None:
-    config = SimpleNamespace(model_config=SimpleNamespace(runner_type=runner))
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(runner_type=runner),
+        ec_manager_config=SimpleNamespace(manager_config={}),
+        scheduler_config=SimpleNamespace(encoder_cache_size=8_192),
+    )
     with pytest.raises(ConfigError, match="generates no text"):
         create_config(Arguments(lambda: config))
     config.model_config.runner_type = "generate"  # the control

@@ -39,6 +39,15 @@ class SizeSettings:
     kv_cache_bytes: int = flag(
         0, "kv-cache-gb", help="KV cache in the host's memory, in GiB; 0 on a GPU.", group="Host", unit="GiB", min=0
     )
+    ranks: int = flag(
+        1, help="Processes that vLLM starts for each worker (--tensor-parallel-size).", group="Host", min=1
+    )
+    encoder_cache_embeddings: int = flag(
+        0, help="Size of each encoder cache in the host's memory; 0 on a GPU.", group="Caches", min=0
+    )
+    embedding_bytes: int = flag(
+        0, help="What one embedding takes; a worker logs it when it starts.", group="Caches", unit="bytes", min=0
+    )
 
 
 def print_size(settings: SizeSettings) -> None:
@@ -53,6 +62,8 @@ def print_size(settings: SizeSettings) -> None:
         item_cache=settings.item_cache_bytes,
         weights=settings.weights_bytes,
         kv_cache=settings.kv_cache_bytes,
+        ranks=settings.ranks,
+        encoder_cache=settings.encoder_cache_embeddings * settings.embedding_bytes,
     )
     parts = memory_of(host)
     console = Console()

@@ -70,6 +70,9 @@ class WorkerOptions:
     collector: Collector | None = None
     """Where spans are sent, ours and the engine's; without one there are none."""
     ship_resident_items: bool = False
+    encoder_cache_embeddings: int | None = None
+    """How many embeddings stay on the engine's device; vLLM's number if nothing is said."""
+
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     """What schemas and grammars may cost."""
 
@@ -99,6 +102,7 @@ class WorkerOptions:
             processor=settings.processor,
             collector=trace_collector(settings.logs.otlp_traces_endpoint),
             ship_resident_items=settings.encoder.ship_resident_items,
+            encoder_cache_embeddings=settings.encoder.encoder_cache_embeddings,
             grammars=settings.grammars,
             tenant_turns=not settings.turns.disable_tenant_turns,
             progress=settings.progress,
@@ -121,6 +125,7 @@ async def run_worker(options: WorkerOptions) -> None:
         engine_flags,
         encoder_planning=options.encoder_planning,
         ship_resident_items=options.ship_resident_items,
+        encoder_cache_embeddings=options.encoder_cache_embeddings,
         metrics=page.path,
     )
     with contextlib.ExitStack() as stack:

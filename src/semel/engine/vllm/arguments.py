@@ -18,6 +18,7 @@ from semel.engine.vllm.compat import (
     encoder_arguments,
     takes_late_items,
 )
+from semel.engine.vllm.encoder_size import check_encoder_cache
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.parsing import ParserFlags
 from semel.engine.vllm.rendering import check_rendering_flags
@@ -84,6 +85,7 @@ def parse_engine_flags(
     *,
     encoder_planning: bool = False,
     ship_resident_items: bool = False,
+    encoder_cache_embeddings: int | None = None,
     metrics: str | None = None,
 ) -> Any:
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
@@ -91,8 +93,9 @@ def parse_engine_flags(
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
     shipping wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
     scheduler or worker (the engine switches it off where it saves nothing); its worker on every CPU, unless the flags
-    name another one. Grammars are xgrammar's unless the flags say otherwise. `metrics` is the path of an `EncoderPage`
-    for the cache's totals. What semel cannot serve is refused here, or by `create_config`, before anything is loaded.
+    name another one. Grammars are xgrammar's unless the flags say otherwise. `encoder_cache_embeddings` is the size of
+    the encoder cache, vLLM's if nothing is said, and `metrics` the path of an `EncoderPage` for its totals. What semel
+    cannot serve is refused here, or by `create_config`, before anything is loaded.
     """
     check_vllm()
     if encoder_planning:
@@ -109,11 +112,16 @@ def parse_engine_flags(
     check_rendering_flags(arguments)
     _fix_grammar_backend(arguments, flags)
     plugs = encoder_arguments(
-        {} if metrics is None else {"metrics": metrics},
+        _present(metrics=metrics, embeddings=encoder_cache_embeddings),
         with_scheduler=encoder_planning,
         with_shipping=not ship_resident_items and takes_late_items(current_platform),
     )
     _plug_in(arguments, plugs)
+    if encoder_cache_embeddings is not None and not _has_our_cache(arguments):
+        raise ConfigError(
+            "--encoder-cache-embeddings sets the size of semel's encoder cache: leave it out, or name no "
+            "other one in --ec-manager-config"
+        )
     if arguments.worker_cls == "auto" and current_platform.is_cpu():
         # vLLM's dies of seeds there. A worker that takes late items would have the scheduler send them.
         arguments.worker_cls = GUARDED_WORKER if ship_resident_items else RECEIVING_WORKER
@@ -127,6 +135,7 @@ def create_config(arguments: Any) -> Any:
     with configuration_refusals(arguments):
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     check_runner(config.model_config.runner_type)
+    check_encoder_cache(config)
     return config
 
 
@@ -204,6 +213,15 @@ def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
         arguments.scheduler_cls = plugs.get("scheduler_cls")
     if has_no_worker and arguments.scheduler_cls in (SCHEDULER, SHIPPING_SCHEDULER):
         arguments.worker_cls = plugs.get("worker_cls", "auto")
+
+
+def _present(**settings: Any) -> dict[str, Any]:
+    """Those settings about which something is said."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _has_our_cache(arguments: Any) -> bool:
+    return _as_mapping(arguments.ec_manager_config).get("encoder_cache_manager_cls") == ENCODER_CACHE
 
 
 def _as_mapping(config: Any) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ A step ends with `get_freed_mm_hashes`, which is called once per step. With seme
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -25,6 +26,8 @@ from semel.engine.vllm.versions import is_tested
 from semel.errors import ConfigError
 
 __all__ = ["EncoderCache", "EncoderCacheConfig"]
+
+logger = logging.getLogger(__name__)
 
 _EVICTIONS: Final[Mapping[str, Callable[[], Eviction]]] = {
     "oldest-released": OldestReleased,
@@ -42,6 +45,8 @@ class EncoderCacheConfig:
     """What encoding one embedding costs, by modality, in any unit; 1 where nothing is said. For `cost-aware`."""
     metrics: str | None = None
     """The file to write the encoder's totals to."""
+    embeddings: int | None = None
+    """How many embeddings stay on the device; vLLM's own number if nothing is said. Not for encoder-decoders."""
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -54,6 +59,8 @@ class EncoderCacheConfig:
         config = cls(**settings)
         if config.eviction not in _EVICTIONS:
             raise ConfigError(f"unknown eviction {config.eviction!r}: choose one of {', '.join(_EVICTIONS)}")
+        if config.embeddings is not None and (type(config.embeddings) is not int or config.embeddings < 1):
+            raise ConfigError(f"embeddings must be a whole number of at least 1, not {config.embeddings!r}")
         return config
 
 
@@ -96,9 +103,10 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         if not is_tested("encoder cache", missing):
             stock = EncoderDecoderCacheManager if is_encoder_decoder else EncoderCacheManager
             return stock.create_manager(cache_size=cache_size, vllm_config=vllm_config)
+        config = EncoderCacheConfig.parse(vllm_config.ec_manager_config.manager_config)
         return cls(
-            cache_size,
-            EncoderCacheConfig.parse(vllm_config.ec_manager_config.manager_config),
+            cache_size if is_encoder_decoder else _capacity(config, cache_size),
+            config,
             is_encoder_decoder=is_encoder_decoder,
             preempts_scheduled=vllm_config.scheduler_config.policy == "priority",
             row=vllm_config.parallel_config.data_parallel_index,
@@ -247,6 +255,13 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
     def _write_totals(self) -> None:
         if self._page is not None:
             self._page.write(self._row, self.totals)
+
+
+def _capacity(config: EncoderCacheConfig, of_vllm: int) -> int:
+    """The embeddings that the cache holds: never fewer than vLLM's own number, which has room for the largest item."""
+    if config.embeddings is not None and config.embeddings < of_vllm:
+        logger.warning("the encoder cache holds %d embeddings, not %d, as vLLM's does", of_vllm, config.embeddings)
+    return max(config.embeddings or 0, of_vllm)
 
 
 def _size(request: Any, index: int) -> int:

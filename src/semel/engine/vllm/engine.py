@@ -33,6 +33,7 @@ from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.compat import skip_grammar_checks, takes_seeds
+from semel.engine.vllm.encoder_size import log_encoder_cache
 from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.engine.vllm.grammars import Grammars
@@ -122,6 +123,7 @@ class VllmEngine:
                 disable_log_stats=arguments.disable_log_stats,
                 stat_loggers=stat_loggers(arguments),
             )
+        log_encoder_cache(llm)
         names = aliases_of(arguments)
         return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars, aliases=names)
 

@@ -96,6 +96,7 @@ NAMES: Final[tuple[Name, ...]] = (
         *("max_model_len", "hf_config", "get_multimodal_config", "is_encoder_decoder", "is_multimodal_model"),
         *("is_multimodal_raw_input_only_model", "served_model_name", "tokenizer", "tokenizer_mode", "code_revision"),
         *("config_format", "model_impl", "tokenizer_revision", "trust_remote_code", "revision", "dtype"),
+        *("supports_multimodal_inputs", "get_inputs_embeds_size"),
     ),
     *_of(
         *("config", "VllmConfig", "what the engine does"),
@@ -106,6 +107,7 @@ NAMES: Final[tuple[Name, ...]] = (
         *("config", "SchedulerConfig", "what the engine takes at a time"),
         *("max_num_active_seqs", "max_num_seqs", "max_num_scheduled_tokens", "max_num_batched_tokens", "policy"),
         *("max_num_queued_reqs", "max_num_queued_tokens", "async_scheduling", "disable_chunked_mm_input"),
+        "encoder_cache_size",
     ),
     *_of(
         *("config", "ParallelConfig", "whether items can be shipped late"),
