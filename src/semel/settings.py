@@ -48,6 +48,7 @@ __all__ = [
     "ServeSettings",
     "ServerSettings",
     "ServingSettings",
+    "StartSettings",
     "TurnSettings",
     "WorkerSettings",
     "create_key",
@@ -196,6 +197,17 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StartSettings:
+    """How a command starts."""
+
+    skip_checks: bool = flag(
+        False,
+        help="Start without looking at the model, flags, keys, ports and memory first.",
+        group="Serve",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSettings:
     """All of a frontend but its model, its fleet key and its workers."""
 
@@ -265,6 +277,7 @@ class FrontendSettings:
         min=0,
     )
     serving: ServingSettings = section(ServingSettings)
+    start: StartSettings = section(StartSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +353,7 @@ class WorkerSettings:
     grammars: GrammarLimits = section(GrammarLimits)
     progress: ProgressLimits = section(ProgressLimits)
     logs: LogSettings = section(LogSettings)
+    start: StartSettings = section(StartSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +365,16 @@ class ServeSettings:
         None, help="File with the fleet key.", group="Keys", default_text="a new key for this run"
     )
     drain_delay_s: float = same_flag(FrontendSettings, "drain_delay_s", default=0.0)
+    workers: int = flag(
+        1,
+        help="Number of workers. The GPUs of this machine, or without any its cores, are split among them.",
+        group="Serve",
+        min=1,
+    )
+    verbose: bool = flag(
+        False, help="At a terminal, show everything that the processes print while they start.", group="Serve"
+    )
+    start: StartSettings = section(StartSettings)
     serving: ServingSettings = section(ServingSettings)
     admin: AdminSettings = section(AdminSettings)
     encoder: EncoderSettings = section(EncoderSettings)

@@ -34,7 +34,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FrontendOptions]:
 
 def start(tmp_path: Path, *flags: str) -> int:
     create_key(tmp_path / "key")
-    command = ["frontend", "model", "--worker", "ipc:///w", "--key-file", str(tmp_path / "key"), *flags]
+    command = [
+        "frontend",
+        "model",
+        "--worker",
+        "ipc:///w",
+        "--key-file",
+        str(tmp_path / "key"),
+        *flags,
+        "--skip-checks",
+    ]
     return CliRunner().invoke(app, command).exit_code
 
 

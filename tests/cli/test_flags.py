@@ -199,7 +199,7 @@ def test_sizes_may_have_units_and_reach_the_settings() -> None:
 
 def test_what_serve_hands_to_its_worker_and_frontend_they_take() -> None:
     serving, worker = set(_keys(ServingSettings)), set(_keys(WorkerSettings))
-    passed_on = set(_keys(ServeSettings)) - {"model", "key_file"}
+    passed_on = set(_keys(ServeSettings)) - {"model", "key_file", "workers", "verbose"}
     assert passed_on == serving | (worker - {"model", "key_file", "listen"})
     assert serving <= set(_keys(FrontendSettings))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, cast
 
@@ -15,40 +17,67 @@ from rich.console import Console
 
 from semel.bench.ports import free_port
 from semel.cli.output import Output, StandardError
-from tests.waiting import until
 
 
 async def printed(output: Output, text: str) -> None:
     os.write(output.descriptor, text.encode())
-    await until(lambda: output._kept.endswith(text.encode()))
+    output.read()
 
 
-async def test_what_is_printed_is_shown_only_while_it_serves(capfd: pytest.CaptureFixture[str]) -> None:
-    output = Output()
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("home")
+async def test_at_a_terminal_a_start_goes_to_a_file_and_only_what_follows_is_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    output = Output(is_visible=False)
+    path = output.path
+    assert path is not None
     try:
         await printed(output, "loading\n")
-        with output.visible():
-            await printed(output, "a request\n")
+        assert path.read_text() == "loading\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+        output.begin()
+        assert not path.exists()
+        await printed(output, "a request\n")
+        output.hide()
         await printed(output, "ending\n")
         assert capfd.readouterr().err == "a request\n"
-        assert output.last_lines(2) == "a request\nending"
     finally:
-        output.close()
+        output.close(keep_file=False)
 
 
-async def test_what_is_kept_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
-    output = Output()
-    try:
-        for number in range(300):
-            await asyncio.to_thread(os.write, output.descriptor, f"{number:07}\n".encode() * 1_000)
-        os.write(output.descriptor, b"last")
-        await until(lambda: output._kept.endswith(b"last"))
-        lines = output.last_lines(1_000_000).splitlines()
-        assert lines[-1] == "last"
-        assert len(lines) <= 10_000
-        assert capfd.readouterr().err == ""
-    finally:
-        output.close()
+async def test_the_file_of_a_failed_start_is_kept_and_that_of_a_good_one_is_not(home: Path) -> None:
+    for keeps in (True, False):
+        output = Output(is_visible=False)
+        await printed(output, "ValueError: no\n")
+        output.close(keep_file=keeps)
+    (kept,) = home.glob("*.log")
+    assert kept.read_text() == "ValueError: no\n"
+
+
+async def test_the_file_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.cli.output._MAX_FILE_BYTES", 100_000)
+    output = Output(is_visible=False)
+    for _ in range(100):
+        await printed(output, "x" * 10_000)
+    output.close(keep_file=True)
+    (kept,) = home.glob("*.log")
+    assert 100_000 <= kept.stat().st_size <= 110_000
+
+
+async def test_as_json_every_whole_line_is_shown_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output(is_visible=True, form="json")
+    await printed(output, '{"message": "ours"}\nraw')
+    await printed(output, " text\n\n")
+    output.close(keep_file=False)
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
+    assert first == {"message": "ours"}
+    assert (second["message"], second["level"], second["logger"]) == ("raw text", "INFO", "output")
 
 
 def test_a_terminal_that_is_gone_fails_no_print(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +99,8 @@ def test_a_terminal_that_is_gone_fails_no_print(monkeypatch: pytest.MonkeyPatch)
 def test_at_a_terminal_a_start_that_fails_says_why(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "semel", "testing", "serve", str(tmp_path / "nothing"), "--port", str(free_port())]
-    server = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0)
+    environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "500"}
+    server = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0, env=environment)
     os.close(theirs)
     shown = b""
     try:
@@ -84,6 +114,9 @@ def test_at_a_terminal_a_start_that_fails_says_why(tmp_path: Path) -> None:
     text = " ".join(shown.decode(errors="replace").split())
     assert "the worker could not start" in text
     assert "is neither a folder nor a model" in text
+    assert text.index("is neither a folder") < text.index("the worker could not start")
+    (name,) = re.findall(r"everything that was printed is in (\S+\.log)", text)
+    assert "is neither a folder nor a model" in Path(name).read_text()
 
 
 def _read(terminal: int) -> bytes:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 
 from semel.cli.app import app
+from semel.cli.error_line import print_error
 from semel.errors import SemelError
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and exit code 2."""
+    """Run the command line; an error of ours is a line on stderr for each thing that is wrong, and exit code 2."""
     try:
         app()
     except SemelError as error:
-        sys.stderr.write(f"semel: {error}\n")
+        print_error(str(error))
         sys.exit(2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from semel.cli.benches import bench
-from semel.cli.flags import Call, HelpGroup, command
+from semel.cli.flags import Call, HelpGroup, command, version_line
 from semel.cli.sizing import SizeSettings, print_size
 from semel.cli.testing import testing
 from semel.core.flag import REQUIRED, flag, same_flag
@@ -33,18 +32,28 @@ console = Console()
 @command(app, ServeSettings, engine_flags=True)
 def serve(call: Call[ServeSettings]) -> None:
     """Serve a model on this machine: a worker and a frontend, restarted if they fail."""
+    from semel.cli.checks import refuse
+    from semel.cli.checks.engine_flags import read_engine_flags
+    from semel.cli.checks.start import serve_findings
+    from semel.cli.placement import placements
     from semel.cli.serve import ServeOptions, serve
     from semel.settings import trace_collector
     from semel.telemetry.tracing import check_installed
 
     settings = call.settings
     check_installed(trace_collector(settings.serving.logs.otlp_traces_endpoint))
+    if not settings.start.skip_checks:
+        refuse(serve_findings(settings, call.rest))
+    passed_on = ("model", "key_file", "admin_port", "skip_checks", "drain_delay_s")
     options = ServeOptions(
         settings.model,
         settings.serving.server,
         settings.key_file,
-        worker_flags=[*call.arguments(WorkerSettings, but=("model", "key_file", "drain_delay_s")), *call.rest],
+        worker_flags=["--skip-checks", *call.arguments(WorkerSettings, but=passed_on), *call.rest],
         frontend_flags=call.arguments(ServingSettings),
+        placements=placements(settings.workers, read_engine_flags(call.rest)),
+        admin_port=settings.admin.admin_port,
+        is_verbose=settings.verbose,
         drain_delay_s=settings.drain_delay_s,
     )
     raise typer.Exit(serve(options))
@@ -55,11 +64,15 @@ def frontend(call: Call[FrontendSettings]) -> None:
     """Start a frontend: OpenAI's API over HTTP, without a GPU."""
     import uvloop
 
+    from semel.cli.checks import refuse
+    from semel.cli.checks.start import frontend_findings
+    from semel.cli.log_relay import relayed_logs
     from semel.compose import FrontendOptions, run_frontend
-    from semel.telemetry.logs import log_to_stderr
 
-    log_to_stderr(call.settings.serving.logs.log_format)
-    uvloop.run(run_frontend(FrontendOptions.of(call.settings)))
+    with relayed_logs(call.settings.serving.logs.log_format):
+        if not call.settings.start.skip_checks:
+            refuse(frontend_findings(call.settings))
+        uvloop.run(run_frontend(FrontendOptions.of(call.settings)))
 
 
 @command(app, WorkerSettings, engine_flags=True)
@@ -67,15 +80,17 @@ def worker(call: Call[WorkerSettings]) -> None:
     """Start a worker: the process that runs vLLM's engine."""
     import uvloop
 
+    from semel.cli.checks import refuse
+    from semel.cli.checks.start import worker_findings
     from semel.cli.engine_logs import engine_logs
+    from semel.cli.log_relay import relayed_logs
     from semel.compose import WorkerOptions, run_worker
-    from semel.telemetry.logs import log_to_stderr
 
     log_format = call.settings.logs.log_format
-    log_to_stderr(log_format)
-    options = WorkerOptions.of(call.settings, call.rest)
-    with engine_logs(log_format):
-        uvloop.run(run_worker(options))
+    with relayed_logs(log_format), engine_logs(log_format):
+        if not call.settings.start.skip_checks:
+            refuse(worker_findings(call.settings, call.rest))
+        uvloop.run(run_worker(WorkerOptions.of(call.settings, call.rest)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +114,23 @@ def key(call: Call[KeySettings]) -> None:
 class DoctorSettings:
     """What `semel doctor` takes."""
 
-    model: str | None = flag(None, help="A model folder to check as well.", group="Serve", is_positional=True)
+    model: str | None = flag(None, help="A model to check as well.", group="Serve", is_positional=True)
     host: str = same_flag(ServerSettings, "host")
     port: int = same_flag(ServerSettings, "port")
 
 
-@command(app, DoctorSettings)
+@command(app, DoctorSettings, engine_flags=True)
 def doctor(call: Call[DoctorSettings]) -> None:
-    """Check what semel needs on this machine, and say how to fix what is missing."""
+    """Check what semel needs on this machine, and say how to fix what is missing.
+
+    The checks of a model are those that run before a start; vLLM's flags count.
+    """
     from semel.cli.doctor import examine
 
     settings = call.settings
     marks = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
     failed = False
-    for finding in examine(settings.model, settings.host, settings.port):
+    for finding in examine(settings.model, settings.host, settings.port, call.rest):
         failed |= finding.verdict == "problem"
         remedy = f"  → {finding.remedy}" if finding.remedy else ""
         console.print(
@@ -162,7 +180,7 @@ class NoSettings:
 @command(app, NoSettings)
 def version(_: Call[NoSettings]) -> None:
     """Print the version."""
-    console.print(f"semel {installed_version('semel')}", highlight=False)
+    console.print(version_line(), highlight=False)
 
 
 app.add_typer(testing, name="testing")

@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from semel.cli.checks import Finding
+from semel.cli.checks.engine_flags import read_engine_flags
+from semel.cli.checks.host import Endpoint, check_ports, check_shared_memory, check_socket_folder
+from semel.cli.checks.model import check_model
+from semel.cli.checks.start import engine_findings
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.versions import TESTED, installed_version
-from semel.errors import ConfigError
-from semel.web.address import bind
 
-__all__ = ["Finding", "examine", "examine_port"]
+__all__ = ["Finding", "examine"]
 
 _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "starlette")
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
 
-Verdict = Literal["ok", "warning", "problem"]
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    what: str
-    verdict: Verdict
-    detail: str
-    remedy: str = ""
-
-
-def examine(model: str | None, host: str, port: int) -> Iterator[Finding]:
-    """All findings, each as soon as it is known."""
+def examine(model: str | None, host: str, port: int, flags: Sequence[str] = ()) -> Iterator[Finding]:
+    """All findings, each as soon as it is known. `flags` are vLLM's, for a model."""
     yield _python()
     yield from map(_package, _PACKAGES)
     yield _engine()
     yield _memory()
-    yield _shared_memory()
-    yield examine_port(host, port)
-    yield _folder_for_sockets()
-    if model is not None:
-        yield from _model(model)
+    yield from check_ports([Endpoint(host, port)])
+    yield check_socket_folder()
+    if model is not None and installed_version():
+        yield from engine_findings(model, read_engine_flags(flags))
+    elif model is not None:
+        yield from check_model(model)
+    else:
+        yield check_shared_memory()
 
 
 def _python() -> Finding:
@@ -78,51 +68,6 @@ def _memory() -> Finding:
     if total < _MIN_MEMORY_BYTES:
         return Finding("memory", "warning", detail, "a worker wants 8 GiB besides its model's weights")
     return Finding("memory", "ok", detail)
-
-
-def _shared_memory() -> Finding:
-    path = Path("/dev/shm")  # noqa: S108
-    if not path.is_dir():
-        return Finding("shared memory", "warning", "no /dev/shm", "vLLM's processes need it: mount a tmpfs there")
-    free = shutil.disk_usage(path).free
-    if free < 256 * 1024**2:
-        remedy = "in a container, start it with a larger --shm-size"
-        return Finding("shared memory", "warning", f"{free / 1024**2:.0f} MiB free", remedy)
-    return Finding("shared memory", "ok", f"{free / 1024**3:.1f} GiB free")
-
-
-def examine_port(host: str, port: int) -> Finding:
-    """Whether an address can be served at."""
-    try:
-        bind(host, port).close()
-    except ConfigError as error:
-        detail, _, remedy = str(error).partition("; ")
-        return Finding("port", "problem", detail, remedy)
-    return Finding("port", "ok", f"{host}:{port} is free")
-
-
-def _folder_for_sockets() -> Finding:
-    folder = Path(tempfile.gettempdir())
-    if not os.access(folder, os.W_OK):
-        return Finding("sockets", "problem", f"{folder} is not writable", "set TMPDIR to a folder that is")
-    return Finding("sockets", "ok", f"in {folder}")
-
-
-def _model(model: str) -> Iterator[Finding]:
-    folder = Path(model)
-    if not folder.is_dir():
-        yield Finding("model", "warning", f"{model} is not a folder", "it will be looked up on the hub")
-        return
-    for name, needed_for in (
-        ("config.json", "anything"),
-        ("tokenizer.json", "rendering without transformers"),
-        ("model.safetensors", "the engine, unless its weights are in several files"),
-    ):
-        if (folder / name).exists():
-            yield Finding(name, "ok", "there")
-            continue
-        verdict: Verdict = "problem" if name == "config.json" else "warning"
-        yield Finding(name, verdict, "missing", f"needed for {needed_for}; is {folder} a model folder?")
 
 
 def _installed(name: str) -> str | None:

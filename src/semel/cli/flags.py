@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import IO, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from semel.cli.error_line import print_error
 from semel.cli.help import command_help, group_help, usage_of
 from semel.core.flag import Flag, arguments_of, fill, flags_of
 from semel.errors import ConfigError
 
-__all__ = ["Call", "FlagCommand", "HelpGroup", "command"]
+__all__ = ["Call", "FlagCommand", "HelpGroup", "command", "version_line"]
 
 _ENGINE_HELP: Final = "--help=engine"
 _PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+_UsageError: Final[Any] = typer.BadParameter.__mro__[1]  # typer has no other name for it
 
 _S = TypeVar("_S")
 
@@ -50,7 +53,10 @@ class FlagCommand(TyperCommand):
         if self.engine_flags and _ENGINE_HELP in args:
             typer.echo(_engine_help())
             raise typer.Exit
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            raise _FlagError(_one_line(error), ctx=ctx) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 typer's
         """What follows the name of the command, for errors."""
@@ -68,6 +74,25 @@ class FlagCommand(TyperCommand):
 class HelpGroup(TyperGroup):
     """A command that has commands of its own."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the command line apart; the version is shown at once."""
+        if args[:1] == ["--version"] and ctx.parent is None:
+            typer.echo(version_line())
+            raise typer.Exit
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if not args:
+                raise  # shows the help
+            raise _FlagError(_one_line(error), ctx=ctx) from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is called."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            raise _FlagError(_one_line(error), ctx=ctx) from None
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         listed = [(name, _purpose(self.commands[name])) for name in self.list_commands(ctx)]
@@ -75,12 +100,17 @@ class HelpGroup(TyperGroup):
 
 
 class _FlagError(typer.BadParameter):
-    """A value that a flag does not take: one line."""
+    """A flag, a value or a command that there is not: one line."""
 
-    def show(self, file: IO[Any] | None = None) -> None:
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 typer's
         """Print it."""
-        path = self.ctx.command_path if self.ctx is not None else "semel"
-        typer.echo(f"{path}: {self.message}", file=file or sys.stderr)
+        print_error(self.message, self.ctx.command_path if self.ctx is not None else "semel")
+
+
+def _one_line(error: Any) -> str:
+    """What typer says of a command line; what it could mean is shown as we do."""
+    message = " ".join(error.format_message().split())
+    return message[:1].lower() + message[1:] if message.startswith(("Missing", "No such", "Option")) else message
 
 
 def command(
@@ -131,6 +161,11 @@ def _value(one: Flag, text: Any, context: typer.Context) -> Any:
         return tuple(map(one.parse, text)) if one.is_list else one.parse(text)
     except ValueError as error:
         raise _FlagError(str(error), ctx=context) from None
+
+
+def version_line() -> str:
+    """The installed version, as `semel --version` shows it."""
+    return f"semel {version('semel')}"
 
 
 def _purpose(found: Any) -> str:

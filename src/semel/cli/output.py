@@ -1,6 +1,6 @@
-"""What `semel serve` and its processes print at a terminal, which may go at any time.
+"""What `semel serve` and its processes print, at a terminal or not; a terminal may go at any time.
 
-What the children print is kept back while they start, and shown while they serve.
+At a terminal, what the children print while they start goes to a file, and only what they print later is shown.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
-from typing import Final, TextIO
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Final, TextIO
+
+from semel.cli.log_relay import json_line
+from semel.cli.start_log import StartLog
+from semel.telemetry.logs import LogFormat
 
 __all__ = ["Output", "StandardError"]
 
 _PIPE_BYTES: Final = 1 << 16  # as many as one holds
-_KEPT_BYTES: Final = 1 << 16
+_MAX_FILE_BYTES: Final = 1 << 26
 
 
 class StandardError(io.TextIOBase):
@@ -51,40 +57,80 @@ class StandardError(io.TextIOBase):
 
 
 class Output:
-    """A pipe that children print to. Its last bytes are kept, in case one of them cannot start."""
+    """A pipe that children print to: on to standard error if it is visible, else into a file.
 
-    def __init__(self) -> None:
+    `log` reads it while they start.
+    """
+
+    def __init__(self, *, is_visible: bool, form: LogFormat = "text") -> None:
         self._reader, self.descriptor = os.pipe()
         os.set_blocking(self._reader, False)
-        self._kept = b""
+        self._show = _show_json() if form == "json" else _show
+        self._is_visible = is_visible
+        self._file: BinaryIO | None = None
+        self.path: Path | None = None
+        """The file with everything that was not shown."""
+
+        self.log: StartLog | None = StartLog()
+        if not is_visible:
+            descriptor, name = tempfile.mkstemp(prefix="semel-", suffix=".log")
+            self._file, self.path = os.fdopen(descriptor, "wb", buffering=0), Path(name)
+        asyncio.get_running_loop().add_reader(self._reader, self.read)
+
+    def begin(self) -> None:
+        """The children have started: from now on everything is shown, and the file is not needed any more."""
+        self.read()
+        self.log, self._is_visible = None, True
+        self._drop_file()
+
+    def hide(self) -> None:
+        """Show nothing any more."""
         self._is_visible = False
-        asyncio.get_running_loop().add_reader(self._reader, self._read)
 
-    @contextlib.contextmanager
-    def visible(self) -> Iterator[None]:
-        """Meanwhile all that is printed goes to standard error."""
-        self._is_visible = True
-        try:
-            yield
-        finally:
-            self._is_visible = False
-
-    def last_lines(self, count: int) -> str:
-        """What was printed last."""
-        self._read()
-        return "\n".join(self._kept.decode(errors="replace").splitlines()[-count:])
-
-    def close(self) -> None:
+    def close(self, *, keep_file: bool) -> None:
         """Give the pipe back; whoever prints to it thereafter prints to nobody."""
         asyncio.get_running_loop().remove_reader(self._reader)
+        self.read()
         os.close(self._reader)
         os.close(self.descriptor)
+        if not keep_file:
+            self._drop_file()
+        elif self._file is not None:
+            self._file.close()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Take in what is there."""
         with contextlib.suppress(BlockingIOError):
-            printed = os.read(self._reader, _PIPE_BYTES)
-            self._kept = (self._kept + printed)[-_KEPT_BYTES:]
-            if self._is_visible:
-                with contextlib.suppress(OSError):  # the terminal may be gone
-                    sys.stderr.buffer.write(printed)
-                    sys.stderr.buffer.flush()
+            while printed := os.read(self._reader, _PIPE_BYTES):
+                if self.log is not None:
+                    self.log.feed(printed)
+                if self._file is not None and self._file.tell() < _MAX_FILE_BYTES:
+                    self._file.write(printed)
+                if self._is_visible:
+                    self._show(printed)
+                if len(printed) < _PIPE_BYTES:
+                    return
+
+    def _drop_file(self) -> None:
+        if self._file is not None and self.path is not None:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+            self._file = self.path = None
+
+
+def _show(printed: bytes) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        sys.stderr.buffer.write(printed)
+        sys.stderr.buffer.flush()
+
+
+def _show_json() -> Callable[[bytes], None]:
+    """Shows whole lines, each as JSON."""
+    rest = b""
+
+    def show(printed: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + printed).split(b"\n")
+        _show(b"".join(json_line(line) + b"\n" for line in lines if line.strip()))
+
+    return show

@@ -1,4 +1,4 @@
-"""`semel serve`: a worker and a frontend on one machine, as one command."""
+"""`semel serve`: workers and a frontend on one machine, as one command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -21,7 +21,8 @@ from typing import IO, Final, cast
 from rich.console import Console
 
 from semel.cli.output import Output, StandardError
-from semel.cli.supervisor import Child, end_at_once, end_in_order
+from semel.cli.progress import Progress
+from semel.cli.supervisor import Child, end_at_once
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import ServerSettings, create_key
@@ -34,7 +35,6 @@ __all__ = ["ServeOptions", "serve"]
 _END_S: Final = 6.5
 _POLL_S: Final = 0.25
 _MAX_SOCKET_CHARS: Final = 107  # what the kernel takes for a socket's path
-_LAST_LINES: Final = 25
 
 logger = logging.getLogger(__name__)
 console = Console(file=cast("IO[str]", StandardError()))
@@ -52,7 +52,15 @@ class ServeOptions:
 
     frontend_flags: Sequence[str]
     worker: Sequence[str] = ("worker",)
-    """The command of semel that starts the worker."""
+    """The command of semel that starts a worker."""
+
+    placements: Sequence[Mapping[str, str]] = ({},)
+    """For each worker, what its environment has: which devices are its own."""
+
+    admin_port: int | None = None
+    """Of the first worker; the others have those that follow it."""
+
+    is_verbose: bool = False
 
     drain_delay_s: float = 0.0
     """How long the frontend takes requests after SIGTERM. The worker ends after it, and needs no time of its own."""
@@ -82,45 +90,67 @@ def serve(options: ServeOptions) -> int:
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
     stopping = ShutdownSignal.listening()
-    output = Output() if console.is_terminal else None
-    children = _children(options, folder, None if output is None else output.descriptor)
+    is_quiet = console.is_terminal and not options.is_verbose and options.log_format == "text"
+    output = Output(is_visible=not is_quiet, form=options.log_format)
+    children = _children(options, folder, output.descriptor)
     keepers = [asyncio.create_task(child.keep()) for child in children]
+    has_failed = True
     try:
         await _until_ready(options, children, keepers, stopping, output)
         if not stopping.is_requested:
+            output.begin()
             _greet(options)
-            with contextlib.nullcontext() if output is None else output.visible():
-                if not await stopping.wait(*keepers):
-                    _raise_ended(keepers)
+            if not await stopping.wait(*keepers):
+                _raise_ended(keepers)
+        has_failed = False
         return 0
     finally:
+        if console.is_terminal:
+            output.hide()
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         with console.status("ending"):
             within_s = options.drain_delay_s + options.server.drain_s + _END_S
-            await stopping.unless_forced(end_in_order(reversed(children), within_s))
+            await stopping.unless_forced(_end(children, within_s))
             await end_at_once(children, _END_S)
-        if output is not None:
-            output.close()
+        output.close(keep_file=has_failed)
 
 
-def _children(options: ServeOptions, folder: Path, output: int | None) -> tuple[Child, Child]:
+async def _end(children: Sequence[Child], within_s: float) -> None:
+    """The frontend ends first, which has requests to answer; then all workers at the same time."""
+    *workers, frontend = children
+    await frontend.end(within_s)
+    await end_at_once(workers, within_s)
+
+
+def _children(options: ServeOptions, folder: Path, output: int) -> list[Child]:
+    """The workers, and last the frontend."""
     key_file = options.key_file
     if key_file is None:
         key_file = folder / "key"
         create_key(key_file)
-    address = f"ipc://{folder}/worker.sock"
-    command = [sys.executable, "-m", "semel"]
-    common = ["--key-file", str(key_file)]
-    worker = [*command, *options.worker, options.model, "--listen", address, *common, *options.worker_flags]
-    worker.append("--drain-delay-s=0")
-    frontend = [*command, "frontend", options.model, "--worker", address, *common, *options.frontend_flags]
-    frontend.append(f"--drain-delay-s={options.drain_delay_s}")
+    command, common = [sys.executable, "-m", "semel"], ["--key-file", str(key_file)]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
     fits = len(str(folder)) + SOCKET_NAME_CHARS <= _MAX_SOCKET_CHARS
     sockets = {SOCKET_FOLDER: str(folder)} if fits else {}
-    return Child("worker", worker, sockets, output), Child("frontend", frontend, {}, output)
+    children, addresses = [], []
+    for number, placement in enumerate(options.placements):
+        several = len(options.placements) > 1
+        address = f"ipc://{folder}/worker{f'-{number + 1}' if several else ''}.sock"
+        admin = [] if options.admin_port is None else [f"--admin-port={_port(options.admin_port, number)}"]
+        flags = ["--listen", address, *common, *admin, *options.worker_flags, "--drain-delay-s=0"]
+        name = f"worker {number + 1}" if several else "worker"
+        children.append(
+            Child(name, [*command, *options.worker, options.model, *flags], {**sockets, **placement}, output)
+        )
+        addresses += ["--worker", address]
+    flags = [*addresses, *common, "--skip-checks", *options.frontend_flags, f"--drain-delay-s={options.drain_delay_s}"]
+    return [*children, Child("frontend", [*command, "frontend", options.model, *flags], {}, output)]
+
+
+def _port(first: int, number: int) -> int:
+    return first + number if first else 0
 
 
 async def _until_ready(
@@ -128,25 +158,35 @@ async def _until_ready(
     children: Sequence[Child],
     keepers: Sequence[asyncio.Task[None]],
     stopping: ShutdownSignal,
-    output: Output | None,
+    output: Output,
 ) -> None:
     """Wait until requests are served, showing what is waited for; a child that cannot start ends everything."""
     ended: list[str] = []
     for child in children:
         child.on_exit = partial(_give_up, ended, child.name)
     with console.status(f"starting {options.model}") as status:
+        progress = Progress(status.update if output.path is not None else None)
         while not stopping.is_requested:
             _raise_ended(keepers)
+            output.read()
             if ended:
-                raise ConfigError(f"{ended[0]}{_tail(output)}")
+                raise ConfigError(_failure(ended[0], output))
             ready, reason = await asyncio.to_thread(_ask_ready, options.url)
             if ready:
                 break
-            status.update(f"starting {options.model}: {reason}")
+            assert output.log is not None
+            progress.show(output.log.stage, reason)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), _POLL_S)
     for child in children:
         child.on_exit = None
+
+
+def _failure(ended: str, output: Output) -> str:
+    """The cause first, then who ended of it, and where the rest is."""
+    where = "its messages are above" if output.path is None else f"everything that was printed is in {output.path}"
+    cause = "" if output.log is None else output.log.cause
+    return f"{cause}\n{ended}; {where}" if cause else f"{ended}; {where}"
 
 
 def _give_up(ended: list[str], name: str, code: int) -> bool:
@@ -172,11 +212,6 @@ def _ask_ready(url: str) -> tuple[bool, str]:
         return False, f"the frontend answers {error.code}"
     except (OSError, HTTPException):
         return False, "the frontend is starting"
-
-
-def _tail(output: Output | None) -> str:
-    """The last that the children printed, if nobody has seen it."""
-    return "; its messages are above" if output is None else f":\n{output.last_lines(_LAST_LINES)}"
 
 
 def _greet(options: ServeOptions) -> None:

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Final
 
 from semel.errors import ServiceError
 
-__all__ = ["Child", "end_at_once", "end_in_order"]
+__all__ = ["Child", "end_at_once"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _MIN_PAUSE_S: Final = 0.5
@@ -165,12 +165,6 @@ def _is_tracker(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
-
-
-async def end_in_order(children: Iterable[Child], within_s: float) -> None:
-    """End one child after the other: who answers before who is asked."""
-    for child in children:
-        await child.end(within_s)
 
 
 async def end_at_once(children: Sequence[Child], within_s: float) -> None:

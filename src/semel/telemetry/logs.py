@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TextIO
 
 from semel.telemetry.request_context import RequestContext, current_request
 
@@ -35,9 +35,11 @@ JSON_LOGGING: Final[Mapping[str, Any]] = {
 """JSON logging for other processes, as a `logging.config.dictConfig`."""
 
 
-def log_to_stderr(form: LogFormat, *, level: int = logging.INFO, text: str = _TEXT) -> None:
-    """Log to standard error from now on; `text` is the `logging` format of text lines."""
-    handler = logging.StreamHandler(sys.stderr)
+def log_to_stderr(
+    form: LogFormat, *, level: int = logging.INFO, text: str = _TEXT, stream: TextIO | None = None
+) -> None:
+    """Log to standard error, or to another stream; `text` is the `logging` format of text lines."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(text))
     logging.basicConfig(level=level, handlers=[handler])
 

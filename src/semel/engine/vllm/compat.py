@@ -20,6 +20,7 @@ from typing import Any, Final
 from semel.engine.vllm.versions import installed_version
 
 __all__ = [
+    "CORE_BINDING",
     "ENCODER_CACHE",
     "GUARDED_WORKER",
     "LOGGING_CONFIG",
@@ -67,6 +68,9 @@ SHIPPING_SCHEDULER: Final = "semel.engine.vllm.scheduler.create_shipping_schedul
 RECEIVING_WORKER: Final = "semel.engine.vllm.receiving.ReceivingWorker"
 GUARDED_WORKER: Final = "semel.engine.vllm.receiving.GuardedWorker"
 """The same without shipping."""
+
+CORE_BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
+"""The variable that says to which cores each process of an engine is bound: `0-3|4-7`, `auto` or `nobind`."""
 
 LOGGING_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
 """The environment variable that names a file with a configuration for the logs of vLLM's processes."""

@@ -82,6 +82,10 @@ class SourceTree:
         part = self._in_class(home, node, attribute) if isinstance(node, ast.ClassDef) else None
         return None if part is None else self._definition(home, part)
 
+    def locate(self, module: str, name: str) -> tuple[str, ast.AST] | None:
+        """The module that defines a name which another one has, and the definition; None if it is not there."""
+        return self._in_module(module, name, set())
+
     def _module(self, name: str) -> ast.Module | None:
         if name not in self._modules:
             path = name.replace(".", "/")

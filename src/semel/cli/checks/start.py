@@ -1,0 +1,124 @@
+"""All checks of a command, before it starts anything. Each is fast: nothing here imports torch or vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from semel.cli.checks.engine_flags import EngineFlags, read_engine_flags
+from semel.cli.checks.finding import Finding, problem_of
+from semel.cli.checks.host import Endpoint, check_memory, check_ports, check_shared_memory
+from semel.cli.checks.model import check_chat_template, check_model
+from semel.cli.placement import placements
+from semel.core.flag import flags_of
+from semel.core.keyring import MIN_KEY_CHARS
+from semel.engine.vllm.versions import check_release
+from semel.errors import ConfigError
+from semel.fleet.discovery import check_address
+from semel.settings import (
+    AdminSettings,
+    DiscoverySettings,
+    FrontendSettings,
+    ServeSettings,
+    ServingSettings,
+    WorkerSettings,
+    read_admin_key,
+    read_api_keys,
+    read_key,
+)
+
+__all__ = ["engine_findings", "frontend_findings", "serve_findings", "worker_findings"]
+
+
+def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
+    """What `semel frontend` would stumble over."""
+    serving = settings.serving
+    yield from problem_of("fleet key", lambda: read_key(settings.key_file))
+    yield from _key_findings(serving)
+    yield from _discovery_findings(settings.discovery)
+    yield from check_ports(_serving_ports(serving))
+    yield from check_model(settings.model, trust_remote_code=serving.preprocessing.trust_remote_code)
+    yield from check_chat_template(Path(settings.model), serving.server.chat_template)
+
+
+def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[Finding]:
+    """What `semel worker` would stumble over. `flags` are vLLM's."""
+    yield from problem_of("fleet key", lambda: read_key(settings.key_file))
+    yield from problem_of("address", lambda: check_address(settings.listen))
+    yield from _listening_findings(settings.listen)
+    yield from _admin_findings(settings.admin)
+    yield from check_ports(_admin_ports(settings.admin, settings.metrics_host))
+    read = read_engine_flags(flags, _spellings(WorkerSettings))
+    yield from engine_findings(settings.model, read, trust_remote_code=settings.trust_remote_code)
+
+
+def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Finding]:
+    """What `semel serve` would stumble over. `flags` are vLLM's."""
+    serving = settings.serving
+    if (key_file := settings.key_file) is not None:
+        yield from problem_of("fleet key", lambda: read_key(key_file))
+    yield from _key_findings(serving)
+    yield from _admin_findings(settings.admin)
+    ports = _admin_ports(settings.admin, serving.metrics_host, settings.workers)
+    yield from check_ports([*_serving_ports(serving), *ports])
+    read, trusts = read_engine_flags(flags, _spellings(ServeSettings)), serving.preprocessing.trust_remote_code
+    yield from problem_of("devices", lambda: placements(settings.workers, read))
+    yield from engine_findings(settings.model, read, trust_remote_code=trusts, workers=settings.workers)
+    yield from check_chat_template(Path(settings.model), serving.server.chat_template)
+
+
+def engine_findings(
+    model: str, flags: EngineFlags, *, trust_remote_code: bool = False, workers: int = 1
+) -> Iterator[Finding]:
+    """What an engine would stumble over: its flags, its model, its memory."""
+    yield from problem_of("engine", check_release)
+    yield from flags.problems
+    yield from check_model(model, flags, trust_remote_code=trust_remote_code)
+    yield check_shared_memory(flags, workers=workers)
+    yield from check_memory(flags, workers=workers)
+
+
+def _spellings(section: type) -> list[str]:
+    return [one.spelling for one in flags_of(section) if not one.is_positional]
+
+
+def _serving_ports(serving: ServingSettings) -> Iterator[Endpoint]:
+    yield Endpoint(serving.server.host, serving.server.port)
+    if serving.metrics_port is not None:
+        yield Endpoint(serving.metrics_host, serving.metrics_port, "--metrics-port", "--metrics-host")
+
+
+def _admin_ports(admin: AdminSettings, host: str, workers: int = 1) -> Iterator[Endpoint]:
+    if admin.admin_port is not None:
+        for number in range(workers if admin.admin_port else 1):
+            yield Endpoint(host, admin.admin_port + number, "--admin-port", "--metrics-host")
+
+
+def _key_findings(serving: ServingSettings) -> Iterator[Finding]:
+    keys = serving.keys
+    yield from problem_of("API keys", lambda: read_api_keys(keys.api_keys_file, keys.api_keys))
+
+
+def _admin_findings(admin: AdminSettings) -> Iterator[Finding]:
+    if (path := admin.admin_key_file) is not None:
+        yield from problem_of("admin key", lambda: _check_admin_key(path))
+
+
+def _check_admin_key(path: Path) -> None:
+    if (chars := len(read_admin_key(path))) < MIN_KEY_CHARS:
+        raise ConfigError(f"the key in {path} has {chars} characters; write at least {MIN_KEY_CHARS} random ones")
+
+
+def _discovery_findings(discovery: DiscoverySettings) -> Iterator[Finding]:
+    for address in discovery.workers:
+        yield from problem_of("address", lambda: check_address(address))  # noqa: B023
+
+
+def _listening_findings(address: str) -> Iterable[Finding]:
+    """An address over tcp that a worker cannot listen at: taken, or not this machine's."""
+    scheme, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    if scheme != "tcp" or not port.isdigit() or host == "*":
+        return ()
+    found = check_ports([Endpoint(host.strip("[]"), int(port), "--listen", "--listen")])
+    return [one for one in found if one.verdict == "problem"]

@@ -1,0 +1,26 @@
+"""An error of a command: a line for each thing that is wrong, as text or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+__all__ = ["print_error"]
+
+
+def print_error(message: str, command: str = "semel", words: Sequence[str] | None = None) -> None:
+    """Print it to standard error, in the form that the command line (`words`) asks for."""
+    if _wants_json(sys.argv if words is None else words):
+        from semel.telemetry.logs import log_to_stderr
+
+        log_to_stderr("json")  # unless that is done
+        logging.getLogger("semel").error("%s", message)
+        return
+    sys.stderr.write("".join(f"{command}: {line}\n" for line in message.splitlines()))
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether the log is to be JSON: from the first line, also if the rest of the command line cannot be read."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    return any(one == "--log-format=json" or (one, value) == ("--log-format", "json") for one, value in pairs)

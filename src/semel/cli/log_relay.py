@@ -1,0 +1,104 @@
+"""Every line of a process as JSON, also those that are not logged: warnings, progress bars, what C++ prints.
+
+Standard output and standard error are a pipe meanwhile, for this process and those that it starts. A thread reads it:
+a line that is JSON passes as it is, any other becomes the message of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from semel.telemetry.logs import LogFormat, log_to_stderr
+
+__all__ = ["json_line", "relayed_logs"]
+
+_CHUNK_BYTES: Final = 1 << 16
+_MAX_LINE_BYTES: Final = 1 << 20
+_POLL_S: Final = 0.05
+_END_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def relayed_logs(form: LogFormat) -> Iterator[None]:
+    """Log to standard error in this form; as JSON, all that is printed becomes JSON as well."""
+    if form == "text":
+        log_to_stderr(form)
+        yield
+        return
+    relay = _Relay()
+    log_to_stderr(form, stream=os.fdopen(os.dup(relay.target), "w", buffering=1, encoding="utf-8"))
+    try:
+        yield
+    finally:
+        relay.close()
+
+
+def json_line(line: bytes) -> bytes:
+    """A line as JSON: itself, if it is that already."""
+    if line.startswith(b"{"):
+        with contextlib.suppress(ValueError):
+            json.loads(line)
+            return line
+    text = line.decode(errors="replace")
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "level": "WARNING" if "Warning" in text else "ERROR" if "Error" in text else "INFO",
+        "logger": "output",
+        "message": text,
+    }
+    return json.dumps(entry).encode()
+
+
+class _Relay:
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.target = os.dup(sys.stderr.fileno())
+        self._output = os.dup(sys.stdout.fileno())
+        self._reader, writer = os.pipe()
+        os.dup2(writer, sys.stdout.fileno())
+        os.dup2(writer, sys.stderr.fileno())
+        os.close(writer)
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log relay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Print what is left, and give both streams back. Processes that still print may go on: nobody reads it."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(self._output, sys.stdout.fileno())
+        os.dup2(self.target, sys.stderr.fileno())
+        self._is_closing.set()
+        self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        rest = b""
+        while True:
+            ready, _, _ = select.select([self._reader], [], [], _POLL_S)
+            if not ready:
+                if self._is_closing.is_set():
+                    break
+                continue
+            if not (printed := os.read(self._reader, _CHUNK_BYTES)):
+                break
+            *lines, rest = (rest + printed).replace(b"\r", b"\n").split(b"\n")
+            self._print(lines)
+            if len(rest) > _MAX_LINE_BYTES:
+                self._print([rest])
+                rest = b""
+        self._print([rest])
+
+    def _print(self, lines: list[bytes]) -> None:
+        text = b"".join(json_line(line) + b"\n" for line in lines if line.strip())
+        with contextlib.suppress(OSError):  # nobody may be there any more
+            while text:
+                text = text[os.write(self.target, text) :]
