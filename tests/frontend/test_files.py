@@ -17,6 +17,7 @@ from semel.frontend.api import files as shapes
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BodyLimits, BudgetLimits
 from semel.store.index import SMALLEST_BYTES
+from semel.store.objects import OnEnd
 from semel.store.store import ObjectMediaStore
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import KEY, Rig, rig
@@ -279,9 +280,9 @@ async def test_every_byte_of_an_upload_is_charged_while_it_is_stored_S18(
     charged = []
     put = objects.put
 
-    async def spy(path: str, data: bytes | bytearray) -> None:
+    async def spy(path: str, data: bytes | bytearray, on_end: OnEnd) -> None:
         charged.append((served.service.budget.in_flight, len(data)))
-        await put(path, data)
+        await put(path, data, on_end)
 
     monkeypatch.setattr(objects, "put", spy)
     await send(served, bytes(500_000))

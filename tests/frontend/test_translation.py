@@ -105,6 +105,20 @@ def check_responses_answer(answer: Answer, cuts: list[int]) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": "because"},
+        {"content": [{"type": "reasoning_text", "text": "be"}, {"type": "reasoning_text", "text": "cause"}]},
+        {"summary": "because"},
+        {"summary": [{"type": "summary_text", "text": "because"}]},
+    ],
+)
+def test_reasoning_reaches_the_chat_in_whatever_form_it_is_sent(fields: dict[str, Any]) -> None:
+    made = responses_input.input_messages(None, [{"role": "user", "content": "?"}, {"type": "reasoning", **fields}])
+    assert made.messages[1]["reasoning"] == "because"
+
+
 def _assembled_item(found: list[dict[str, Any]], index: int) -> tuple[str, str, str]:
     """An item as the deltas make it."""
     events = [event for event in found if event.get("output_index") == index]

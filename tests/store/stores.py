@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 from obstore.store import LocalStore, MemoryStore
@@ -13,7 +14,7 @@ from obstore.store import LocalStore, MemoryStore
 from semel.core import Key
 from semel.errors import MediaStoreUnavailable
 from semel.store.file import StoredFile
-from semel.store.objects import BucketObjects, Objects
+from semel.store.objects import BucketObjects, Objects, OnEnd
 from semel.store.protocol import Upload
 from semel.store.store import ObjectMediaStore
 
@@ -60,9 +61,13 @@ class FaultyObjects:
                 raise asyncio.CancelledError
             self.killed_after -= 1
 
-    async def put(self, path: str, data: bytes | bytearray) -> None:
-        self._enter("put")
-        await self.objects.put(path, data)
+    async def put(self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None) -> None:
+        try:
+            self._enter("put")
+        except BaseException:
+            on_end(False)
+            raise
+        await self.objects.put(path, data, on_end)
 
     async def get(self, path: str, nbytes: int) -> memoryview | None:
         self._enter("get")
@@ -87,13 +92,15 @@ class FullDisk(MemoryStore):
 
 
 class HungDisk(MemoryStore):
-    """A disk that answers nothing."""
+    """A disk that writes nothing until it is woken."""
 
     def __init__(self) -> None:
-        self.woken = asyncio.Event()
+        self.begun, self.woken = asyncio.Event(), asyncio.Event()
 
-    async def put_async(self, *_: object, **__: object) -> None:  # type: ignore[override]
+    async def put_async(self, path: str, data: bytes, **options: Any) -> Any:  # type: ignore[override]
+        self.begun.set()
         await self.woken.wait()
+        return await super().put_async(path, data, **options)
 
 
 def on_disk(folder: Path) -> BucketObjects:

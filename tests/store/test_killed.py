@@ -35,9 +35,9 @@ class Waiting(FaultyObjects):
         if self.is_armed and place == f"{at} {call}":
             print("here", flush=True)
             await asyncio.sleep(600)
-    async def put(self, path, data):
+    async def put(self, path, data, on_end):
         await self.wait("put", "before")
-        await super().put(path, data)
+        await super().put(path, data, on_end)
         await self.wait("put", "after")
     async def delete(self, paths):
         for path in paths:

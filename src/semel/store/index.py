@@ -135,6 +135,10 @@ class FileIndex:
         """The bytes that are charged."""
         return self._room.nbytes
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether a file of so many bytes has room without another that goes."""
+        return self._room.fits(charge_of(nbytes))
+
     def nbytes_of(self, owner: str) -> int:
         """The bytes that an owner is charged."""
         return self._room.nbytes_of(owner)

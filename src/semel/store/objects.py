@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -19,7 +19,7 @@ from semel.errors import ConfigError, MediaStoreUnavailable
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["BucketObjects", "Objects", "open_objects"]
+__all__ = ["BucketObjects", "Objects", "OnEnd", "open_objects"]
 
 _MAX_ABANDONED: Final = 64
 _MAX_ABANDONED_BYTES: Final = 256 * 1024 * 1024
@@ -31,12 +31,17 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+OnEnd = Callable[[bool], None]
+
 
 class Objects(Protocol):
     """Objects by name. Every call raises `MediaStoreUnavailable` if the store cannot do it in time."""
 
-    async def put(self, path: str, data: bytes | bytearray) -> None:
-        """Write an object, at once or not at all."""
+    async def put(self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None) -> None:
+        """Write an object, at once or not at all.
+
+        `on_end` is called once with whether it is there: when the writing has ended, also if nobody waits for it.
+        """
         ...
 
     async def get(self, path: str, nbytes: int) -> memoryview | None:
@@ -74,10 +79,22 @@ class BucketObjects:
     def __repr__(self) -> str:
         return f"BucketObjects({self._store!r})"
 
-    async def put(self, path: str, data: bytes | bytearray) -> None:
+    async def put(self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None) -> None:
         """Write an object."""
-        # In one piece: what is written in parts and never ended would stay in a bucket, unseen.
-        await self._within(self._store.put_async(path, data, use_multipart=False), len(data))
+        is_written = False
+
+        async def write() -> None:
+            nonlocal is_written
+            try:
+                # In one piece: what is written in parts and never ended would stay in a bucket, unseen.
+                await self._store.put_async(path, data, use_multipart=False)
+                is_written = True
+            finally:
+                on_end(is_written)
+
+        if not self._has_room(len(data)):
+            on_end(is_written)
+        await self._within(write(), len(data))
 
     async def get(self, path: str, nbytes: int) -> memoryview | None:
         """Read an object."""
@@ -104,8 +121,13 @@ class BucketObjects:
         while (page := await self._within(_next(pages))) is not None:
             yield [(one["path"], one["size"]) for one in page]
 
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether so much may be held by one more operation, beside those that were given up."""
+        held = sum(self._abandoned.values())
+        return len(self._abandoned) < _MAX_ABANDONED and held + nbytes <= _MAX_ABANDONED_BYTES
+
     async def _within(self, operation: Coroutine[Any, Any, _T], nbytes: int = 0) -> _T:
-        if len(self._abandoned) >= _MAX_ABANDONED or sum(self._abandoned.values()) + nbytes > _MAX_ABANDONED_BYTES:
+        if not self._has_room(nbytes):
             operation.close()
             raise MediaStoreUnavailable("the media store does not answer; try again in a moment")
         working = asyncio.ensure_future(operation)

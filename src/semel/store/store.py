@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from blake3 import blake3
@@ -44,6 +45,8 @@ REFRESH_S: Final = 60.0
 
 _EXPIRE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 1.0
+_RENEWALS: Final = 2
+"""How often a file may be uploaded again while it is read, and is found under its new name."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ class ObjectMediaStore:
         self._clock = clock
         self._index = FileIndex(capacity_bytes)
         self._counts = _Counts()
+        self._expired: list[StoredFile] = []
+        """Out of the index, and to be deleted."""
         self._is_ready = False
 
     def __repr__(self) -> str:
@@ -92,7 +97,7 @@ class ObjectMediaStore:
         others = await self._objects_of(owner, digest)
         if others:
             file = renewed(file, others, now_s)
-        await self.expire()  # rather than to make room at the expense of others
+        await self._make_room(nbytes)
         try:
             evicted = self._index.reserve(owner, nbytes, now_s)
         except NoRoom:
@@ -102,11 +107,10 @@ class ObjectMediaStore:
             ) from None
         try:
             await self._evict(evicted)
-            await self._objects.put(path_of(file), upload.data)
         except BaseException:
             self._index.cancel(owner, nbytes)
             raise
-        self._index.commit(file)
+        await self._objects.put(path_of(file), upload.data, partial(self._end_write, file))
         await self._try_to_delete(other for other in others if path_of(other) != path_of(file))
         return file
 
@@ -135,7 +139,14 @@ class ObjectMediaStore:
             return None
         spend(file.nbytes)
         data = await self._objects.get(path_of(file), file.nbytes)
-        if data is None:  # deleted meanwhile
+        for _ in range(_RENEWALS):
+            if data is not None:
+                break
+            # Deleted meanwhile, or uploaded again, under another name.
+            if (file := await self.find(tenant, digest)) is None:
+                return None
+            data = await self._objects.get(path_of(file), file.nbytes)
+        if data is None:
             return None
         if not is_content_of(digest, await _content_of(data), tenant, self._key):
             logger.error("an object of the media store has not the bytes that were stored: it is answered as unknown")
@@ -179,8 +190,8 @@ class ObjectMediaStore:
 
     async def expire(self) -> None:
         """Delete what has expired."""
-        while gone := self._index.expire(self._clock()):
-            self._counts.expirations += len(gone)
+        while self._forget_expired() or self._expired:
+            gone, self._expired = self._expired, []
             await self._try_to_delete(gone)
 
     async def run(self) -> None:
@@ -208,6 +219,27 @@ class ObjectMediaStore:
         yield MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
         yield MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
         yield MEDIA_STORE_ERRORS, self._objects.errors, ()
+
+    def _forget_expired(self) -> bool:
+        """Some files that have expired take no room any more; their objects are deleted by the next `expire`."""
+        gone = self._index.expire(self._clock())
+        self._counts.expirations += len(gone)
+        self._expired += gone
+        return bool(gone)
+
+    async def _make_room(self, nbytes: int) -> None:
+        """Of what has expired, rather than at the expense of others. Nobody waits until that is deleted."""
+        while not self._index.fits(nbytes):
+            if not self._forget_expired():
+                return
+            await asyncio.sleep(0)
+
+    def _end_write(self, file: StoredFile, is_written: bool) -> None:
+        """A file's object is there or not, whether or not its client has waited for it."""
+        if is_written:
+            self._index.commit(file)
+        else:
+            self._index.cancel(file.owner, file.nbytes)
 
     def _check_ready(self) -> None:
         if not self._is_ready:

@@ -86,9 +86,9 @@ def _add_reasoning(item: dict[str, Any], where: str, made: Messages) -> None:
         raise InvalidRequest.of(
             f"{where}.encrypted_content", "cannot be read here; leave it out, and send the reasoning in content"
         )
-    parts = item.get("content") or item.get("summary") or []
-    texts = _content(parts, f"{where}.content")
-    made.put("reasoning", "".join(str(part.get("text", "")) for part in texts if isinstance(part, dict)), where)
+    content = _content(item.get("content") or item.get("summary") or [], f"{where}.content")
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    made.put("reasoning", text, where)
 
 
 def _call(item: dict[str, Any], kind: str, where: str) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""Calls of the media store that cross each other: a client goes, files expire, a file is uploaded again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from semel.errors import MediaStoreUnavailable
+from semel.store import objects as objects_module
+from semel.store.file import StoredFile
+from semel.store.index import SMALLEST_BYTES
+from semel.store.objects import BucketObjects
+from semel.store.protocol import Upload
+from semel.store.store import ObjectMediaStore
+from tests.store.stores import KEY, Clock, FaultyObjects, HungDisk, all_of, in_memory, store_over, upload_of
+from tests.waiting import until
+
+
+async def charges_of_a_write_that_its_client_left() -> tuple[int, int, int]:
+    """What is charged once its client has gone, once it has ended, and how many files are then listed."""
+    disk = HungDisk()
+    store = await store_over(BucketObjects(disk, 60.0))
+    sending = asyncio.create_task(store.put("acme", upload_of(b"pixels")))
+    await disk.begun.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    left = store._index.nbytes
+    disk.woken.set()
+    await until(lambda: not store._objects._abandoned)  # type: ignore[attr-defined]
+    return left, store._index.nbytes, len(await all_of(store))
+
+
+async def test_an_upload_whose_client_has_gone_is_charged_and_listed_as_what_it_becomes() -> None:
+    assert await charges_of_a_write_that_its_client_left() == (SMALLEST_BYTES, SMALLEST_BYTES, 1)
+
+
+async def test_mutant_a_charge_that_ends_with_its_client_leaves_an_object_that_nobody_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put = BucketObjects.put
+
+    async def mutant(self: BucketObjects, path: str, data: bytes, on_end: Any) -> None:
+        try:
+            await put(self, path, data)
+        except BaseException:
+            on_end(False)
+            raise
+
+    monkeypatch.setattr(BucketObjects, "put", mutant)
+    assert await charges_of_a_write_that_its_client_left() == (0, 0, 0)
+
+
+async def test_a_write_that_is_never_begun_is_charged_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects_module, "_MAX_ABANDONED_BYTES", 1)
+    store = await store_over(in_memory())
+    with pytest.raises(MediaStoreUnavailable, match="does not answer"):
+        await store.put("acme", upload_of(b"pixels"))
+    assert store._index.nbytes == 0
+
+
+async def calls_before_a_write(kind: type[ObjectMediaStore]) -> list[str]:
+    """What is asked of the objects by an upload while another tenant's files have expired, up to its own write."""
+    faulty, clock = FaultyObjects(in_memory()), Clock()
+    store = kind(faulty, key=KEY, capacity_bytes=8 * SMALLEST_BYTES, ttl_s=100, clock=clock)
+    await store.refresh()
+    for one in range(8):
+        await store.put("umbra", upload_of(bytes([one])))
+    clock.now_s += 100
+    faulty.calls.clear()
+    await store.put("acme", upload_of(b"pixels"))
+    before = faulty.calls[: faulty.calls.index("put")]
+    await store.expire()
+    assert len([path async for page in faulty.list("media-1") for path in page]) == 1
+    return before
+
+
+class ExpiresFirst(ObjectMediaStore):
+    """The wrong implementation: an upload waits until all that has expired is deleted."""
+
+    async def put(self, tenant: str, upload: Upload) -> StoredFile:
+        await self.expire()
+        return await super().put(tenant, upload)
+
+
+async def test_an_upload_has_the_room_of_what_has_expired_without_waiting_for_its_deletion() -> None:
+    assert await calls_before_a_write(ObjectMediaStore) == ["list"]
+
+
+async def test_mutant_an_upload_that_deletes_what_has_expired_waits_for_every_file_of_others() -> None:
+    assert (await calls_before_a_write(ExpiresFirst)).count("delete") == 8
+
+
+class Renewing(FaultyObjects):
+    """The file is uploaded again whenever it has been looked up and is about to be read."""
+
+    store: ObjectMediaStore
+    renewals = 1
+
+    async def get(self, path: str, nbytes: int) -> memoryview | None:
+        if self.renewals:
+            self.renewals -= 1
+            await self.store.put("acme", upload_of(b"pixels", f"{self.renewals}.png"))
+        return await super().get(path, nbytes)
+
+
+@pytest.mark.parametrize("renewals", [1, 2])
+async def test_a_file_that_is_uploaded_again_while_it_is_read_is_read(renewals: int) -> None:
+    objects, spent = Renewing(in_memory()), list[int]()
+    objects.store = store = await store_over(objects)
+    objects.renewals = renewals
+    file = await store.put("acme", upload_of(b"pixels"))
+    found = await store.read("acme", file.id, spent.append)
+    assert found is not None
+    assert bytes(found[1]) == b"pixels"
+    assert spent == [6]
+
+
+async def test_a_file_that_is_deleted_while_it_is_read_is_none() -> None:
+    objects = FaultyObjects(in_memory())
+    store = await store_over(objects)
+    file = await store.put("acme", upload_of(b"pixels"))
+
+    async def deleted(*_: object) -> None:
+        await store.delete("acme", file.id)
+
+    objects.get = deleted  # type: ignore[assignment, method-assign]
+    assert await store.read("acme", file.id, lambda _: None) is None
