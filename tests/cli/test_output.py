@@ -24,6 +24,10 @@ async def printed(output: Output, text: str) -> None:
     output.read()
 
 
+def logs_in(folder: Path) -> list[Path]:
+    return list(folder.glob("*.log"))
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -56,7 +60,7 @@ async def test_the_file_of_a_failed_start_is_kept_and_that_of_a_good_one_is_not(
         output = Output(is_visible=False)
         await printed(output, "ValueError: no\n")
         output.close(keep_file=keeps)
-    (kept,) = home.glob("*.log")
+    (kept,) = logs_in(home)
     assert kept.read_text() == "ValueError: no\n"
 
 
@@ -66,7 +70,7 @@ async def test_the_file_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(100):
         await printed(output, "x" * 10_000)
     output.close(keep_file=True)
-    (kept,) = home.glob("*.log")
+    (kept,) = logs_in(home)
     assert 100_000 <= kept.stat().st_size <= 110_000
 
 

@@ -164,6 +164,8 @@ async def test_every_answer_has_the_id_that_its_lines_have(app: Rig, lines: io.S
     assert (line["logger"], line["request_id"]) == ("semel.access", name)
     assert (line["method"], line["route"], line["status"]) == ("POST", CHAT, 200)
     assert line["seconds"] > 0
+    assert (line["client"], line["tenant"]) == ("127.0.0.1", None)
+    assert line["message"].endswith(" s for 127.0.0.1")
 
 
 async def test_a_clients_id_is_answered_and_told_beside_our_own(app: Rig, lines: io.StringIO) -> None:

@@ -13,8 +13,21 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an error of ours is a line on stderr for each thing that is wrong, and exit code 2."""
+    code = _run()
+    if "torch" in sys.modules:
+        from semel.engine.vllm.quick_exit import exit_quickly
+
+        exit_quickly(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code; an error that nobody expects is raised."""
     try:
         app()
     except SemelError as error:
         print_error(str(error))
-        sys.exit(2)
+        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

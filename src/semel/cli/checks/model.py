@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ def check_model(model: str, flags: EngineFlags | None = None, *, trust_remote_co
     if not folder.is_dir():
         yield from _check_name(model)
         return
-    if faults := list(problem_of(_WHAT, lambda: read_config(folder))):
+    if faults := list(_check_config(folder)):
         yield from faults
         return
     config = read_config(folder)
@@ -58,6 +59,20 @@ def check_chat_template(folder: Path, template: str | None) -> Iterator[Finding]
     from semel.render.template import ChatTemplate
 
     yield from problem_of("chat template", lambda: ChatTemplate.load(folder, override=template))
+
+
+def _check_config(folder: Path) -> Iterator[Finding]:
+    path = folder / "config.json"
+    if path.is_file():
+        try:
+            json.loads(path.read_bytes())
+        except ValueError as error:
+            yield Finding(_WHAT, "problem", f"{path} is no JSON ({error})", "download it again")
+            return
+    elif not (folder / "params.json").is_file():
+        yield Finding(_WHAT, "problem", f"{folder} is not a model folder: it has no config.json", "check the path")
+        return
+    yield from problem_of(_WHAT, lambda: read_config(folder))
 
 
 def _check_name(model: str) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from vllm.v1.request import RequestStatus
 from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Residency, Settlement
 from semel.engine.vllm.compat import num_embeds
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
+from semel.engine.vllm.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.shipping import Shipped
 from semel.engine.vllm.versions import is_tested
 from semel.errors import ConfigError
@@ -104,6 +105,8 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             stock = EncoderDecoderCacheManager if is_encoder_decoder else EncoderCacheManager
             return stock.create_manager(cache_size=cache_size, vllm_config=vllm_config)
         config = EncoderCacheConfig.parse(vllm_config.ec_manager_config.manager_config)
+        if config.metrics is not None:  # the engine is a worker of semel's
+            exit_quickly_when_done()
         return cls(
             cache_size if is_encoder_decoder else _capacity(config, cache_size),
             config,

@@ -29,6 +29,7 @@ from semel.engine.vllm.compat import (
     worker_of,
 )
 from semel.engine.vllm.encoder_guard import EncoderGuard, guard_of
+from semel.engine.vllm.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.shipping import LateItems
 
 __all__ = ["GuardedWorker", "ReceivingWorker", "receive", "resting_generators"]
@@ -43,6 +44,7 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         """Make the model runner."""
+        exit_quickly_when_done()
         super().init_device()
         for segment in communicator_segments(self.rank):
             segment.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from semel.errors import DeadlineExceeded, ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import id_headers, refusal
 from semel.frontend.http.ignored_fields import ignored_fields_header
-from semel.frontend.middleware.authentication import PROBES
+from semel.frontend.middleware.authentication import PROBES, tenant_name
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.tracing import Tracing
 
@@ -77,7 +77,7 @@ class RequestContextMiddleware:
                 route = getattr(scope.get("route"), "path", "unknown")
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
-                    _log(http_request.method, route, status or CLIENT_CLOSED, perf_counter() - began)
+                    _log(http_request, route, status or CLIENT_CLOSED, perf_counter() - began)
 
 
 def _client_id(request: Request) -> str | None:
@@ -99,6 +99,10 @@ def _close(request: RequestContext, method: str, route: str, status: int) -> Non
     span.end()
 
 
-def _log(method: str, route: str, status: int, seconds: float) -> None:
-    fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
-    access.info("%s %s %d in %.3f s", method, route, status, seconds, extra={"fields": fields})
+def _log(request: Request, route: str, status: int, seconds: float) -> None:
+    """One line, with the client's address and the tenant of its key; a proxy in front is the client."""
+    client, tenant = "unknown" if request.client is None else request.client.host, tenant_name(request)
+    fields = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
+    fields |= {"client": client, "tenant": tenant or None}
+    values = (request.method, route, status, seconds, client, f" ({tenant})" if tenant else "")
+    access.info("%s %s %d in %.3f s for %s%s", *values, extra={"fields": fields})
