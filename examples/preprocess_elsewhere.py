@@ -16,6 +16,7 @@ from pathlib import Path
 import semel
 from semel.core import Media
 from semel.processing import HfProcessor
+from semel.processing.probes import proven_fingerprint, run_probes
 from semel.settings import read_key
 
 
@@ -32,7 +33,8 @@ def main() -> None:
     admin_key = given.admin_key_file.read_text().strip()
     contract = semel.contract(given.admin, key=admin_key)
     processor = HfProcessor.load(given.model, contract.target)
-    if processor.fingerprint != contract.fingerprint:
+    fingerprint = proven_fingerprint(processor.fingerprint, run_probes(processor))
+    if fingerprint != contract.fingerprint:
         parser.error("this program and the worker differ in the model's processor, or in the versions it runs on")
     key = read_key(given.key_file)
     features, names = {}, {}
@@ -42,7 +44,7 @@ def main() -> None:
             data,
             key=key,
             modality="image",
-            fingerprint=processor.fingerprint,
+            fingerprint=fingerprint,
             options={},  # the `mm_processor_kwargs` of requests
             tenant=semel.Tenant(),
         )

@@ -1,7 +1,8 @@
 """What pip resolves for a frontend and for a worker, and whether the two can work together.
 
-A frontend and a worker refuse each other unless the packages of the processor's fingerprint have the same versions on
-both. Machines are installed one by one, each from its own extra, so the extras alone must lead to the same versions.
+A frontend and a worker refuse each other unless the packages of the processor's fingerprint have the same major and
+minor versions on both, and decode every probe alike. Machines are installed one by one, each from its own extra, so the
+extras alone must lead to such versions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from semel.processing.fingerprint import PACKAGES
+from semel.processing.fingerprint import PACKAGES, minor_version
 
 __all__ = ["Versions", "differences", "main", "pinned", "resolve", "versions_of"]
 
@@ -38,11 +39,11 @@ Versions = Mapping[str, str]
 
 
 def differences(frontend: Versions, worker: Versions, packages: Sequence[str] = PACKAGES) -> list[str]:
-    """The packages whose versions differ, or that one of the two lacks, as sentences."""
+    """The packages whose major or minor versions differ, or that one of the two lacks, as sentences."""
     return [
         f"{package}: {frontend.get(package, 'none')} for a frontend, {worker.get(package, 'none')} for a worker"
         for package in packages
-        if package not in frontend or frontend[package] != worker.get(package)
+        if package not in frontend or minor_version(frontend[package]) != minor_version(worker.get(package))
     ]
 
 

@@ -41,6 +41,14 @@ def test_another_version_on_one_side_is_found() -> None:
     ]
 
 
+def test_another_patch_on_one_side_is_none_but_another_minor_version_is() -> None:
+    """Control: equal versions, which a patch of one package on one side breaks."""
+    patched, newer = RESOLVED | {"numpy": "2.3.6"}, RESOLVED | {"numpy": "2.4.0"}
+    assert not differences(patched, RESOLVED, tuple(RESOLVED))
+    assert patched != RESOLVED
+    assert differences(newer, RESOLVED, tuple(RESOLVED)) == ["numpy: 2.4.0 for a frontend, 2.3.5 for a worker"]
+
+
 @pytest.mark.parametrize("is_frontend", [True, False])
 def test_a_package_that_one_side_lacks_is_found(*, is_frontend: bool) -> None:
     less = {name: found for name, found in RESOLVED.items() if name != "av"}

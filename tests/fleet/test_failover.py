@@ -12,6 +12,7 @@ import pytest
 
 from semel.core import Contract, Digest, Feature, Submission
 from semel.errors import NotReady, WorkerLost
+from semel.fleet.compatibility import Difference
 from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
@@ -361,7 +362,7 @@ async def test_a_processor_that_is_not_ours_keeps_a_worker_out_also_after_it_rec
 ) -> None:
     fleet = await linking.fleet(CONTRACT)
     (worker,) = fleet.workers
-    fleet.admit(lambda _: "it is not ours")
+    fleet.admit(lambda _: Difference("fingerprint", "it is not ours"))
     assert (fleet.serving, fleet.contract, fleet.reason) == ([], None, REFUSED)
     await linking.lose(worker)
     await until(lambda: worker.is_connected)

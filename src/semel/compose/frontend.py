@@ -58,6 +58,7 @@ from semel.telemetry.metrics import (
     STAGE_SECONDS,
     WORKER_CONNECTED,
     WORKER_EJECTED,
+    WORKER_REFUSED,
     WORKER_RUNNING,
 )
 from semel.telemetry.request_context import traced
@@ -65,6 +66,7 @@ from semel.telemetry.tracing import Collector, start_tracing
 from semel.wire.zmq import FrontendLink
 
 if TYPE_CHECKING:
+    from semel.fleet.compatibility import Difference
     from semel.fleet.discovery import AddressSource
     from semel.fleet.fleet import Fleet
     from semel.fleet.worker import RemoteWorker
@@ -276,7 +278,7 @@ class _Parts:
         prepared: list[PoolProcess] = []
         stack.push_async_callback(_end_all, prepared)
         for _ in range(self.options.processes):  # one by one: what was started is ended, also if the next cannot start
-            prepared += [await PoolProcess.spawn(max_memory_bytes, memory, in_background=True)]
+            prepared += [await PoolProcess.spawn(max_memory_bytes, memory, in_background=True, probes=True)]
         return prepared
 
     async def _start_pool(
@@ -295,6 +297,7 @@ class _Parts:
             offers=OfferLimits(max_tokens=contract.max_tokens),
             processor=preprocessing.processor,
             prepared=ready,
+            probes=True,
         )
         stack.push_async_callback(pool.close)
         self.meter.watch(partial(_pool_samples, pool))
@@ -362,6 +365,8 @@ def _fleet_samples(fleet: Fleet) -> Iterator[Sample]:
         yield WORKER_CONNECTED, worker.is_connected, (worker.name,)
         yield WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
         yield WORKER_RUNNING, worker.running, (worker.name,)
+    for worker, reason in fleet.refusals.items():
+        yield WORKER_REFUSED, 1, (worker.name, reason)
 
 
 def _cache_samples(cache: Cache) -> Iterator[Sample]:
@@ -386,12 +391,10 @@ def _pool_samples(pool: Pool) -> Iterator[Sample]:
     yield POOL_REPLACED, pool.replaced, ()
 
 
-def _mismatch(pool: Pool, contract: Contract) -> str | None:
-    ours = pool.description.fingerprint
-    if contract.fingerprint == ours:
+def _mismatch(pool: Pool, contract: Contract) -> Difference | None:
+    from semel.fleet.compatibility import processing_difference
+
+    ours = pool.description
+    if contract.fingerprint == ours.fingerprint:
         return None
-    return (
-        f"the worker's processor ({contract.fingerprint[:12]}) is not ours ({ours[:12]}): start both with the same "
-        "model folder, the same --processor and the same versions of transformers, torch and pillow (and vllm, where "
-        "the fingerprint names it)"
-    )
+    return processing_difference((ours.fingerprint, ours.probes), (contract.fingerprint, contract.probes))

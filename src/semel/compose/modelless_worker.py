@@ -11,6 +11,7 @@ from typing import Final
 from semel.compose.worker import WorkerOptions, serve_engine
 from semel.core import Contract, Target
 from semel.processing import find_folder
+from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import load_processor
 from semel.testing.pacing import PacedEngine
 
@@ -26,14 +27,16 @@ async def run_modelless_worker(options: WorkerOptions, *, rate: float, phases: i
     """Serve an engine that generates so many tokens a second for each request, until SIGTERM."""
     folder, target = find_folder(options.model), Target("float32")
     processor = await asyncio.to_thread(load_processor, options.processor, folder, target)
+    probes = await asyncio.to_thread(run_probes, processor)
     contract = Contract(
         model=options.model,
-        fingerprint=processor.fingerprint,
+        fingerprint=proven_fingerprint(processor.fingerprint, probes),
         target=target,
         fields={},
         max_items=dict.fromkeys(processor.modalities, _MAX_ITEMS),
         max_embeds=_MAX_EMBEDS,
         max_tokens=_MAX_TOKENS,
         cache_bytes=_CACHE_BYTES,
+        probes=probes,
     )
     await serve_engine(options, PacedEngine(contract, rate=rate, phases=phases))

@@ -15,6 +15,7 @@ from semel.errors import ConfigError
 from semel.media import Pieces
 from semel.processing import Description
 from semel.processing.folder import find_tokenizer
+from semel.processing.probes import run_probes
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.processing.vocabulary import EngineTokenizer, vocabulary_of
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, ProcessItem, Tokenizer
@@ -51,7 +52,7 @@ def compose_pipeline(
 
     tokenizer_folder = find_tokenizer(folder, target.rendering)
     vocabulary = vocabulary_of(loaded.tokenizer, tokenizer_folder, loaded.placeholders.values())
-    described = Description.of(loaded, vocabulary)
+    described = Description.of(loaded, vocabulary, run_probes(loaded))
     engine_tokenizer = EngineTokenizer(loaded.tokenizer)
 
     def encode(texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Values without I/O: digests, media, features, prompts. Of semel, imports only itself and `semel.errors`."""
 
 from semel.core.answer_parsing import AnswerParsing
+from semel.core.answer_settings import AnswerSettings
 from semel.core.assembly import Assembly, AssemblyKind
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
@@ -8,6 +9,7 @@ from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Origin
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
+from semel.core.probes import PROBE_BYTES, Probes
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 from semel.core.rendering import Rendering
 from semel.core.retry import RetryQueue
@@ -19,7 +21,9 @@ from semel.core.turns import EngineWindow, Turn, Turns
 __all__ = [
     "DTYPE_BYTES",
     "MIN_KEY_CHARS",
+    "PROBE_BYTES",
     "AnswerParsing",
+    "AnswerSettings",
     "Assembly",
     "AssemblyKind",
     "Contract",
@@ -41,6 +45,7 @@ __all__ = [
     "Origin",
     "Output",
     "Placeholder",
+    "Probes",
     "Prompt",
     "PromptLogprob",
     "Rendering",

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from semel.core.answer_settings import AnswerSettings
 from semel.core.feature import Feature, Tensor
 from semel.core.media import Modality
+from semel.core.probes import Probes
 from semel.core.rendering import Rendering
 from semel.errors import FeatureRejected
 
@@ -21,6 +23,7 @@ Normalisation = Literal["processor", "engine"]
 """Where pixels are normalised: in the processor, which then sends floats, or in the engine, which receives uint8."""
 
 _AS_IT_IS: Final = Rendering()
+_NO_SETTINGS: Final = AnswerSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,12 @@ class Contract:
 
     aliases: tuple[str, ...] = ()
     """Further names that clients may call the model by."""
+
+    probes: Probes | None = None
+    """What the worker's libraries made of the probes; the fingerprint covers it."""
+
+    answers: AnswerSettings = _NO_SETTINGS
+    """What else changes answers."""
 
     def check(self, feature: Feature) -> None:
         """Reject a feature with wrong names, dtypes, shapes or size."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -18,7 +18,7 @@ from semel.core import Contract, Digest, Output, Submission
 from semel.errors import NotReady, SemelError
 from semel.fleet.backlog import AnswerRoom
 from semel.fleet.balance import Candidate, choose
-from semel.fleet.compatibility import first_difference
+from semel.fleet.compatibility import Difference, RefusalReason, first_difference
 from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
 from semel.fleet.stream import RemoteStream
@@ -28,7 +28,7 @@ from semel.render import MakeFeature
 
 __all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer"]
 
-ContractCheck = Callable[[Contract], str | None]
+ContractCheck = Callable[[Contract], Difference | None]
 """Says why a contract cannot be kept; None if it can."""
 
 _ALONE_LOOK_S: Final = 0.01
@@ -121,7 +121,7 @@ class Fleet:
         self._workers: list[RemoteWorker] = []
         self._leaving: set[RemoteWorker] = set()
         self._admitted: dict[RemoteWorker, Contract] = {}
-        self._refused: dict[RemoteWorker, str] = {}
+        self._refused: dict[RemoteWorker, Difference] = {}
         self._preparing: dict[RemoteWorker, PendingRequests] = {}
         self._check: ContractCheck | None = None
         self._model: str | None = None
@@ -156,6 +156,12 @@ class Fleet:
         """Why nobody serves, for clients and probes: one sentence, without addresses (threats S7)."""
         reasons = (_REFUSED if worker in self._refused else worker.reason for worker in self._workers)
         return next(filter(None, reasons), "there is no worker")
+
+    @property
+    def refusals(self) -> Mapping[RemoteWorker, RefusalReason]:
+        """Why workers are not used that are there: they differ from the fleet or from us."""
+        own = {worker: code for worker in self._workers if (code := worker.refusal) is not None}
+        return {**own, **{worker: difference.reason for worker, difference in self._refused.items()}}
 
     def add(self, worker: RemoteWorker) -> None:
         """Let a worker serve whenever it is connected and answers as the others do."""
@@ -318,8 +324,9 @@ class Fleet:
             self._model = next(iter(self._admitted.values())).model
         self._changed.set()
 
-    def _reason_against(self, contract: Contract) -> str | None:
+    def _reason_against(self, contract: Contract) -> Difference | None:
         if self._model is not None and contract.model != self._model:
-            return f"it serves {contract.model!r}, the fleet {self._model!r}: give both the same --served-model-name"
+            text = f"it serves {contract.model!r}, the fleet {self._model!r}: give both the same --served-model-name"
+            return Difference("model", text)
         ours = self.contract or contract
         return first_difference(ours, contract) or (None if self._check is None else self._check(contract))

@@ -17,7 +17,7 @@ from typing import Final
 from semel.cache import Lender, SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
-from semel.fleet.compatibility import first_difference
+from semel.fleet.compatibility import RefusalReason, first_difference
 from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
 from semel.ledger import Ledger
 from semel.render import MakeFeature
@@ -41,6 +41,9 @@ _GONE: Final = "no worker is connected"
 _HUNG: Final = "engine_hung: the worker's engine made no progress, and is being replaced"
 _DEATHS: Final = frozenset((EngineDead.code, EngineHung.code, "gone", "silence"))
 """The codes of a session's end that mean the end of an engine, as far as one can see from here."""
+
+_REFUSALS: Final[Mapping[str, RefusalReason]] = {"key": "key", "protocol": "protocol"}
+"""Those that mean a refusal of one by the other."""
 
 _TURN: Final = 64
 """Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
@@ -76,6 +79,9 @@ class RemoteWorker:
         self._on_forget = on_forget
         self._contract: Contract | None = None
         self._reason = _STARTING
+        self._refusal: RefusalReason | None = None
+        """Whether the last try was refused, because of the protocol's version or the fleet key."""
+
         self._last_loss = ""
         """Why it was lost, as the log says: it tries again and again, and is lost for the same reason each time."""
 
@@ -118,6 +124,11 @@ class RemoteWorker:
     def reason(self) -> str:
         """Why it takes no requests; empty if it does."""
         return self._reason
+
+    @property
+    def refusal(self) -> RefusalReason | None:
+        """Why there is no session, if one of us has refused it."""
+        return None if self.is_connected else self._refusal
 
     @property
     def contract(self) -> Contract:
@@ -300,6 +311,7 @@ class RemoteWorker:
         if event.message != self._last_loss:
             logger.warning("the worker at %s is not connected: %s", self.name, event.message)
         self._last_loss = event.message
+        self._refusal = _REFUSALS.get(event.code) if isinstance(event, Reset) else None
         is_death = isinstance(event, Reset) and event.code in _DEATHS
         if self._session is not None and isinstance(event, Reset) and is_death:
             self._meter.count(ENGINES_LOST, event.code)

@@ -1,11 +1,11 @@
 """The fingerprint of a processor: equal fingerprints mean equal features for equal media.
 
 It covers everything that changes a feature: the processor's class and backend, its whole config and the model's, the
-tokenizer, the versions of the code that touches pixels and samples, the engine's options, dtype and normalisation, its
-flags that change features, and the code files of a model folder whose code runs. It
-holds nothing that differs between machines of one fleet: no path, and of a version only the public part, so that a CPU
-frontend and a GPU worker with the same torch agree. Where an engine's own processor runs the HF processor, its version
-and class are covered too, and its name stands before the hash: so a contract says which kind of processor it is for.
+tokenizer, the major and minor versions of the code that touches pixels and samples, the engine's options, dtype and
+normalisation, its flags that change features, and the code files of a model folder whose code runs. What patches of
+that code change is covered by the probes (`semel.processing.probes`). It holds nothing that differs between machines of
+one fleet: no path, no name of a build. Where an engine's own processor runs the HF processor, its version and class are
+covered too, and its name stands before the hash: so a contract says which kind of processor it is for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blake3 import blake3
 from semel.core import Target, hash_parts
 from semel.media import CANON
 
-__all__ = ["PACKAGES", "Within", "fingerprint"]
+__all__ = ["PACKAGES", "Within", "fingerprint", "minor_version", "public_version"]
 
 PACKAGES: Final = ("av", "numpy", "pillow", "tokenizers", "torch", "torchvision", "transformers")
 _PARTS: Final = ("image_processor", "video_processor", "feature_extractor")
@@ -65,14 +65,14 @@ def fingerprint(
             "options": dict(target.options or {}),
         },
         "tokenizer": _tokenizer_hash(tokenizer),
-        "versions": {package: _public_version(package) for package in PACKAGES},
+        "versions": {package: minor_version(public_version(package)) for package in PACKAGES},
     }
     if changed := target.rendering.of_features:
         parts["rendering"] = changed
     if code:
         parts["code"] = {name: blake3(text).hexdigest() for name, text in code.items()}
     if within is not None:
-        parts["within"] = [within.engine, within.version.partition("+")[0], within.processor]
+        parts["within"] = [within.engine, minor_version(within.version), within.processor]
     hasher = hash_parts((b"semel.fingerprint.1", json.dumps(parts, sort_keys=True, default=str).encode()))
     return hasher.hexdigest() if within is None else f"{within.engine}:{hasher.hexdigest()}"
 
@@ -108,7 +108,13 @@ def _module_name(kind: type) -> str:
     return name.rpartition(".")[2] if name.startswith("transformers_modules.") else name
 
 
-def _public_version(package: str) -> str | None:
+def minor_version(version: str | None) -> str | None:
+    """The major and minor numbers of a version: 13.0 of 13.0.1, 2.13 of 2.13.0+cpu."""
+    return None if version is None else ".".join(version.partition("+")[0].split(".")[:2])
+
+
+def public_version(package: str) -> str | None:
+    """The version of a package without the name of its build; None if it is not installed."""
     try:
         return version(package).partition("+")[0]
     except PackageNotFoundError:

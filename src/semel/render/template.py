@@ -13,11 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from blake3 import blake3
+
 from semel.errors import ConfigError, InvalidRequest
 from semel.render.content_format import ContentFormat
 from semel.render.sandbox import Template
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "hash_templates"]
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _RESERVED: Final = frozenset(
@@ -103,6 +105,12 @@ def _overriding(folder: Path, tokenizer: Path, override: str | Path) -> Template
             f"there is no chat template {str(override)!r}: name a file, or one of the templates of {folder} ({names})"
         )
     return Template.compile(path.read_text(encoding="utf-8"), origin=f"the chat template {path}")
+
+
+def hash_templates(folder: Path, tokenizer: Path) -> str:
+    """A hash of all chat templates of a model folder and its tokenizer's; empty if there is none."""
+    texts = {"processor": _processor_texts(folder), "tokenizer": _tokenizer_texts(tokenizer)}
+    return blake3(json.dumps(texts, sort_keys=True).encode()).hexdigest(length=16) if any(texts.values()) else ""
 
 
 def _processor_texts(folder: Path) -> dict[str, str]:

@@ -85,6 +85,7 @@ __all__ = [
     "WORKER_CONNECTED",
     "WORKER_EJECTED",
     "WORKER_EJECTIONS",
+    "WORKER_REFUSED",
     "WORKER_RUNNING",
     "Metric",
 ]
@@ -362,6 +363,12 @@ WORKER_EJECTED: Final = Metric(
     "1 while the worker gets no requests but trials, because it failed others (--eject-after), else 0.",
     ("worker",),
 )
+WORKER_REFUSED: Final = Metric(
+    "semel_worker_refused",
+    "gauge",
+    "1 while the worker is not used because it differs from the fleet or this frontend; the log says in what.",
+    ("worker", "reason"),
+)
 WORKER_EJECTIONS: Final = Metric(
     "semel_worker_ejections_total", "counter", "Times that a worker was ejected because it failed requests."
 )
@@ -467,6 +474,7 @@ METRICS: Final = (
     POOL_REPLACED,
     WORKER_CONNECTED,
     WORKER_EJECTED,
+    WORKER_REFUSED,
     WORKER_EJECTIONS,
     FAILOVERS,
     ENGINES_LOST,

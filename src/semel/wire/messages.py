@@ -54,7 +54,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32

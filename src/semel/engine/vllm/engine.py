@@ -33,6 +33,7 @@ from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.compat import skip_grammar_checks, takes_seeds
+from semel.engine.vllm.contract import contract_of
 from semel.engine.vllm.encoder_size import log_encoder_cache
 from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -141,23 +142,11 @@ class VllmEngine:
 
         `aliases` are names that clients may call the model by besides the one that vLLM has.
         """
-        config = llm.model_config
         model = VllmModel.of(llm)
         item_cache = ItemCache.of(llm)
-        folder = find_folder(config.model, model.target.rendering)
+        folder = find_folder(llm.model_config.model, model.target.rendering)
         loaded = load_processor(processor, folder, model.target)
-        contract = Contract(
-            model=config.served_model_name or config.model,
-            fingerprint=loaded.fingerprint,
-            target=model.target,
-            fields={modality: model.fields(modality) for modality in model.max_items},
-            max_items=model.max_items,
-            max_embeds=llm.input_processor.mm_encoder_cache_size,
-            max_tokens=config.max_model_len,
-            cache_bytes=item_cache.capacity,
-            needs_seal=model.needs_seal,
-            aliases=aliases,
-        )
+        contract = contract_of(llm, model, loaded, folder, parsers, cache_bytes=item_cache.capacity, aliases=aliases)
         verdict = SelfTest(loaded, model.processor, model, contract).run()
         contract = verdict.admitted(contract)
         return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features)

@@ -100,11 +100,12 @@ NAMES: Final[tuple[Name, ...]] = (
         *("is_multimodal_raw_input_only_model", "served_model_name", "tokenizer", "tokenizer_mode", "code_revision"),
         *("config_format", "model_impl", "tokenizer_revision", "trust_remote_code", "revision", "dtype"),
         *("supports_multimodal_inputs", "get_inputs_embeds_size"),
+        "quantization",
     ),
     *_of(
         *("config", "VllmConfig", "what the engine does"),
         *("model_config", "scheduler_config", "parallel_config", "structured_outputs_config", "ec_manager_config"),
-        *("ec_transfer_config", "use_v2_model_runner"),
+        *("ec_transfer_config", "use_v2_model_runner", "load_config"),
     ),
     *_of(
         *("config", "SchedulerConfig", "what the engine takes at a time"),

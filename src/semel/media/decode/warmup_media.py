@@ -14,7 +14,7 @@ from typing import Final
 
 from semel.core import Media, Modality
 
-__all__ = ["SAMPLES", "image_file", "sample_clip", "sample_image", "sample_video", "video_file"]
+__all__ = ["SAMPLES", "image_file", "png_chunk", "sample_clip", "sample_image", "sample_video", "video_file"]
 
 _SIDE: Final = 1_024
 _RATE: Final = 16_000
@@ -31,7 +31,7 @@ def image_file(width: int, height: int, number: int = 0) -> Media:
     row = bytes(value for x in range(width) for value in (x // 4 % 256, number, 255 - x // 4 % 256))
     pixels = b"".join(b"\0" + row for _ in range(height))  # each row begins with its filter type: none
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
-    chunks = _chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(pixels)), _chunk(b"IEND", b"")
+    chunks = png_chunk(b"IHDR", head), png_chunk(b"IDAT", zlib.compress(pixels)), png_chunk(b"IEND", b"")
     return Media("image", b"\x89PNG\r\n\x1a\n" + b"".join(chunks), "image/png")
 
 
@@ -77,5 +77,6 @@ SAMPLES: Final[Mapping[Modality, Callable[[int], Media]]] = {
 """By modality."""
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

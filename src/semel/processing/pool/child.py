@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from semel.cache import Window
-from semel.core import Assembly, Feature, Media
+from semel.core import Assembly, Feature, Media, Probes
 from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
 from semel.media.decode.warmup_media import SAMPLES
@@ -55,6 +55,7 @@ from semel.processing.pool.pipe import (
 )
 from semel.processing.pool.prompts import assembled_of, decode_prompt, payload_of_assembly
 from semel.processing.pool.text import text_answer
+from semel.processing.probes import run_probes
 from semel.processing.processor import Processor, load_processor
 from semel.processing.tensors import is_out_of_memory
 from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
@@ -90,7 +91,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         raise ProtocolError(f"the first order of a pool process was {type(load).__name__}; it has to be Load")
     try:
         processor = _load(load)
-        description = Description.of(processor, _vocabulary(load, processor))
+        description = Description.of(processor, _vocabulary(load, processor), _probes(load, processor))
     except Exception as error:  # noqa: BLE001 the edge of the process
         pipe.sendall(encode(failure_of(_ours(error, load))))
         return
@@ -118,6 +119,12 @@ def _load(load: Load) -> Processor:
     gc.collect()
     gc.freeze()  # what is loaded by now stays: collecting what an item leaves behind need not walk it
     return processor
+
+
+def _probes(load: Load, processor: Processor) -> Probes | None:
+    if isinstance(load.probes, bool):
+        return run_probes(processor) if load.probes else None
+    return load.probes
 
 
 def _vocabulary(load: Load, processor: Processor) -> Vocabulary | None:

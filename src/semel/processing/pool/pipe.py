@@ -21,9 +21,10 @@ import msgspec
 
 import semel.errors
 from semel.cache import tensor_offsets
-from semel.core import DTYPE_BYTES, AssemblyKind, Feature, Layout, Mask, Media, Modality, Origin, Target, Tensor
+from semel.core import DTYPE_BYTES, AssemblyKind, Feature, Layout, Mask, Media, Modality, Origin, Probes, Target, Tensor
 from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits, Pieces
+from semel.processing.probes import proven_fingerprint
 from semel.processing.processor import Processor, ProcessorKind
 from semel.processing.vocabulary import Vocabulary
 from semel.wire.layout_runs import TOKEN_BYTES
@@ -82,6 +83,8 @@ class Description:
     """What a process says of the processor that it has loaded: enough to render prompts without one."""
 
     fingerprint: str
+    """With the results of the probes, if they were run."""
+
     placeholders: Mapping[Modality, str]
     """What stands for an item of a modality in the prompt's text: one token, unless `assembly` says `apply`.
 
@@ -103,11 +106,16 @@ class Description:
     assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
     """How the items of a modality enter a prompt; one that is not listed is spliced."""
 
+    probes: Probes | None = None
+    """What the process's libraries made of the probes."""
+
     @classmethod
-    def of(cls, processor: Processor, vocabulary: Vocabulary | None = None) -> Self:
+    def of(cls, processor: Processor, vocabulary: Vocabulary | None = None, probes: Probes | None = None) -> Self:
         """The description of a processor."""
+        own = processor.fingerprint
         return cls(
-            fingerprint=processor.fingerprint,
+            fingerprint=own if probes is None else proven_fingerprint(own, probes),
+            probes=probes,
             placeholders=processor.placeholders,
             encoder_decoder=processor.encoder_decoder,
             vocabulary=vocabulary,
@@ -139,6 +147,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     timeout_s: float
     max_memory_bytes: int
     processor: ProcessorKind = "auto"
+    probes: bool | Probes = False
+    """Whether to run the probes; or what came out of them in another process of the pool, which stands for this one."""
 
 
 class Work(msgspec.Struct, frozen=True, tag="work"):

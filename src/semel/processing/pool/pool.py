@@ -110,6 +110,7 @@ class Pool:
         offers: OfferLimits | None = None,
         processor: ProcessorKind = "auto",
         prepared: Sequence[PoolProcess] = (),
+        probes: bool = False,
     ) -> Self:
         """Start the processes and wait until each has loaded its processor; the spare ones follow by themselves.
 
@@ -120,10 +121,11 @@ class Pool:
         all places are taken, a tenant within its share gets the place of one that has more than that. Into `memory`
         processes write their features, while it has room; its `put` then holds them where they lie. Features over the
         limits of `offers` are refused before there is room for them.
+        `probes`: whether the processes run the probes, for a fingerprint that can be compared with a worker's.
         `prepared` are processes of the same memory that were spawned ahead: they have imported their libraries by now.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
-        load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes, processor)
+        load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes, processor, probes)
         kept = ProcessSet(load, processes, None if memory is None else memory.fileno(), prepared)
         pool = cls(kept, max_waiting, memory, offers)
         await kept.start(spares, on_change=pool._dispatch)

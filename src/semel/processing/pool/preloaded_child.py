@@ -1,4 +1,6 @@
-"""A pool process that loads while others work: `python -m semel.processing.pool.preloaded_child FD [MEMORY] [json]`.
+"""A pool process that loads while others work.
+
+`python -m semel.processing.pool.preloaded_child FD [MEMORY] [json] [probes]`
 
 Importing the libraries is nine tenths of loading and keeps a core busy for seconds, which on two cores took a third of
 the pool's throughput. Here a thread of low priority imports them. Priority is a thread's own on Linux: the main thread,
@@ -10,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from importlib import import_module
 from typing import Final
 
 from semel.processing.pool.child import main as serve
+from semel.processing.probes.results import media_results
 
 __all__ = ["main"]
 
@@ -35,6 +39,9 @@ def _import_libraries() -> None:
     for name in _LIBRARIES:
         with contextlib.suppress(ImportError):  # who needs it will say so
             import_module(name)
+    if "probes" in sys.argv:
+        with contextlib.suppress(ImportError):
+            media_results()  # they are needed next, and need no model
 
 
 if __name__ == "__main__":

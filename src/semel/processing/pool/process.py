@@ -63,10 +63,13 @@ class PoolProcess:
         self._start_timeout_s = _START_TIMEOUT_S
 
     @classmethod
-    async def spawn(cls, max_payload_bytes: int, memory: int | None = None, *, in_background: bool = False) -> Self:
+    async def spawn(
+        cls, max_payload_bytes: int, memory: int | None = None, *, in_background: bool = False, probes: bool = False
+    ) -> Self:
         """Start a process, which does nothing until it is told what to load. `memory` is of what it shares.
 
-        In the background it imports its libraries meanwhile, and leaves the processors to those who work.
+        In the background it imports its libraries meanwhile, decodes the `probes` if it is to have them, and leaves the
+        processors to those who work.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -81,6 +84,7 @@ class PoolProcess:
                     _BACKGROUND_MODULE if in_background else _MODULE,
                     *map(str, descriptors),
                     *(("json",) if is_json() else ()),
+                    *(("probes",) if probes else ()),
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     env=_environment(),

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from semel.errors import ConfigError
 from semel.processing.pool.pipe import Description, Load
 from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
@@ -125,6 +127,12 @@ class ProcessSet:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
+    def _load_order(self) -> Load:
+        """Processes that start together run the probes; who takes the place of one needs not: it has the same files."""
+        if self._description is None or self._description.probes is None:
+            return self.load
+        return msgspec.structs.replace(self.load, probes=self._description.probes)
+
     def _take_prepared(self) -> PoolProcess | None:
         while self._prepared:
             if (process := self._prepared.pop()).running:
@@ -137,7 +145,7 @@ class ProcessSet:
         if process is None:
             limit = self.load.max_memory_bytes
             process = await PoolProcess.spawn(limit, self._memory, in_background=bool(self.children))
-        description = await process.load(self.load)
+        description = await process.load(self._load_order())
         self._description = self._description or description
         if description.fingerprint != self._description.fingerprint:
             await process.end(within_s=0)
