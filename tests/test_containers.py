@@ -138,3 +138,49 @@ def test_a_service_has_more_time_to_end_than_it_takes_for_draining(services: dic
         flags = {flag.name: flag.default for flag in commands[name.partition("-")[0]].flags}
         drains = flags["drain-delay-s"] + flags["drain-s"]
         assert int(service["stop_grace_period"].removesuffix("s")) > drains
+
+
+def weaknesses(service: dict[str, Any]) -> list[str]:
+    """What a service could do that it need not."""
+    wanted = {
+        "its image cannot be written to": service.get("read_only") is True,
+        "no capabilities": service.get("cap_drop") == ["ALL"] and "cap_add" not in service,
+        "no more privileges": service.get("security_opt") == ["no-new-privileges:true"],
+        "not privileged": not service.get("privileged"),
+        "limits of memory and processes": bool(service.get("mem_limit")) and int(service.get("pids_limit", 0)) > 0,
+        "no swap beyond its memory": service.get("memswap_limit") == service.get("mem_limit"),
+        "sizes of what is in memory": all("size=" in one for one in service.get("tmpfs", ["none"])),
+        "its own namespaces": not {"pid", "ipc"} & service.keys() and service.get("network_mode") in (None, "none"),
+        "volumes that it only reads, but for sockets": all(
+            one.endswith(":ro") for one in service["volumes"] if not one.startswith("sockets:")
+        ),
+        "ports on this machine only": all(one.startswith("127.0.0.1:") for one in service.get("ports", ())),
+    }
+    return [name for name, is_so in wanted.items() if not is_so]
+
+
+def test_no_service_can_do_more_than_it_needs(services: dict[str, Any]) -> None:
+    assert {name: weaknesses(service) for name, service in services.items()} == {name: [] for name in services}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"read_only": False},
+        {"cap_add": ["NET_ADMIN"]},
+        {"cap_drop": []},
+        {"security_opt": []},
+        {"privileged": True},
+        {"mem_limit": None},
+        {"pids_limit": -1},
+        {"memswap_limit": -1},
+        {"tmpfs": ["/tmp"]},
+        {"ipc": "host"},
+        {"network_mode": "host"},
+        {"volumes": ["/:/host"]},
+        {"ports": ["8001:8000"]},
+    ],
+    ids=str,
+)
+def test_mutant_a_service_that_can_do_more_is_found(services: dict[str, Any], change: dict[str, Any]) -> None:
+    assert weaknesses(services["frontend-1"] | change)
