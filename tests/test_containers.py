@@ -150,13 +150,22 @@ def weaknesses(service: dict[str, Any]) -> list[str]:
         "limits of memory and processes": bool(service.get("mem_limit")) and int(service.get("pids_limit", 0)) > 0,
         "no swap beyond its memory": service.get("memswap_limit") == service.get("mem_limit"),
         "sizes of what is in memory": all("size=" in one for one in service.get("tmpfs", ["none"])),
-        "its own namespaces": not {"pid", "ipc"} & service.keys() and service.get("network_mode") in (None, "none"),
+        "its own namespaces": not {"pid", "ipc"} & service.keys() and "network_mode" not in service,
         "volumes that it only reads, but for sockets": all(
             one.endswith(":ro") for one in service["volumes"] if not one.startswith("sockets:")
         ),
         "ports on this machine only": all(one.startswith("127.0.0.1:") for one in service.get("ports", ())),
     }
     return [name for name, is_so in wanted.items() if not is_so]
+
+
+def test_a_worker_reaches_nobody_over_a_network(services: dict[str, Any]) -> None:
+    """Control: a frontend, which serves at a port of the machine, is in the usual network."""
+    networks = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["networks"]
+    closed = [name for name, one in networks.items() if one == {"internal": True}]
+    assert services["worker"]["networks"] == closed
+    assert "ports" not in services["worker"]
+    assert "networks" not in services["frontend-1"]
 
 
 def test_no_service_can_do_more_than_it_needs(services: dict[str, Any]) -> None:
