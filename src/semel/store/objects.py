@@ -123,8 +123,8 @@ class BucketObjects:
 
     def _has_room(self, nbytes: int) -> bool:
         """Whether so much may be held by one more operation, beside those that were given up."""
-        held = sum(self._abandoned.values())
-        return len(self._abandoned) < _MAX_ABANDONED and held + nbytes <= _MAX_ABANDONED_BYTES
+        abandoned_bytes = sum(self._abandoned.values())
+        return len(self._abandoned) < _MAX_ABANDONED and abandoned_bytes + nbytes <= _MAX_ABANDONED_BYTES
 
     async def _within(self, operation: Coroutine[Any, Any, _T], nbytes: int = 0) -> _T:
         if not self._has_room(nbytes):
