@@ -25,7 +25,7 @@ from semel.frontend.http.long_strings import MIN_CHARS, cut_long_strings
 from semel.frontend.limits import BodyLimits
 from semel.render import Attachment, Conversation
 from semel.render.long_string import LongString
-from semel.render.messages import put_media
+from semel.render.part_source import put_media
 
 CHAT: TypeAdapter[Any] = TypeAdapter(ChatCompletionRequest)
 KINDS: tuple[TypeAdapter[Any], ...] = (CHAT, CHAT, TypeAdapter(CompletionRequest), TypeAdapter(TokenizeRequest))

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from semel.core import Media
-from semel.render import messages as messages_module
+from semel.render import part_source
 from semel.render.media_names import MediaNames
 from semel.render.messages import Conversation
 from semel.render.source import MediaName
@@ -121,7 +121,7 @@ async def test_after_a_restart_the_client_learns_what_to_send_again(served: Rig,
 async def test_mutant_that_takes_an_empty_url_for_one_refuses_aiperf(
     served: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "_is_stripped", lambda value: value is None)
+    monkeypatch.setattr(part_source, "_is_stripped", lambda value: value is None)
     first, second, *_ = requests_of("aiperf")
     await items_of(served, first)
     assert (await served.client.post(CHAT, json=second)).status_code == 400

@@ -20,7 +20,8 @@ from semel.render.concurrency import concurrently
 from semel.render.draft import ReadFile
 from semel.render.inline import run
 from semel.render.media_names import MediaNames
-from semel.render.messages import NO_FILES, Attachment, Files, named_files
+from semel.render.messages import Attachment
+from semel.render.part_source import NO_FILES, Files, named_files
 from semel.render.source import MediaFile, MediaName
 from semel.render.source_fetch import Spend
 from semel.store import MediaStore

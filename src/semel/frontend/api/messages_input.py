@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.errors import InvalidRequest
-from semel.frontend.api.json_values import list_of, object_of, optional_string, string_of, type_of
 from semel.frontend.api.translation import Messages, file_of
+from semel.render.json_values import list_of, object_of, optional_string, string_of, type_of
 
 __all__ = ["continues_last", "messages_input"]
 

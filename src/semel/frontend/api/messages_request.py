@@ -9,10 +9,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from semel.errors import InvalidRequest
 from semel.frontend.api.fields import REFUSED
-from semel.frontend.api.json_values import object_of, string_of
 from semel.frontend.api.messages_input import continues_last, messages_input
 from semel.frontend.api.request_base import Effort, Int64, OwnedRequest, Tokens, Words
 from semel.frontend.api.translation import ClientTerms, Translated, to_chat
+from semel.render.json_values import object_of, string_of
 
 __all__ = [
     "MESSAGES_REFUSED",

@@ -10,8 +10,8 @@ import json
 from typing import Any, Final
 
 from semel.errors import InvalidRequest
-from semel.frontend.api.json_values import at_least_one, list_of, object_of, string_of
 from semel.frontend.api.translation import Messages, file_of
+from semel.render.json_values import at_least_one, list_of, object_of, string_of
 
 __all__ = ["CUSTOM_INPUT", "continues_last", "input_messages"]
 

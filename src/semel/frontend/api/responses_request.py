@@ -18,7 +18,6 @@ from typing_extensions import TypedDict
 
 from semel.errors import InvalidRequest
 from semel.frontend.api.fields import REFUSED
-from semel.frontend.api.json_values import object_of, string_of
 from semel.frontend.api.request_base import (
     Biases,
     Effort,
@@ -33,6 +32,7 @@ from semel.frontend.api.request_base import (
 from semel.frontend.api.responses_input import CUSTOM_INPUT, continues_last, input_messages
 from semel.frontend.api.structured_outputs import StructuredOutputs
 from semel.frontend.api.translation import ClientTerms, Translated, to_chat
+from semel.render.json_values import object_of, string_of
 
 __all__ = [
     "RESPONSES_REFUSED",

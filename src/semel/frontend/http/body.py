@@ -24,7 +24,7 @@ from semel.frontend.http.members import without_members
 from semel.frontend.http.sse import EventStream, until_gone
 from semel.frontend.limits import BodyLimits
 from semel.render.inline import run
-from semel.render.messages import put_media
+from semel.render.part_source import put_media
 from semel.web.multipart import Form, FormReader
 
 __all__ = [

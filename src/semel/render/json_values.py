@@ -7,27 +7,27 @@ from typing import Any
 
 from semel.errors import InvalidRequest
 
-__all__ = ["at_least_one", "list_of", "object_of", "optional_string", "string_of", "type_of"]
+__all__ = ["at_least_one", "kind_of", "list_of", "object_of", "optional_string", "string_of", "type_of"]
 
 
 def object_of(value: object, where: str) -> dict[str, Any]:
     """An object."""
     if not isinstance(value, dict):
-        raise InvalidRequest.of(where, f"must be an object, not {_kind(value)}")
+        raise InvalidRequest.of(where, f"must be an object, not {kind_of(value)}")
     return value
 
 
 def list_of(value: object, where: str) -> list[Any]:
     """A list."""
     if not isinstance(value, list):
-        raise InvalidRequest.of(where, f"must be a list, not {_kind(value)}")
+        raise InvalidRequest.of(where, f"must be a list, not {kind_of(value)}")
     return value
 
 
 def string_of(value: object, where: str) -> str:
     """A string."""
     if not isinstance(value, str):
-        raise InvalidRequest.of(where, f"must be a string, not {_kind(value)}")
+        raise InvalidRequest.of(where, f"must be a string, not {kind_of(value)}")
     return value
 
 
@@ -47,7 +47,8 @@ def at_least_one(values: Sequence[Any], where: str, what: str) -> None:
         raise InvalidRequest.of(where, f"has no {what}; send at least one")
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value is, in the words of JSON."""
     match value:
         case None:
             return "null"
