@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from types import ModuleType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import httpx
 from blake3 import blake3
@@ -77,17 +77,15 @@ class Transport(httpx.BaseTransport):
                     continue
                 return _complete(response, answer)
             break
-        if not exchange.is_changed and response.is_success:
-            exchange.accept()
-        if not exchange.is_changed or not response.is_success:
-            return response
-        if _is(response, _EVENTS):
-            return _streamed(response, _stream_classes(self._library)[0](response, EventReader(exchange)))
-        if not _is(response, _JSON):
-            return response
-        content = response.read()
-        response.close()
-        return _complete(response, exchange.read(content))
+        match _form(response, exchange):
+            case "events":
+                return _streamed(response, _stream_classes(self._library)[0](response, EventReader(exchange)))
+            case "whole":
+                content = response.read()
+                response.close()
+                return _complete(response, exchange.read(content))
+            case "foreign":
+                return response
 
     def close(self) -> None:
         """Close the inner transport."""
@@ -129,17 +127,15 @@ class AsyncTransport(httpx.AsyncBaseTransport):
                     continue
                 return _complete(response, answer)
             break
-        if not exchange.is_changed and response.is_success:
-            exchange.accept()
-        if not exchange.is_changed or not response.is_success:
-            return response
-        if _is(response, _EVENTS):
-            return _streamed(response, _stream_classes(self._library)[1](response, EventReader(exchange)))
-        if not _is(response, _JSON):
-            return response
-        content = await response.aread()
-        await response.aclose()
-        return _complete(response, exchange.read(content))
+        match _form(response, exchange):
+            case "events":
+                return _streamed(response, _stream_classes(self._library)[1](response, EventReader(exchange)))
+            case "whole":
+                content = await response.aread()
+                await response.aclose()
+                return _complete(response, exchange.read(content))
+            case "foreign":
+                return response
 
     async def aclose(self) -> None:
         """Close the inner transport."""
@@ -191,6 +187,18 @@ def _with_content(request: httpx.Request, exchange: Exchange) -> httpx.Request:
     headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
     kind = type(request)
     return kind(request.method, request.url, headers=headers, content=exchange.content(), extensions=request.extensions)
+
+
+def _form(response: httpx.Response, exchange: Exchange) -> Literal["events", "whole", "foreign"]:
+    """How the last response is read: a foreign one is passed on as it is. What was sent unchanged is accepted."""
+    if not response.is_success:
+        return "foreign"
+    if not exchange.is_changed:
+        exchange.accept()
+        return "foreign"
+    if _is(response, _EVENTS):
+        return "events"
+    return "whole" if _is(response, _JSON) else "foreign"
 
 
 def _is(message: httpx.Request | httpx.Response, kind: str) -> bool:

@@ -61,54 +61,11 @@ class _Event(Struct, tag_field="type"):
     sequence_number: int
 
 
-class ResponseCreated(_Event, tag="response.created"):
-    """The answer begins."""
-
+class _ResponseEvent(_Event):
     response: Response
 
 
-class ResponseInProgress(_Event, tag="response.in_progress"):
-    """The answer is being generated."""
-
-    response: Response
-
-
-class ResponseCompleted(_Event, tag="response.completed"):
-    """The answer is complete."""
-
-    response: Response
-
-
-class ResponseIncomplete(_Event, tag="response.incomplete"):
-    """The answer was cut at `max_output_tokens`."""
-
-    response: Response
-
-
-class ResponseFailed(_Event, tag="response.failed"):
-    """An error ended the answer."""
-
-    response: Response
-
-
-class ResponseErrorEvent(_Event, tag="error"):
-    """An error ended the answer."""
-
-    code: str
-    message: str
-    param: str | None
-
-
-class OutputItemAdded(_Event, tag="response.output_item.added"):
-    """An item begins."""
-
-    output_index: int
-    item: OutputItem
-
-
-class OutputItemDone(_Event, tag="response.output_item.done"):
-    """An item ends."""
-
+class _OutputItemEvent(_Event):
     output_index: int
     item: OutputItem
 
@@ -122,16 +79,52 @@ class _PartEvent(_ItemEvent, kw_only=True):
     content_index: Literal[0] = 0
 
 
-class ContentPartAdded(_PartEvent, tag="response.content_part.added"):
+class _ContentPartEvent(_PartEvent):
+    part: OutputText | ReasoningText
+
+
+class ResponseCreated(_ResponseEvent, tag="response.created"):
+    """The answer begins."""
+
+
+class ResponseInProgress(_ResponseEvent, tag="response.in_progress"):
+    """The answer is being generated."""
+
+
+class ResponseCompleted(_ResponseEvent, tag="response.completed"):
+    """The answer is complete."""
+
+
+class ResponseIncomplete(_ResponseEvent, tag="response.incomplete"):
+    """The answer was cut at `max_output_tokens`."""
+
+
+class ResponseFailed(_ResponseEvent, tag="response.failed"):
+    """An error ended the answer."""
+
+
+class ResponseErrorEvent(_Event, tag="error"):
+    """An error ended the answer."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class OutputItemAdded(_OutputItemEvent, tag="response.output_item.added"):
+    """An item begins."""
+
+
+class OutputItemDone(_OutputItemEvent, tag="response.output_item.done"):
+    """An item ends."""
+
+
+class ContentPartAdded(_ContentPartEvent, tag="response.content_part.added"):
     """A part of an item begins."""
 
-    part: OutputText | ReasoningText
 
-
-class ContentPartDone(_PartEvent, tag="response.content_part.done"):
+class ContentPartDone(_ContentPartEvent, tag="response.content_part.done"):
     """A part of an item ends."""
-
-    part: OutputText | ReasoningText
 
 
 class OutputTextDelta(_PartEvent, tag="response.output_text.delta"):
