@@ -104,12 +104,12 @@ def sum_of(metrics: str, name: str, labels: str = "") -> float:
     return sum(float(value) for its_labels, value in found if labels in its_labels)
 
 
-def until(condition: Callable[[], bool], within_s: float) -> float:
+def until(condition: Callable[[], bool], within_s: float, *, every_s: float = 0.02) -> float:
     """Wait for something that another process does; how long it took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < within_s, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return time.monotonic() - began
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1_200)]
 logger = logging.getLogger(__name__)
 
 START_S = 600.0
+POLL_S = 0.25
 STOP_S = 90.0
 FRONTENDS, WORKERS = 3, 2
 
@@ -90,8 +92,9 @@ class Fleet:
 
     def until_whole(self) -> None:
         for frontend in self.frontends:
-            until(frontend.is_ready, START_S)
-            until(lambda: frontend.is_connected_to(WORKERS), START_S)  # noqa: B023 it is called before the next one
+            until(frontend.is_ready, START_S, every_s=POLL_S)
+            connected = partial(frontend.is_connected_to, WORKERS)
+            until(connected, START_S, every_s=POLL_S)
 
 
 @contextmanager
