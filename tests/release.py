@@ -94,9 +94,9 @@ def check_installed(archive: Path, version: str, folder: Path) -> None:
     """Install it into an empty environment; its `semel` says its version and knows the frontend's flags."""
     python = _environment(folder, [str(archive)])
     semel = python.parent / "semel"
-    said = _run([python, "-c", "import importlib.metadata as m; print(m.version('semel'))"], cwd=folder).strip()
-    if said != version:
-        raise Refused(f"{archive.name} installs semel {said}, not {version}")
+    said = _run([semel, "--version"], cwd=folder).strip()
+    if said != f"semel {version}":
+        raise Refused(f"{archive.name} installs {said}, not semel {version}")
     for command in (["--help"], ["frontend", "--help"]):
         if "Usage: semel" not in _run([semel, *command], cwd=folder):
             raise Refused(f"{archive.name}: semel {' '.join(command)} says nothing")
