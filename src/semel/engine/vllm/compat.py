@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import inspect
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -30,10 +29,8 @@ __all__ = [
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "add_validated",
-    "always_adjusts",
     "communicator_segments",
     "core_pids",
-    "count_parsed_calls",
     "drop_encoder_outputs",
     "dropped_rows",
     "encode_sample",
@@ -41,12 +38,9 @@ __all__ = [
     "encoder_runner",
     "forget_prefix",
     "item_size",
-    "make_tool_call_id",
     "mirror_of",
     "num_embeds",
-    "parser_class",
     "pause_after_large",
-    "reasoning_ended",
     "received_features",
     "row_generators",
     "runs_encoder",
@@ -54,7 +48,6 @@ __all__ = [
     "skip_grammar_checks",
     "takes_late_items",
     "takes_seeds",
-    "tell_prompt",
     "unknown_contents",
     "watch_calls",
     "watch_removals",
@@ -281,48 +274,6 @@ def item_size(item: Any) -> int:
     return int(MultiModalCache.get_item_size(item))
 
 
-def parser_class(manager: Any, *, tokenizer: Any, **names: Any) -> Any:
-    """vLLM's class that parses answers, by the names of its parsers; None if there is nothing to parse.
-
-    Before 0.32 it does not look whether a parser takes the tokenizer: the first answer would tell.
-    """
-    if "tokenizer" in inspect.signature(manager.get_parser).parameters:
-        names["tokenizer"] = tokenizer
-    return manager.get_parser(**names)
-
-
-def always_adjusts(kind: Any) -> bool:
-    """Whether a class of parsers changes every request. Before 0.32 none does that has no reasoning and no tools."""
-    return bool(getattr(kind, "always_adjust_request", False))
-
-
-def tell_prompt(parser: Any, prompt_ids: Sequence[int]) -> None:
-    """Let a parser know the prompt, if it can; before 0.32 none of them uses it for a whole answer."""
-    if hasattr(parser, "set_prompt_token_ids"):
-        parser.set_prompt_token_ids(prompt_ids)
-
-
-def reasoning_ended(request: Any, parser: Any, prompt_ids: list[int]) -> bool | None:
-    """What the engine has to know of an answer's reasoning. Before 0.32 this was in the middle of vLLM's server."""
-    if hasattr(request, "resolve_reasoning_ended"):
-        ended: bool | None = request.resolve_reasoning_ended(parser, prompt_ids)
-        return ended
-    if not request.include_reasoning or request._grammar_from_parser:
-        return True
-    if parser is None or parser.reasoning_parser is None:
-        return None
-    return bool(parser.is_reasoning_end(prompt_ids))
-
-
-def make_tool_call_id() -> str:
-    """An id for a call that the model gave none."""
-    try:
-        from vllm.renderers.chat_utils import make_tool_call_id as make
-    except ImportError:  # before 0.32
-        from vllm.entrypoints.chat_utils import make_tool_call_id as make
-    return str(make())
-
-
 def skip_grammar_checks(params: Any) -> None:
     """Let vLLM's checks of sampling parameters leave out the grammar, which they would convert each time.
 
@@ -340,15 +291,6 @@ async def show_items(llm: Any, request: Any) -> None:
     setattr(request, _ABORT_AT_ONCE, True)
     llm.input_processor.assign_request_id(request)
     await llm.engine_core.add_request_async(request)
-
-
-def count_parsed_calls(model: str) -> None:
-    """Let vLLM's parsers of tool calls count what they find, as they do in its server; where this vLLM does so."""
-    try:
-        from vllm.parser.metrics import init_parser_metrics
-    except ImportError:
-        return
-    init_parser_metrics(model_name=model)
 
 
 async def add_validated(llm: Any, request: Any, params: Any, options: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from semel.core import AnswerParsing, Output
-from semel.engine.vllm.compat import (
+from semel.engine.vllm.parser_compat import (
     always_adjusts,
     count_parsed_calls,
     make_tool_call_id,
