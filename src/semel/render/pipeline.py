@@ -21,6 +21,7 @@ from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat import ChatRenderer
+from semel.render.chat_request import ChatRequest, tokenize_chat
 from semel.render.concurrency import concurrently
 from semel.render.draft import (
     AssemblePrompt,
@@ -43,7 +44,7 @@ from semel.render.source_fetch import Fetch, Spend, fetch_sources
 from semel.render.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
-__all__ = ["Admit", "ChatRequest", "Lookups", "Pipeline", "check_chars"]
+__all__ = ["Admit", "Lookups", "Pipeline", "check_chars"]
 
 Admit = Callable[[Sequence[Source], Sequence[str]], None]
 """Raises if a request has more items than allowed. The second argument is the part of the request that names each."""
@@ -62,20 +63,6 @@ def _admit_all(_: Sequence[Source], __: Sequence[str]) -> None:
 
 def _free(_: int) -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """The parts of a chat request that determine the prompt, under OpenAI's and vLLM's names."""
-
-    messages: Sequence[object]
-    tools: Sequence[object] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
-    return_media_ids: bool = False
-    """Whether the ids of all items are wanted, by which later chats may name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +173,7 @@ class Pipeline:
             )
         watch.lap("digest")
         bare_request = replace(request, messages=())  # the parsed request must not keep their base64
-        tokenizing = partial(_tokenize_chat, self.chat_renderer, conversation, bare_request, light, room)
+        tokenizing = partial(tokenize_chat, self.chat_renderer, conversation, bare_request, light, room)
         assembling = partial(self._assemble, self.chat_renderer, tokenizing, items, _name(tenant))
         options = request.mm_processor_kwargs
         return ParsedRequest(
@@ -373,21 +360,6 @@ def check_chars(count: int, limit: int) -> None:
     """Refuse a text that is longer than any prompt can be, before it is tokenised (S18)."""
     if count > limit:
         raise PromptTooLong(f"the prompt has {count:,} characters; the model takes {limit:,} at the very most")
-
-
-async def _tokenize_chat(
-    renderer: ChatRenderer, conversation: Conversation, request: ChatRequest, light: bool, room: TextRoom
-) -> list[int]:
-    tokenize = partial(
-        renderer.tokenize,
-        conversation,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        template_kwargs=request.chat_template_kwargs,
-        room=room,
-    )
-    return await run(tokenize, light=light and renderer.tokenizer.is_local)
 
 
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
