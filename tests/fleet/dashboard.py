@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import math
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import matplotlib.figure
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
-from semel.bench.ports import free_port
 from semel.telemetry.dashboard import PANELS, Panel
 from semel.testing.models import build
 from tests.fleet.driving import Driver, Tally, ask_alone
 from tests.fleet.plan import Load, pictures, plan
-from tests.fleet.processes import Fleet, Node, running_fleet
-from tests.serve.served import until
+from tests.fleet.processes import Fleet, running_fleet
+from tests.telemetry.prometheus import Prometheus, running_prometheus
 
 RATE_INTERVAL = "10s"
 STEP_S = 1.0
@@ -46,8 +41,7 @@ FORMATS = {
     "Bps": EngFormatter("B/s"),
     "bytes": EngFormatter("B"),
     "s": EngFormatter("s"),
-    "reqps": EngFormatter("/s"),
-    "short": EngFormatter(),
+    "short": StrMethodFormatter("{x:,g}"),
 }
 
 
@@ -60,55 +54,18 @@ class Line:
     values: list[float]
 
 
-@dataclass(frozen=True)
-class Prometheus:
-    """A server that is running."""
-
-    url: str
-
-    def lines(self, legend: str, query: str, began: float, ended: float) -> list[Line]:
-        """The series that a panel's query gives, named as Grafana names them."""
-        expression = query.replace("$__rate_interval", RATE_INTERVAL)
-        asked = {"query": expression, "start": str(began), "end": str(ended), "step": str(STEP_S)}
-        reply = httpx.get(f"{self.url}/api/v1/query_range", params=asked, timeout=60, verify=False).json()
-        if reply["status"] != "success":
-            raise SystemExit(f"Prometheus refused {query}: {reply['error']}")
-        return [_line(legend, series, began) for series in reply["data"]["result"]]
-
-    def is_up(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/-/ready", timeout=5, verify=False).status_code == 200
-        except httpx.TransportError:
-            return False
+def lines_of(prometheus: Prometheus, legend: str, query: str, began: float, ended: float) -> list[Line]:
+    """The series that a panel's query gives, named as Grafana names them."""
+    expression = query.replace("$__rate_interval", RATE_INTERVAL)
+    reply = prometheus.get("query_range", query=expression, start=str(began), end=str(ended), step=str(STEP_S))
+    return [_line(legend, series, began) for series in reply["result"]]
 
 
 def _line(legend: str, series: Mapping[str, Any], began: float) -> Line:
     name = re.sub(r"{{(\w+)}}", lambda label: series["metric"].get(label[1], ""), legend)
-    seconds, values = zip(*series["values"], strict=True)
-    return Line(name, [float(at) - began for at in seconds], [float(value) for value in values])
-
-
-@contextmanager
-def running_prometheus(nodes: list[Node]) -> Iterator[Prometheus]:
-    """A Prometheus that asks these processes every second."""
-    if shutil.which("prometheus") is None:
-        raise SystemExit("there is no prometheus here: `apt install prometheus`")
-    with tempfile.TemporaryDirectory(prefix="semel-prometheus-") as folder:
-        home, address = Path(folder), f"127.0.0.1:{free_port()}"
-        prometheus = Prometheus(f"http://{address}")
-        targets = [node.url.removeprefix("http://") for node in nodes]
-        scrape = {"job_name": "semel", "static_configs": [{"targets": targets}]}
-        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}
-        (home / "prometheus.yml").write_text(json.dumps(config))
-        command = ["prometheus", f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data"]
-        with (home / "log").open("wb") as log:
-            server = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
-        try:
-            until(prometheus.is_up, 60)
-            yield prometheus
-        finally:
-            server.terminate()
-            server.wait(30)
+    found = {round(float(at) - began): float(value) for at, value in series["values"]}
+    seconds = range(min(found), max(found) + 1)  # what is missing in between is a gap
+    return Line(name, [float(at) for at in seconds], [found.get(at, math.nan) for at in seconds])
 
 
 async def drive(fleet: Fleet, requests: int) -> tuple[Tally, float]:
@@ -127,18 +84,24 @@ async def drive(fleet: Fleet, requests: int) -> tuple[Tally, float]:
 def draw(prometheus: Prometheus, began: float, ended: float, file: Path) -> list[str]:
     """Draw every panel where the dashboard has it; the titles of those without an answer."""
     rows = -(-len(PANELS) // COLUMNS)
-    canvas = matplotlib.figure.Figure(figsize=(15, 2.9 * rows), layout="constrained", facecolor="#111217")
+    canvas = matplotlib.figure.Figure(figsize=(19, 2.9 * rows), layout="constrained", facecolor="#111217")
     empty = []
     for number, panel in enumerate(PANELS):
         axes = canvas.add_subplot(rows, COLUMNS, number + 1)
         lines = [
-            line for legend, query in panel.queries.items() for line in prometheus.lines(legend, query, began, ended)
+            line
+            for legend, query in panel.queries.items()
+            for line in lines_of(prometheus, legend, query, began, ended)
         ]
         _draw_panel(axes, panel, lines)
         if not lines:
             empty.append(panel.title)
     canvas.savefig(file, dpi=100)
     return empty
+
+
+def addresses(fleet: Fleet) -> list[str]:
+    return [node.url.removeprefix("http://") for node in fleet.running]
 
 
 def _draw_panel(axes: Axes, panel: Panel, lines: list[Line]) -> None:
@@ -155,8 +118,9 @@ def _draw_panel(axes: Axes, panel: Panel, lines: list[Line]) -> None:
             line.seconds, line.values, label=line.name[-MAX_NAME:], color=COLOURS[index % len(COLOURS)], linewidth=1.2
         )
     if lines:
-        legend = axes.legend(fontsize=7, labelcolor=INK, facecolor=GROUND, edgecolor=GRID, loc="upper left", ncols=2)
-        legend.set_in_layout(False)
+        axes.legend(
+            fontsize=7, labelcolor=INK, facecolor=GROUND, edgecolor=GRID, loc="upper left", bbox_to_anchor=(1.01, 1)
+        )
 
 
 def main(words: list[str] | None = None) -> int:
@@ -167,7 +131,7 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="semel-model-") as folder:
         model = build("qwen2-vl", Path(folder) / "qwen2-vl")
-        with running_fleet(model) as fleet, running_prometheus(fleet.running) as prometheus:
+        with running_fleet(model) as fleet, running_prometheus(addresses(fleet), Path(folder)) as prometheus:
             tally, began = asyncio.run(drive(fleet, options.requests))
             time.sleep(5)
             empty = draw(prometheus, began, time.time(), options.file)

@@ -318,6 +318,30 @@ def test_the_log_tells_who_injected_and_never_the_key(served: Served, caplog: py
     assert "a-guess" not in caplog.text
 
 
+def test_every_admin_action_leaves_an_audit_line_with_who_what_where_and_the_result(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Control: metrics and probes, which change nothing, leave none."""
+    caplog.set_level(logging.INFO)
+    served.post(RESET)
+    served.inject({digest_of(1): image(3)})
+    served.post(RESET, authorization="Bearer a-guess-that-is-wrong")
+    served.post(INJECT, b"no file", **{"content-type": "text/plain"})
+    for path in ("/health", "/metrics"):
+        httpx.get(f"{served.url}{path}")
+    lines = [record for record in caplog.records if record.name == "semel.audit"]
+    fields = [record.fields for record in lines]  # type: ignore[attr-defined]
+    assert [(one["action"], one["who"], one["result"]) for one in fields] == [
+        ("reset", "the admin key", "200"),
+        ("inject", "the admin key", "200"),
+        ("reset", "nobody", "refused 401"),
+        ("inject", "the admin key", "refused 415"),
+    ]
+    assert all(one["peer"].startswith("127.0.0.1:") for one in fields)
+    assert lines[0].getMessage().startswith("reset by the admin key from 127.0.0.1:")
+    assert KEY not in caplog.text
+
+
 def test_a_refusal_is_told_though_the_body_is_large_and_was_not_read_D7() -> None:
     with serving(max_body_bytes=1 << 20) as served:
         for _ in range(5):

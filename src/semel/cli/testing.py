@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semel.cli.flags import Call, HelpGroup, command
 from semel.core.flag import REQUIRED, flag, same_flag, section
-from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
+from semel.settings import AdminSettings, FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
 
 __all__ = ["ModelSettings", "TestingServeSettings", "TestingWorkerSettings", "testing"]
 
@@ -60,6 +60,7 @@ class TestingWorkerSettings:
     drain_delay_s: float = same_flag(WorkerSettings, "drain_delay_s")
     drain_s: float = same_flag(WorkerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(WorkerSettings, "processor")
+    admin_port: int | None = same_flag(AdminSettings, "admin_port")
 
 
 @command(testing, TestingWorkerSettings, "worker")
@@ -80,7 +81,7 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
         read_key(settings.key_file),
         (),
         False,
-        None,
+        settings.admin_port,
         None,
         settings.drain_s,
         settings.drain_delay_s,

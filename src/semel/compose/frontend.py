@@ -44,16 +44,21 @@ from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import (
     FLIGHTS_JOINED,
+    GENERATION_TOKENS,
     LEASES,
     MM_CACHE_BYTES,
     MM_CACHE_CAPACITY,
     MM_CACHE_EVICTIONS,
     MM_CACHE_ITEMS,
     POOL_ASSEMBLED,
+    POOL_BUSY,
     POOL_DECODED,
     POOL_FAILED,
     POOL_PROCESSED,
+    POOL_PROCESSES,
     POOL_REPLACED,
+    POOL_WAITING,
+    PROMPT_TOKENS,
     REFUSALS,
     STAGE_SECONDS,
     WORKER_CONNECTED,
@@ -365,6 +370,9 @@ def _fleet_samples(fleet: Fleet) -> Iterator[Sample]:
         yield WORKER_CONNECTED, worker.is_connected, (worker.name,)
         yield WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
         yield WORKER_RUNNING, worker.running, (worker.name,)
+    for model, tokens in fleet.tokens.items():
+        yield PROMPT_TOKENS, tokens.prompt, (model,)
+        yield GENERATION_TOKENS, tokens.generation, (model,)
     for worker, reason in fleet.refusals.items():
         yield WORKER_REFUSED, 1, (worker.name, reason)
 
@@ -384,6 +392,9 @@ def _flight_samples(pipeline: Pipeline) -> Iterator[Sample]:
 
 
 def _pool_samples(pool: Pool) -> Iterator[Sample]:
+    yield POOL_WAITING, sum(pool.waiting.values()), ()
+    yield POOL_BUSY, pool.busy, ()
+    yield POOL_PROCESSES, len(pool.pids), ()
     yield POOL_DECODED, pool.decoded, ()
     yield POOL_PROCESSED, pool.processed, ()
     yield POOL_ASSEMBLED, pool.assembled, ()

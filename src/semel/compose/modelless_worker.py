@@ -6,14 +6,21 @@ All but the engine is as in a real one: the contract, the sockets, how it ends.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from semel.compose.worker import WorkerOptions, serve_engine
 from semel.core import Contract, Target
 from semel.processing import find_folder
 from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import load_processor
+from semel.telemetry.meter import Meter
 from semel.testing.pacing import PacedEngine
+
+if TYPE_CHECKING:
+    from semel.worker.worker import Worker
 
 __all__ = ["run_modelless_worker"]
 
@@ -39,4 +46,19 @@ async def run_modelless_worker(options: WorkerOptions, *, rate: float, phases: i
         cache_bytes=_CACHE_BYTES,
         probes=probes,
     )
-    await serve_engine(options, PacedEngine(contract, rate=rate, phases=phases))
+    await serve_engine(options, PacedEngine(contract, rate=rate, phases=phases), partial(_admin, options))
+
+
+@contextlib.asynccontextmanager
+async def _admin(options: WorkerOptions, worker: Worker) -> AsyncIterator[None]:
+    """Serve metrics and probes; there is nothing to inject into."""
+    from starlette.applications import Starlette
+
+    from semel.web.server import HttpServer, operator_routes
+
+    assert options.admin_port is not None
+    meter = Meter()
+    meter.watch(worker.samples)
+    app = Starlette(routes=operator_routes(meter, lambda: worker.reason))
+    async with HttpServer(app, options.metrics_host, options.admin_port, port_flag="--admin-port").running():
+        yield

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.core import Contract, Digest, Output, Submission
@@ -26,7 +27,7 @@ from semel.fleet.suspicion import ALONE_S, Content, EngineRun
 from semel.fleet.worker import RemoteWorker
 from semel.render import MakeFeature
 
-__all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer"]
+__all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer", "TokenCounts"]
 
 ContractCheck = Callable[[Contract], Difference | None]
 """Says why a contract cannot be kept; None if it can."""
@@ -113,10 +114,21 @@ class BufferedAnswer(StreamedAnswer):
                 await self._go_on(error)
 
 
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens of one model's requests, as this frontend saw them: those that went in and those that came back."""
+
+    prompt: int = 0
+    generation: int = 0
+
+
 class Fleet:
     """Any number of workers that serve one model."""
 
     def __init__(self, workers: Iterable[RemoteWorker] = (), *, health: FleetHealth | None = None) -> None:
+        self.tokens: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
+        """By model."""
+
         self._health = health or FleetHealth()
         self._workers: list[RemoteWorker] = []
         self._leaving: set[RemoteWorker] = set()

@@ -11,7 +11,7 @@ from semel.core import AnswerParsing, Output, Prompt, Submission, Tenant
 from semel.engine import Stream
 from semel.engine.observed import Observed
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.fleet.fleet import BufferedAnswer, StreamedAnswer, TokenCounts
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.budget import Account, Loan
 from semel.frontend.service import ServedModel
@@ -61,9 +61,15 @@ class _AccountedStream:
     """A stream that, at its first output, records a time and closes the request's account: the media are dropped."""
 
     def __init__(
-        self, stream: Stream, account: Account | None, watch: Stopwatch | None, observed: Observed | None = None
+        self,
+        stream: Stream,
+        account: Account | None,
+        watch: Stopwatch | None,
+        tokens: TokenCounts,
+        observed: Observed | None = None,
     ) -> None:
         self._stream = stream
+        self._tokens = tokens
         self._account = account
         self._watch = watch
         self._observed = observed
@@ -80,8 +86,10 @@ class _AccountedStream:
         self._close_account()
         if self._observed is not None:
             self._observed.take(output)
+        self._tokens.generation += len(output.token_ids)
         yield output
         async for output in outputs:
+            self._tokens.generation += len(output.token_ids)
             if self._observed is not None:
                 self._observed.take(output)
             yield output
@@ -166,8 +174,10 @@ async def submit(
     watch = Stopwatch(serving.pipeline.timings)
     stream = await serving.fleet.submit(worker, submission, make, kind)
     watch.lap("send")
+    tokens = serving.fleet.tokens[serving.contract.model]
+    tokens.prompt += len(submission.prompt.token_ids)
     if (paying := answer_account or account) is not None:
         stream.charge(_WholeAnswerRoom(paying) if kind is BufferedAnswer else _BacklogRoom(paying, stream.overflow))
     if account is not None:
         account.keep(keep_bytes)
-    return _AccountedStream(stream, account, None if ahead else watch, observed)
+    return _AccountedStream(stream, account, None if ahead else watch, tokens, observed)

@@ -12,25 +12,33 @@ from semel.telemetry.metrics import (
     ENCODER_CACHE_EVICTIONS,
     ENCODER_CACHE_HITS,
     ENCODER_CACHE_QUERIES,
+    ENGINE_WAITING,
     FAILOVERS,
     FEATURE_BYTES_SAVED,
     FEATURE_BYTES_SENT,
     FEATURES_REPAIRED,
     FLIGHTS_JOINED,
+    GENERATION_TOKENS,
     MM_CACHE_BYTES,
     MM_CACHE_CAPACITY,
     MM_CACHE_EVICTIONS,
     MM_CACHE_HITS,
     MM_CACHE_QUERIES,
     NEEDS,
+    POOL_BUSY,
     POOL_FAILED,
     POOL_PROCESSED,
+    POOL_PROCESSES,
     POOL_REPLACED,
+    POOL_WAITING,
+    PROMPT_TOKENS,
     REQUESTS,
     RESUBMISSIONS,
     STAGE_SECONDS,
     WORKER_CONNECTED,
+    WORKER_EJECTED,
     WORKER_EJECTIONS,
+    WORKER_REFUSED,
     WORKER_RUNNING,
     Metric,
 )
@@ -40,6 +48,8 @@ __all__ = ["PANELS", "Panel", "dashboard"]
 _WIDTH: Final = 8
 _HEIGHT: Final = 7
 _COLUMNS: Final = 3
+_LEGEND: Final = {"displayMode": "table", "placement": "right", "showLegend": True, "calcs": ["lastNotNull"]}
+"""Beside the curves, with the last value of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,19 @@ class Panel:
     title: str
     about: str
     unit: str
-    """One of Grafana's units: reqps, s, percentunit, Bps, bytes, short."""
+    """One of Grafana's units: s, percentunit, Bps, bytes, or short, for plain numbers."""
 
     queries: Mapping[str, str]
 
 
-def _rate(metric: Metric, by: str = "") -> str:
-    return f"sum{f' by ({by}) ' if by else ''}(rate({metric.name}[$__rate_interval]))"
+def _rate(metric: Metric, by: str = "", only: str = "") -> str:
+    """How much a second."""
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric.name}{only}[$__rate_interval]))"
+
+
+def _per_minute(metric: Metric, by: str = "") -> str:
+    """Of what is rare: a number that needs no thousandths."""
+    return f"60 * {_rate(metric, by)}"
 
 
 def _share(hits: Metric, queries: Metric, by: str = "") -> str:
@@ -67,10 +83,61 @@ def _quantile(q: float) -> str:
     return f"histogram_quantile({q}, {buckets})"
 
 
+_NO_PROBES: Final = '{route!~"/metrics|/health|/ready|/ping"}'
+_CONNECTED: Final = f"max by (worker) ({WORKER_CONNECTED.name}) == 1"
 PANELS: Final = (
-    Panel("Requests", "By route and status.", "reqps", {"{{route}} {{status}}": _rate(REQUESTS, "route, status")}),
+    Panel(
+        "Requests per second",
+        "By route and status, without probes.",
+        "short",
+        {"{{route}} {{status}}": _rate(REQUESTS, "route, status", _NO_PROBES)},
+    ),
+    Panel(
+        "Tokens per second",
+        "Of prompts that workers took, and of answers.",
+        "short",
+        {"prompts, {{model}}": _rate(PROMPT_TOKENS, "model"), "answers, {{model}}": _rate(GENERATION_TOKENS, "model")},
+    ),
+    Panel(
+        "Requests at each worker",
+        "What its engine is answering; a worker that is not connected has a gap.",
+        "short",
+        {"{{worker}}": f"max by (worker) ({WORKER_RUNNING.name}) and on (worker) {_CONNECTED}"},
+    ),
     Panel("Median time by stage", "Where requests spend their time.", "s", {"{{stage}}": _quantile(0.5)}),
     Panel("95% time by stage", "Nineteen of twenty requests are faster.", "s", {"{{stage}}": _quantile(0.95)}),
+    Panel(
+        "Workers not used",
+        "Refused because they differ, ejected because they fail, or not connected.",
+        "short",
+        {
+            "not connected": f"count(max by (worker) ({WORKER_CONNECTED.name}) == 0) or vector(0)",
+            "refused, {{reason}}": f"count by (reason) (max by (worker, reason) ({WORKER_REFUSED.name}))",
+            "ejected": f"sum(max by (worker) ({WORKER_EJECTED.name}))",
+        },
+    ),
+    Panel(
+        "Items processed per second",
+        "Made, failed, and joined to work that was under way.",
+        "short",
+        {"made": _rate(POOL_PROCESSED), "failed": _rate(POOL_FAILED), "joined": _rate(FLIGHTS_JOINED)},
+    ),
+    Panel(
+        "Preprocessing processes",
+        "Those that work, those that there are, and what waits for one.",
+        "short",
+        {
+            "busy": f"sum({POOL_BUSY.name})",
+            "processes": f"sum({POOL_PROCESSES.name})",
+            "items waiting": f"sum({POOL_WAITING.name})",
+        },
+    ),
+    Panel(
+        "Requests waiting for their turn",
+        "At each worker, before its engine has them.",
+        "short",
+        {"{{instance}}": f"sum by (instance) ({ENGINE_WAITING.name})"},
+    ),
     Panel(
         "Hit rate",
         "Items that were not processed (processor), and items that did not travel (worker).",
@@ -78,7 +145,7 @@ PANELS: Final = (
         {"{{tier}}": _share(MM_CACHE_HITS, MM_CACHE_QUERIES, "tier")},
     ),
     Panel(
-        "Bytes of features",
+        "Bytes of features per second",
         "What was named instead of sent, and what was sent.",
         "Bps",
         {"saved": _rate(FEATURE_BYTES_SAVED), "sent, {{way}}": _rate(FEATURE_BYTES_SENT, "way")},
@@ -88,47 +155,34 @@ PANELS: Final = (
         "Of frontends.",
         "bytes",
         {
-            "held": f'sum({MM_CACHE_BYTES.name}{{tier="processor"}})',
+            "in use": f'sum({MM_CACHE_BYTES.name}{{tier="processor"}})',
             "capacity": f'sum({MM_CACHE_CAPACITY.name}{{tier="processor"}})',
         },
     ),
     Panel(
-        "Preprocessing",
-        "Items that were made, that failed, and that joined work which was under way.",
-        "reqps",
-        {"made": _rate(POOL_PROCESSED), "failed": _rate(POOL_FAILED), "joined": _rate(FLIGHTS_JOINED)},
-    ),
-    Panel(
-        "Workers",
-        "Requests that each is answering; a worker at -1 is not connected.",
-        "short",
-        {"{{worker}}": f"max by (worker) ({WORKER_RUNNING.name}) - (1 - max by (worker) ({WORKER_CONNECTED.name}))"},
-    ),
-    Panel(
-        "Repairs",
+        "Repairs per minute",
         "Faults that no client saw: items that were gone, requests that went in again or elsewhere, what was ended.",
-        "reqps",
+        "short",
         {
-            "features repaired": _rate(FEATURES_REPAIRED),
-            "needs": _rate(NEEDS),
-            "resubmissions": _rate(RESUBMISSIONS),
-            "failovers": _rate(FAILOVERS),
-            "workers ejected": _rate(WORKER_EJECTIONS),
-            "processes replaced": _rate(POOL_REPLACED),
+            "features repaired": _per_minute(FEATURES_REPAIRED),
+            "features requested": _per_minute(NEEDS),
+            "resubmissions": _per_minute(RESUBMISSIONS),
+            "failovers": _per_minute(FAILOVERS),
+            "workers ejected": _per_minute(WORKER_EJECTIONS),
+            "processes replaced": _per_minute(POOL_REPLACED),
         },
     ),
-    Panel("Features given up", "By cache.", "reqps", {"{{tier}}": _rate(MM_CACHE_EVICTIONS, "tier")}),
     Panel(
         "Encoder cache hit rate",
         "Inside the engines.",
         "percentunit",
-        {"{{engine}}": _share(ENCODER_CACHE_HITS, ENCODER_CACHE_QUERIES, "engine")},
+        {"{{instance}}": _share(ENCODER_CACHE_HITS, ENCODER_CACHE_QUERIES, "instance")},
     ),
     Panel(
-        "Encoder outputs given up",
-        "By engine.",
-        "reqps",
-        {"{{engine}}": _rate(ENCODER_CACHE_EVICTIONS, "engine")},
+        "Evictions per minute",
+        "Features, by cache, and the engines' encoder outputs.",
+        "short",
+        {"{{tier}}": _per_minute(MM_CACHE_EVICTIONS, "tier"), "encoder outputs": _per_minute(ENCODER_CACHE_EVICTIONS)},
     ),
 )
 
@@ -162,7 +216,8 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "description": panel.about,
         "datasource": {"type": "prometheus", "uid": "${source}"},
         "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0 if panel.title != "Workers" else -1}},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": {"spanNulls": False, "lineWidth": 1}}},
+        "options": {"legend": _LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}},
         "targets": targets,
     }
 

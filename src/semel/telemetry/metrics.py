@@ -1,9 +1,56 @@
-"""The table of all metrics. A metric that is not in it cannot be recorded; the docs are generated from it."""
+"""The table of all metrics. A metric that is not in it cannot be recorded; the docs are generated from it.
+
+Those of a worker and those of media have modules of their own; everybody imports them from here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
+
+from semel.telemetry import media_metrics, worker_metrics
+from semel.telemetry.media_metrics import (
+    MEDIA_CACHE_BYTES,
+    MEDIA_CACHE_CONFIRMED,
+    MEDIA_CACHE_HITS,
+    MEDIA_CACHE_QUERIES,
+    MEDIA_FETCH_SECONDS,
+    MEDIA_FETCHED_BYTES,
+    MEDIA_FETCHES,
+    MEDIA_FETCHES_JOINED,
+    MEDIA_STORE_BYTES,
+    MEDIA_STORE_CAPACITY,
+    MEDIA_STORE_ERRORS,
+    MEDIA_STORE_EVICTIONS,
+    MEDIA_STORE_EXPIRATIONS,
+    MEDIA_STORE_FILES,
+    MEDIA_STORE_HITS,
+    MEDIA_STORE_QUERIES,
+)
+from semel.telemetry.metric import Metric
+from semel.telemetry.worker_metrics import (
+    DESK_BYTES,
+    ENCODER_CACHE_CAPACITY,
+    ENCODER_CACHE_EVICTIONS,
+    ENCODER_CACHE_HITS,
+    ENCODER_CACHE_QUERIES,
+    ENCODER_CACHE_RECLAIMABLE,
+    ENCODER_CACHE_RESIDENT,
+    ENCODER_CUT,
+    ENCODER_LATE_BYTES,
+    ENCODER_LEFT_OUT_BYTES,
+    ENCODER_PLANNED,
+    ENCODER_PLANNING_SECONDS,
+    ENCODER_REJECTED,
+    ENCODER_TAKEN_OVER,
+    ENGINE_SEQUENCES,
+    ENGINE_STEPS,
+    ENGINE_WAITED_SECONDS,
+    ENGINE_WAITING,
+    GRAMMARS,
+    GRAMMARS_WAITING,
+    NEEDS,
+    RESUBMISSIONS,
+)
 
 __all__ = [
     "BODY_DECODED_BYTES",
@@ -33,6 +80,7 @@ __all__ = [
     "FEATURE_BYTES_SAVED",
     "FEATURE_BYTES_SENT",
     "FLIGHTS_JOINED",
+    "GENERATION_TOKENS",
     "GRAMMARS",
     "GRAMMARS_WAITING",
     "IGNORED_FIELDS",
@@ -65,10 +113,14 @@ __all__ = [
     "MM_CACHE_QUERIES",
     "NEEDS",
     "POOL_ASSEMBLED",
+    "POOL_BUSY",
     "POOL_DECODED",
     "POOL_FAILED",
     "POOL_PROCESSED",
+    "POOL_PROCESSES",
     "POOL_REPLACED",
+    "POOL_WAITING",
+    "PROMPT_TOKENS",
     "REFUSALS",
     "REQUESTS",
     "REQUESTS_CALLED_BACK",
@@ -89,79 +141,6 @@ __all__ = [
     "WORKER_RUNNING",
     "Metric",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A number that semel exports. The name of a counter ends in `_total`, and every name has its unit."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets."""
-
-
-# The encoder, from inside the engine core. `engine` is the engine core's rank.
-_ENGINE: Final = ("engine",)
-ENCODER_CACHE_QUERIES: Final = Metric(
-    "semel_encoder_cache_queries_total", "counter", "Inputs that a request began to refer to.", _ENGINE
-)
-ENCODER_CACHE_HITS: Final = Metric(
-    "semel_encoder_cache_hits_total",
-    "counter",
-    "Inputs whose encoder output was there, or was planned for another input of the same step.",
-    _ENGINE,
-)
-ENCODER_CACHE_EVICTIONS: Final = Metric(
-    "semel_encoder_cache_evictions_total", "counter", "Encoder outputs that were given up.", _ENGINE
-)
-ENCODER_CACHE_CAPACITY: Final = Metric(
-    "semel_encoder_cache_capacity_embeddings", "gauge", "Embeddings that the encoder cache can hold.", _ENGINE
-)
-ENCODER_CACHE_RESIDENT: Final = Metric(
-    "semel_encoder_cache_resident_embeddings", "gauge", "Embeddings in the encoder cache.", _ENGINE
-)
-ENCODER_CACHE_RECLAIMABLE: Final = Metric(
-    "semel_encoder_cache_reclaimable_embeddings",
-    "gauge",
-    "Embeddings in the encoder cache that no request refers to.",
-    _ENGINE,
-)
-ENCODER_PLANNED: Final = Metric(
-    "semel_encoder_planned_total", "counter", "Encoder outputs that were planned, to be encoded or loaded.", _ENGINE
-)
-ENCODER_CUT: Final = Metric(
-    "semel_encoder_cut_total", "counter", "Times that an input which did not fit cut a request's tokens.", _ENGINE
-)
-ENCODER_TAKEN_OVER: Final = Metric(
-    "semel_encoder_taken_over_total",
-    "counter",
-    "Encodes that passed to another request, because theirs was preempted in the step that planned them.",
-    _ENGINE,
-)
-ENCODER_PLANNING_SECONDS: Final = Metric(
-    "semel_encoder_planning_seconds_total", "counter", "Time spent planning the encoder.", _ENGINE
-)
-ENCODER_LEFT_OUT_BYTES: Final = Metric(
-    "semel_encoder_left_out_bytes_total",
-    "counter",
-    "Bytes of items that stayed behind when their request went to the engine's worker processes.",
-    _ENGINE,
-)
-ENCODER_LATE_BYTES: Final = Metric(
-    "semel_encoder_late_bytes_total",
-    "counter",
-    "Bytes of items that had stayed behind, and were sent with the step that encodes them.",
-    _ENGINE,
-)
-ENCODER_REJECTED: Final = Metric(
-    "semel_encoder_rejected_total",
-    "counter",
-    "Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it.",
-    _ENGINE,
-)
 
 # Features in all caches. Tier `processor` is a frontend's feature cache, tier `worker` the engine's item cache.
 _TIER: Final = ("tier",)
@@ -203,83 +182,15 @@ FEATURES_REPAIRED: Final = Metric(
     "semel_features_repaired_total", "counter", "Features that a worker turned out to lack, and asked for."
 )
 LEASES: Final = Metric("semel_leases", "gauge", "Features in shared memory that workers are reading.")
-DESK_BYTES: Final = Metric(
-    "semel_desk_bytes", "gauge", "Bytes of features that a worker keeps for requests on their way into the engine."
-)
-NEEDS: Final = Metric("semel_needs_total", "counter", "Features that a worker asked a frontend for.")
-RESUBMISSIONS: Final = Metric(
-    "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
-)
-ENGINE_STEPS: Final = Metric("semel_engine_steps_total", "counter", "Steps that the engine has made.")
-ENGINE_WAITED_SECONDS: Final = Metric(
-    "semel_engine_waited_seconds",
-    "gauge",
-    "Seconds without a step of the engine while a request is under way; see `--engine-progress-s`.",
-)
-GRAMMARS: Final = Metric(
-    "semel_grammars_total",
-    "counter",
-    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, busy.",
-    ("outcome",),
-)
-GRAMMARS_WAITING: Final = Metric(
-    "semel_grammars_waiting", "gauge", "Schemas and grammars that a worker compiles on trial, or that wait for it."
-)
-ENGINE_SEQUENCES: Final = Metric("semel_engine_sequences", "gauge", "Sequences that the engine runs or is to run next.")
-ENGINE_WAITING: Final = Metric(
-    "semel_engine_waiting_requests", "gauge", "Requests that wait at a worker for their tenant's turn at the engine."
-)
-
-# Media that a frontend fetches for its requests.
-MEDIA_FETCHES: Final = Metric(
-    "semel_media_fetches_total",
-    "counter",
-    "Fetches of media by how they ended: fetched, refused, too_large, unavailable or abandoned.",
-    ("outcome",),
-)
-MEDIA_FETCHED_BYTES: Final = Metric("semel_media_fetched_bytes_total", "counter", "Bytes of media that were fetched.")
-MEDIA_FETCH_SECONDS: Final = Metric(
-    "semel_media_fetch_seconds_total", "counter", "Time that fetches took, of those that were begun."
-)
-MEDIA_FETCHES_JOINED: Final = Metric(
-    "semel_media_fetches_joined_total", "counter", "Fetches that waited for an equal one which was under way already."
-)
-MEDIA_CACHE_QUERIES: Final = Metric(
-    "semel_media_cache_queries_total", "counter", "Fetches that looked for a response that is still fresh."
-)
-MEDIA_CACHE_HITS: Final = Metric("semel_media_cache_hits_total", "counter", "Fetches that found one.")
-MEDIA_CACHE_CONFIRMED: Final = Metric(
-    "semel_media_cache_confirmed_total", "counter", "Stale responses of which their server said that they still hold."
-)
-MEDIA_CACHE_BYTES: Final = Metric("semel_media_cache_bytes", "gauge", "Bytes of responses that are kept.")
-
-# The media store of a frontend.
-MEDIA_STORE_FILES: Final = Metric("semel_media_store_files", "gauge", "Files in the media store.")
-MEDIA_STORE_BYTES: Final = Metric(
-    "semel_media_store_bytes", "gauge", "Bytes of files in the media store; a file counts as 64 KiB at least."
-)
-MEDIA_STORE_CAPACITY: Final = Metric(
-    "semel_media_store_capacity_bytes", "gauge", "Bytes that the media store may have (--media-store-gb)."
-)
-MEDIA_STORE_QUERIES: Final = Metric(
-    "semel_media_store_queries_total", "counter", "Files that were looked up in the media store."
-)
-MEDIA_STORE_HITS: Final = Metric("semel_media_store_hits_total", "counter", "Files that were looked up and found.")
-MEDIA_STORE_EVICTIONS: Final = Metric(
-    "semel_media_store_evictions_total", "counter", "Files that were deleted from the media store to make room."
-)
-MEDIA_STORE_EXPIRATIONS: Final = Metric(
-    "semel_media_store_expirations_total",
-    "counter",
-    "Files that were deleted from the media store because they had expired.",
-)
-MEDIA_STORE_ERRORS: Final = Metric(
-    "semel_media_store_errors_total", "counter", "Operations of the media store that failed or took too long."
-)
-
 # Frontends.
 REQUESTS: Final = Metric(
     "semel_requests_total", "counter", "Requests that were answered, by route and HTTP status.", ("route", "status")
+)
+PROMPT_TOKENS: Final = Metric(
+    "semel_prompt_tokens_total", "counter", "Tokens of prompts that workers have taken, items included.", ("model",)
+)
+GENERATION_TOKENS: Final = Metric(
+    "semel_generation_tokens_total", "counter", "Tokens of answers that came from workers.", ("model",)
 )
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STAGE_SECONDS: Final = Metric(
@@ -354,6 +265,11 @@ POOL_FAILED: Final = Metric("semel_pool_failed_total", "counter", "Items whose p
 POOL_REPLACED: Final = Metric(
     "semel_pool_replaced_total", "counter", "Preprocessing processes that took the place of one that had ended."
 )
+POOL_WAITING: Final = Metric("semel_pool_waiting", "gauge", "Items and prompts that wait for a preprocessing process.")
+POOL_BUSY: Final = Metric("semel_pool_busy", "gauge", "Preprocessing processes that work on an item.")
+POOL_PROCESSES: Final = Metric(
+    "semel_pool_processes", "gauge", "Preprocessing processes that are loaded, without the spare ones (--processes)."
+)
 WORKER_CONNECTED: Final = Metric(
     "semel_worker_connected", "gauge", "1 while the worker is connected, else 0.", ("worker",)
 )
@@ -400,85 +316,12 @@ SPANS_DROPPED: Final = Metric(
     ("reason",),
 )
 
-METRICS: Final = (
-    ENCODER_CACHE_QUERIES,
-    ENCODER_CACHE_HITS,
-    ENCODER_CACHE_EVICTIONS,
-    ENCODER_CACHE_CAPACITY,
-    ENCODER_CACHE_RESIDENT,
-    ENCODER_CACHE_RECLAIMABLE,
-    ENCODER_PLANNED,
-    ENCODER_CUT,
-    ENCODER_TAKEN_OVER,
-    ENCODER_PLANNING_SECONDS,
-    ENCODER_LEFT_OUT_BYTES,
-    ENCODER_LATE_BYTES,
-    ENCODER_REJECTED,
-    MM_CACHE_QUERIES,
-    MM_CACHE_HITS,
-    VLLM_MM_CACHE_QUERIES,
-    VLLM_MM_CACHE_HITS,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_ITEMS,
-    MM_CACHE_EVICTIONS,
-    FLIGHTS_JOINED,
-    FEATURES_SENT,
-    FEATURE_BYTES_SENT,
-    FEATURE_BYTES_SAVED,
-    FEATURES_REPAIRED,
-    LEASES,
-    DESK_BYTES,
-    NEEDS,
-    RESUBMISSIONS,
-    ENGINE_STEPS,
-    ENGINE_WAITED_SECONDS,
-    GRAMMARS,
-    GRAMMARS_WAITING,
-    ENGINE_SEQUENCES,
-    ENGINE_WAITING,
-    MEDIA_FETCHES,
-    MEDIA_FETCHED_BYTES,
-    MEDIA_FETCH_SECONDS,
-    MEDIA_FETCHES_JOINED,
-    MEDIA_CACHE_QUERIES,
-    MEDIA_CACHE_HITS,
-    MEDIA_CACHE_CONFIRMED,
-    MEDIA_CACHE_BYTES,
-    MEDIA_STORE_FILES,
-    MEDIA_STORE_BYTES,
-    MEDIA_STORE_CAPACITY,
-    MEDIA_STORE_QUERIES,
-    MEDIA_STORE_HITS,
-    MEDIA_STORE_EVICTIONS,
-    MEDIA_STORE_EXPIRATIONS,
-    MEDIA_STORE_ERRORS,
-    REQUESTS,
-    BODY_RECEIVED_BYTES,
-    BODY_DECODED_BYTES,
-    REFUSALS,
-    IGNORED_FIELDS,
-    REQUESTS_IN_FLIGHT,
-    REQUESTS_WAITING,
-    MEDIA_IN_FLIGHT,
-    MEDIA_IN_FLIGHT_LIMIT,
-    REQUESTS_CALLED_BACK,
-    TENANT_MEDIA_IN_FLIGHT,
-    TENANT_REQUESTS_WAITING,
-    TENANT_REQUESTS_CALLED_BACK,
-    STAGE_SECONDS,
-    LOOP_LAG_SECONDS,
-    POOL_ASSEMBLED,
-    POOL_PROCESSED,
-    POOL_FAILED,
-    POOL_REPLACED,
-    WORKER_CONNECTED,
-    WORKER_EJECTED,
-    WORKER_REFUSED,
-    WORKER_EJECTIONS,
-    FAILOVERS,
-    ENGINES_LOST,
-    WORKER_RUNNING,
-    SPANS_DROPPED,
+METRICS: Final = tuple(
+    dict.fromkeys(
+        value
+        for names in (vars(worker_metrics), vars(media_metrics), dict(globals()))
+        for value in names.values()
+        if isinstance(value, Metric)
+    )
 )
 """Every metric of semel, in the order of the documentation."""

@@ -27,6 +27,7 @@ from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, S
 from semel.interchange import injection as outcomes
 from semel.interchange import safetensors
 from semel.telemetry import Meter
+from semel.telemetry.audit import audit
 from semel.web.errors import error_response, http_error_response
 from semel.web.responses import json_response
 from semel.web.server import operator_routes
@@ -64,21 +65,11 @@ def create_admin_app(
         _check_key(key)
     intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)
 
-    async def inject_features(request: Request) -> Response:
-        _check_loopback(request)
-        _authorise(request, key)
-        return await intake.inject(request)
-
-    async def tell_contract(request: Request) -> Response:
-        _check_loopback(request)
-        _authorise(request, key)
+    async def tell_contract(_: Request) -> Response:
         return Response(msgspec.json.encode(engine.contract), media_type="application/json")
 
-    async def reset_caches(request: Request) -> Response:
-        _check_loopback(request)
-        _authorise(request, key)
+    async def reset_caches(_: Request) -> Response:
         await reset()
-        logger.info("%s reset the caches", _peer(request))
         done: Reset = {"reset": True}
         return json_response(done)
 
@@ -90,12 +81,39 @@ def create_admin_app(
         routes=[
             *operator_routes(meter, reason),
             Route("/openapi.json", tell_routes),
-            Route("/v1/mm_cache/contract", tell_contract, methods=["GET"]),
-            Route("/v1/mm_cache/inject", inject_features, methods=["POST"]),
-            Route("/v1/mm_cache/reset", reset_caches, methods=["POST"]),
+            Route("/v1/mm_cache/contract", _guarded("contract", key, tell_contract), methods=["GET"]),
+            Route("/v1/mm_cache/inject", _guarded("inject", key, intake.inject), methods=["POST"]),
+            Route("/v1/mm_cache/reset", _guarded("reset", key, reset_caches), methods=["POST"]),
         ],
         exception_handlers={SemelError: _on_error, HTTPException: _on_http_error, Exception: _on_surprise},
     )
+
+
+def _guarded(
+    action: str, key: str | None, handler: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """A route for the operator alone. Every call of it leaves an audit line, also one that is refused or fails."""
+
+    async def call(request: Request) -> Response:
+        who, result = "nobody", "failed"
+        try:
+            _check_loopback(request)
+            _authorise(request, key)
+            who = "the admin key"
+            response = await handler(request)
+            result = str(response.status_code)
+        except HTTPException as error:
+            result = f"refused {error.status_code}"
+            raise
+        except SemelError as error:
+            result = f"refused {type(error).__name__}"
+            raise
+        else:
+            return response
+        finally:
+            audit(action, who=who, peer=_peer(request), result=result)
+
+    return call
 
 
 class _Intake:

@@ -162,6 +162,11 @@ class Pool:
         return "this frontend is shutting down; send the request again" if self._closed else self.processes.failure
 
     @property
+    def busy(self) -> int:
+        """How many processes work on an item."""
+        return sum(child.running and not child.free for child in self.processes.children)
+
+    @property
     def waiting(self) -> Mapping[str, int]:
         """How many items wait for a process, by tenant."""
         return self._waiting.tenants
