@@ -1,14 +1,17 @@
 """The encoder cache's decisions: pure functions of keys, sizes and timelines.
 
 `residency` decides which encoder outputs stay, `eviction` which is evicted first, `plan` what to encode in a step, and
-`gather` which positions a step's embeddings fill. Keys are opaque (semel uses digests), requests are ids, and inputs
-are indices into a request's timeline. Nothing here depends on an engine, a clock or a tensor.
+`gather` which positions a step's embeddings fill. `shelf` knows the outputs in the host's memory, over the free blocks
+of `extents`, and `transfers` what a step copies to it and from it. Keys are opaque (semel uses digests), requests are
+ids, and inputs are indices into a request's timeline. Nothing here depends on an engine, a clock or a tensor.
 """
 
 from semel.encoder.eviction import CostAware, Entry, Eviction, Immediate, OldestReleased
 from semel.encoder.gather import Gathered, Slice, gather
 from semel.encoder.plan import Plan, Planner, Request
 from semel.encoder.residency import Counts, Key, Reference, Residency, Settlement
+from semel.encoder.shelf import Shelf, ShelfCounts, Slot
+from semel.encoder.transfers import Load, Report, Save, Saved, Step, TransferCounts, Transfers
 
 __all__ = [
     "CostAware",
@@ -18,13 +21,23 @@ __all__ = [
     "Gathered",
     "Immediate",
     "Key",
+    "Load",
     "OldestReleased",
     "Plan",
     "Planner",
     "Reference",
+    "Report",
     "Request",
     "Residency",
+    "Save",
+    "Saved",
     "Settlement",
+    "Shelf",
+    "ShelfCounts",
     "Slice",
+    "Slot",
+    "Step",
+    "TransferCounts",
+    "Transfers",
     "gather",
 ]

@@ -25,17 +25,17 @@ class Entry:
 
     __slots__ = ("cost", "is_adopted", "key", "planner", "referrers", "shows", "size")
 
-    def __init__(self, key: Key, size: int, cost: float, planner: Reference) -> None:
+    def __init__(self, key: Key, size: int, cost: float, planner: Reference | None = None) -> None:
         self.key = key
         self.size = size
-        """In embeddings."""
+        """In embeddings; of a slot on a shelf in blocks."""
         self.cost = cost
         """Cost of encoding it again, in any unit common to all entries."""
         self.shows = 0
         """How many times requests began to refer to it, for policies that count this."""
         self.referrers: dict[Reference, None] = {}
         """The inputs that refer to it, oldest first."""
-        self.planner: Reference | None = planner
+        self.planner = planner
         """The input that encodes it in this step; None once it is encoded."""
         self.is_adopted = False
         """Whether the encode was taken over: the planner is not the input that the engine expects."""

@@ -1,0 +1,194 @@
+"""What each step copies between devices and a shelf, and what is known of copies that are on their way.
+
+A scheduler allocates space for one output after the other, then says what the step encodes and who was scheduled
+(`plan`). An allocation of a scheduled request that the step does not encode is a load. One whose request was preempted
+in the same step is neither: nobody encodes or needs it. What a step loads is pinned before anything makes room.
+
+The processes with the tensors (ranks) run steps in order. One of them, the first, saves; every one loads. Their reports
+may come late, twice or never, so a report counts only for the copy that it names, and each copy has a number of its
+own. A slot is filled when the first rank says so, and is not read before. It is let go when that rank has closed the
+step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies beside its steps
+closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from semel.encoder.eviction import Key, Reference
+from semel.encoder.extents import Extent
+from semel.encoder.shelf import Shelf, Slot
+
+__all__ = ["Load", "Report", "Save", "Saved", "Step", "TransferCounts", "Transfers"]
+
+FIRST = 0
+"""The rank that saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy an output of `rows` embeddings to these blocks, as soon as it is encoded."""
+
+    transfer: int
+    rows: int
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make an output of these blocks."""
+
+    transfer: int
+    extents: tuple[Extent, ...]
+    form: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the ranks have to copy in one step."""
+
+    number: int = 0
+    """0 for a step without copies."""
+    saves: Mapping[Key, Save] = field(default_factory=dict)
+    loads: Mapping[Key, Load] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """An output is in its slot, whole."""
+
+    transfer: int
+    form: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one rank has done."""
+
+    rank: int
+    closed: int = 0
+    """The last step of which every copy has ended; 0 if the rank does not say."""
+    saved: tuple[Saved, ...] = ()
+    loaded: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class TransferCounts:
+    """Running totals."""
+
+    loads: int = 0
+    """Outputs that a step loaded instead of encoding them."""
+    saves: int = 0
+    """Outputs that were copied to the shelf."""
+    lost: int = 0
+    """Outputs that were to be copied, and were not."""
+
+
+@dataclass(slots=True)
+class _Loading:
+    slot: Slot
+    step: int
+    ranks: set[int] = field(default_factory=set)
+    """Those that have not loaded it yet."""
+
+
+class Transfers:
+    """The copies of one engine, of so many ranks."""
+
+    def __init__(self, shelf: Shelf, *, ranks: int = 1, patience: int | None = None) -> None:
+        self.shelf = shelf
+        self.counts = TransferCounts()
+        self._ranks = ranks
+        self._patience = patience
+        self._allocated: dict[Reference, tuple[Key, int, int]] = {}
+        self._step = 0
+        self._transfer = 0
+        self._closed = dict.fromkeys(range(ranks), 0)
+        self._saving: dict[int, tuple[int, Slot]] = {}  # transfer → step and slot, in order
+        self._loading: dict[int, _Loading] = {}
+
+    def allocate(self, request: str, index: int, key: Key, rows: int, blocks: int) -> None:
+        """A request has got space on the device for an output, to encode or to load it in this step."""
+        self._allocated[request, index] = (key, rows, blocks)
+
+    def plan(self, encodes: Mapping[str, Collection[int]], scheduled: Container[str]) -> Step:
+        """What this step copies, now that it is known what it encodes and for whom it runs."""
+        allocated, self._allocated = self._allocated, {}
+        if not allocated:
+            return _NOTHING
+        self._step += 1
+        self._give_up()
+        loads: dict[Key, Load] = {}
+        encoded = []
+        for (request, index), (key, rows, blocks) in allocated.items():
+            if request not in scheduled:
+                continue
+            if index in encodes.get(request, ()):
+                encoded.append((key, rows, blocks))
+            elif key not in loads:
+                loads[key] = self._load(key)
+        saves = {key: save for key, rows, blocks in encoded if (save := self._save(key, rows, blocks)) is not None}
+        return Step(self._step, saves, loads) if saves or loads else _NOTHING
+
+    def take(self, report: Report) -> None:
+        """What a rank has done."""
+        for saved in report.saved:
+            if (found := self._saving.pop(saved.transfer, None)) is not None:  # else it was reported, or given up
+                self.counts.saves += 1
+                self.shelf.fill(found[1], saved.form)
+        for transfer in report.loaded:
+            self._end_load(transfer, report.rank)
+        if report.closed > self._closed.get(report.rank, report.closed):
+            self._closed[report.rank] = report.closed
+            self._close(report.rank, report.closed)
+
+    def _save(self, key: Key, rows: int, blocks: int) -> Save | None:
+        slot = self.shelf.reserve(key, rows, blocks)
+        if slot is None:
+            return None
+        self._transfer += 1
+        self._saving[self._transfer] = (self._step, slot)
+        return Save(self._transfer, rows, slot.extents)
+
+    def _load(self, key: Key) -> Load:
+        slot = self.shelf.filled(key)
+        assert slot is not None, f"{key!r} was promised, and is not on the shelf"
+        self.shelf.pin(slot)
+        self.counts.loads += 1
+        self._transfer += 1
+        self._loading[self._transfer] = _Loading(slot, self._step, set(range(self._ranks)))
+        return Load(self._transfer, slot.extents, slot.form)
+
+    def _end_load(self, transfer: int, rank: int) -> None:
+        loading = self._loading.get(transfer)
+        if loading is None:
+            return
+        loading.ranks.discard(rank)
+        if not loading.ranks:
+            del self._loading[transfer]
+            self.shelf.unpin(loading.slot)
+
+    def _close(self, rank: int, step: int) -> None:
+        """A rank has ended all copies of a step, and so of all steps before."""
+        if rank == FIRST:
+            self._cancel_until(step)
+        for transfer in [transfer for transfer, loading in self._loading.items() if loading.step <= step]:
+            self._end_load(transfer, rank)
+
+    def _give_up(self) -> None:
+        if self._patience is not None:
+            self._cancel_until(self._step - self._patience - 1)
+
+    def _cancel_until(self, step: int) -> None:
+        """Let go of slots that these steps should have filled."""
+        while self._saving:
+            transfer, (begun, slot) = next(iter(self._saving.items()))
+            if begun > step:
+                return
+            del self._saving[transfer]
+            self.counts.lost += 1
+            self.shelf.cancel(slot)
+
+
+_NOTHING = Step()
