@@ -36,12 +36,14 @@ def test_every_rank_holds_every_encoder_output(workers: int, ranks: int, embeddi
     host = Host(2, workers=workers, ranks=ranks)
     more = replace(host, encoder_cache=embeddings * each)
     assert total(more) - total(host) == workers * ranks * embeddings * each
+    assert total(replace(host, embedding_tier=each)) - total(host) == workers * each, "all ranks map the same memory"
 
 
 def test_the_command_counts_the_encoder_cache() -> None:
     flags = ["--encoder-cache-embeddings", "150000", "--embedding-bytes", "7168", "--ranks", "2"]
-    shown = CliRunner().invoke(app, ["size", *flags])
+    shown = CliRunner().invoke(app, ["size", *flags, "--embedding-tier-gb", "3"])
     assert "2.00 GiB  encoder caches" in shown.output
+    assert "3.00 GiB  embedding tiers" in shown.output
     assert "0.00 GiB  encoder caches" in CliRunner().invoke(app, ["size"]).output
 
 

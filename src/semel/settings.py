@@ -319,6 +319,14 @@ class EncoderSettings:
         min=1,
         default_text="vLLM's own: --max-num-batched-tokens",
     )
+    embedding_tier_bytes: int = flag(
+        0,
+        "embedding-tier-gb",
+        help="Host memory for encoder outputs that the device has no room for, in GiB; 0 turns it off.",
+        group="Worker",
+        unit="GiB",
+        min=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class Host:
     """Bytes of weights in the host's memory, of each engine: on a GPU none stay."""
     kv_cache: int = 0
     """Bytes of KV cache in the host's memory, of each engine."""
+    embedding_tier: int = 0
+    """Bytes of host memory for encoder outputs (`--embedding-tier-gb`), of each engine: all of it, from the start."""
     encoder_cache: int = 0
     """Bytes of encoder outputs (`--encoder-cache-embeddings`) in the host's memory, of each of vLLM's worker processes:
     on a GPU they are in its memory."""
@@ -77,4 +79,5 @@ def memory_of(host: Host) -> tuple[Part, ...]:
         Part("item caches", host.workers * host.item_cache),
         Part("vLLM's worker processes", host.workers * (host.ranks * ENGINE_RANK + host.weights + host.kv_cache)),
         Part("encoder caches", host.workers * host.ranks * host.encoder_cache),
+        Part("embedding tiers", host.workers * host.embedding_tier),
     )

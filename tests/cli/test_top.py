@@ -9,6 +9,9 @@ from rich.console import Console
 from semel.cli.top import Look, draw, overview
 from semel.telemetry import Meter
 from semel.telemetry.metrics import (
+    EMBEDDING_BYTES,
+    EMBEDDING_CAPACITY,
+    EMBEDDING_LOADS,
     FEATURE_BYTES_SAVED,
     MM_CACHE_HITS,
     MM_CACHE_QUERIES,
@@ -73,3 +76,17 @@ def test_the_page_has_every_figure() -> None:
     page = console.export_text()
     for words in ("12.0/s", "75%", "2.0 GB/s", "w1", "lost", "render", "does not answer: c/metrics"):
         assert words in page
+
+
+def test_host_memory_for_encoder_outputs_is_shown_where_a_worker_has_some() -> None:
+    meter = Meter()
+    meter.set(EMBEDDING_CAPACITY, 4e9, "0")
+    before = Look(10.0, {"worker": scrape(meter)})
+    meter.set(EMBEDDING_BYTES, 1e9, "0")
+    meter.count(EMBEDDING_LOADS, "0", "host", amount=6)
+    seen = overview(before, Look(12.0, {"worker": scrape(meter)}))
+    assert (seen.tier_bytes, seen.tier_capacity_bytes, seen.tier_loads_per_s) == (1e9, 4e9, 3.0)
+    for page, is_shown in ((seen, True), (overview(*looks()), False)):
+        console = Console(record=True, width=130, file=io.StringIO())
+        console.print(draw(page, 2.0))
+        assert ("1.0 GB of 4.0 GB" in console.export_text()) == is_shown

@@ -6,6 +6,7 @@ A start takes half a minute, and CI has a budget of them (`tests/budget.py`). Te
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from semel.core import Key
 from semel.engine.vllm.arguments import parse_engine_flags
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
 from semel.engine.vllm.engine import VllmEngine
+from semel.engine.vllm.shared_file import create_file, path_of
+from semel.engine.vllm.tier_config import TierConfig
 from semel.processing.processor import ProcessorKind
 from tests.engine.parity import Rig
 
@@ -35,6 +38,8 @@ class Start:
     processor: ProcessorKind = "auto"
     common: tuple[str, ...] = COMMON
     """What stands before its flags."""
+    tier_bytes: int = 0
+    """Host memory for encoder outputs."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,13 @@ class ShippedRig(Rig):
 @asynccontextmanager
 async def running_as_worker(start: Start, folder: Path) -> AsyncIterator[ShippedRig]:
     """The engine of `semel worker`: its flags, its encoder cache, its scheduler and its shipping."""
-    page = EncoderPage.create()
+    page, region = EncoderPage.create(), create_file("semel-tier")
     arguments = parse_engine_flags(
-        str(folder), [*start.common, *start.flags], encoder_planning=start.encoder_planning, metrics=page.path
+        str(folder),
+        [*start.common, *start.flags],
+        encoder_planning=start.encoder_planning,
+        embedding_tier=TierConfig(start.tier_bytes, path_of(region)) if start.tier_bytes else None,
+        metrics=page.path,
     )
     engine = VllmEngine.start(arguments, processor=start.processor)
     try:
@@ -65,6 +74,7 @@ async def running_as_worker(start: Start, folder: Path) -> AsyncIterator[Shipped
     finally:
         await engine.close()
         page.close()
+        os.close(region)
 
 
 class Engines:

@@ -64,6 +64,9 @@ class Configuration:
 
     is_eager: bool = True
     encoder_planning: bool = False
+    tier_bytes: int = 0
+    """Host memory for encoder outputs, on semel's side: those that are evicted must come back from there."""
+
     has_eagle_head: bool = False
     """Whether the engine's own folder gets a head for drafts."""
 
@@ -123,6 +126,7 @@ _COST_AWARE: Final = json.dumps(
         "manager_config": {"eviction": "cost-aware"},
     }
 )
+_TIER_BYTES: Final = 1 << 20
 _IS_ASYNC: Final = {"scheduler_config.async_scheduling": True}
 _IS_V2: Final = {"use_v2_model_runner": True}
 
@@ -214,7 +218,8 @@ MATRIX: Final[Mapping[str, Configuration]] = {
         replace(
             _WITH_DRAFTS,
             name="tp2-ngram",
-            title=f"`--tensor-parallel-size 2`, {_WITH_DRAFTS.title}",
+            title=f"`--tensor-parallel-size 2`, {_WITH_DRAFTS.title}, embedding tier",
+            tier_bytes=_TIER_BYTES,
             flags=("--tensor-parallel-size", "2", *_WITH_DRAFTS.flags),
             environment=_NO_BINDING,
             facts={**_WITH_DRAFTS.facts, "parallel_config.tensor_parallel_size": 2},
@@ -239,6 +244,32 @@ MATRIX: Final[Mapping[str, Configuration]] = {
             ships=False,
             # The pictures were asked about before, and come from the connector's storage: no encoder runs.
             plants=(),
+        ),
+        Configuration(
+            name="tier",
+            title="embedding tier",
+            tier_bytes=_TIER_BYTES,
+        ),
+        Configuration(
+            name="tier-v2-async",
+            title="embedding tier, V2 runner, `--async-scheduling`",
+            flags=("--async-scheduling",),
+            environment=_V2,
+            shims=("ASYNC", "TRITON"),
+            facts={**_IS_V2, **_IS_ASYNC},
+            most_requests=30,
+            has_several_answers=False,
+            has_lies=True,
+            tier_bytes=_TIER_BYTES,
+        ),
+        Configuration(
+            name="tier-llava",
+            title="embedding tier, LLaVA, encoder planning",
+            model="llava",
+            item_cache=("--mm-processor-cache-gb", "0.0005"),
+            encoder_planning=True,
+            tier_bytes=_TIER_BYTES,
+            plants=("swapped",),
         ),
         Configuration(
             name="shm",

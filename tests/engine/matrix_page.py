@@ -28,10 +28,11 @@ def row_of(one: Configuration, result: MatrixResult) -> str:
         f"{result.left_out_bytes / _MB:.0f} MB left out, {result.late_bytes / _MB:.0f} late" if one.ships else "off"
     )
     found = ", ".join(f"{name} {'found' if is_caught else 'NOT FOUND'}" for name, is_caught in result.caught.items())
+    loads = f", {result.loads} loaded" if one.tier_bytes else ""
     cells = (
         f"{result.equal_probes} of {result.probes}",
         f"{result.equal_random} of {result.random} ({result.aborted})",
-        f"{result.evictions} of the encoder, {result.item_evictions} items",
+        f"{result.evictions} of the encoder, {result.item_evictions} items{loads}",
         str(result.preemptions),
         shipping,
         found or "none",

@@ -37,6 +37,7 @@ class MatrixResult:
     evictions: int = 0
     item_evictions: int = 0
     preemptions: int = 0
+    loads: int = 0
     left_out_bytes: int = 0
     late_bytes: int = 0
     caught: dict[str, bool] = field(default_factory=dict)
@@ -98,6 +99,7 @@ def compare_sides(one: Configuration, bare: Side, semel: Side) -> MatrixResult:
         evictions=semel.evictions,
         item_evictions=semel.item_evictions,
         preemptions=semel.preemptions,
+        loads=semel.loads,
         left_out_bytes=semel.left_out_bytes,
         late_bytes=semel.late_bytes,
         caught={
@@ -121,6 +123,7 @@ def _unseen(one: Configuration, bare: Side, semel: Side, result: MatrixResult) -
         "nothing was evicted from the encoder cache": semel.evictions > 0,
         "no item was evicted from the item cache": semel.item_evictions > 0 or not one.evicts_items,
         "hardly a request was aborted": semel.aborted > 1,
+        "nothing was loaded from the host's memory": semel.loads > 0 or not one.tier_bytes,
         "nobody was preempted": semel.preemptions > 0 or not one.preempts,
         "nothing was left out, and shipping should be on": semel.left_out_bytes > 0 or not one.ships,
         "something was left out, and shipping should be off": semel.left_out_bytes == 0 or one.ships,

@@ -56,6 +56,7 @@ class Side:
     facts: dict[str, Any] = field(default_factory=dict)
     aborted: int = 0
     preemptions: int = 0
+    loads: int = 0
     evictions: int = 0
     """Of the encoder cache; semel counts them."""
 
@@ -146,7 +147,7 @@ async def run_semel(one: Configuration, folder: Path, scratch: Path, requests: S
     """The engine of a worker."""
     found, began = Side(), time.monotonic()
     flags = tuple(flags_of(one, scratch, is_semel=True))
-    start = Start(one.model, flags, encoder_planning=one.encoder_planning, common=())
+    start = Start(one.model, flags, one.encoder_planning, common=(), tier_bytes=one.tier_bytes)
     async with running_as_worker(start, folder) as rig:
         found.start_s = time.monotonic() - began
         found.facts = _facts(rig.llm.vllm_config, one)
@@ -157,6 +158,7 @@ async def run_semel(one: Configuration, folder: Path, scratch: Path, requests: S
         found.preemptions = _preemptions()
         found.evictions, found.item_evictions = totals.evictions, rig.engine.item_cache.evictions
         found.left_out_bytes, found.late_bytes = totals.left_out_bytes, totals.late_bytes
+        found.loads = totals.tier_loads
         if one.has_lies:
             await _tell_lies(rig, found)
         for name in one.plants:

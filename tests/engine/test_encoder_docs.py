@@ -22,6 +22,7 @@ def test_a_command_of_the_page_gives_an_engine_with_our_parts(command: str, tiny
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from semel.engine.vllm.encoder_cache import EncoderCache, EncoderCacheConfig
+    from semel.engine.vllm.tier_config import TierConfig, has_tier
 
     flags = shlex.split(command.replace("\\\n", ""))[3:]
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", str(tiny("qwen2-vl")), *flags])
@@ -30,7 +31,10 @@ def test_a_command_of_the_page_gives_an_engine_with_our_parts(command: str, tiny
     EncoderCacheConfig.parse(config.ec_manager_config.manager_config)
     if "--scheduler-cls" in flags:
         assert config.scheduler_config.get_scheduler_cls().__name__ == "create_scheduler"
+    assert has_tier(config) == ("--ec-transfer-config" in flags)
+    if has_tier(config):
+        TierConfig.parse(config.ec_transfer_config.ec_connector_extra_config)
 
 
 def test_the_page_has_commands() -> None:
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 4

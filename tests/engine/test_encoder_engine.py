@@ -8,6 +8,7 @@ every item to their worker processes as vLLM does (`--ship-resident-items`).
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ import pytest
 from PIL import Image
 
 from semel.bench.stepping import Kind
-from semel.engine.vllm.compat import RECEIVING_WORKER, encoder_arguments
+from semel.engine.vllm.compat import RECEIVING_WORKER, SHIPPING_SCHEDULER, encoder_arguments
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
+from semel.engine.vllm.shared_file import create_file, path_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -53,6 +55,7 @@ class Running:
     page: EncoderPage
     preempts: bool = False
     ships: bool = False
+    has_tier: bool = False
     seen: list[EncoderTotals] = field(default_factory=list)
     """The totals at every token that came."""
 
@@ -95,11 +98,20 @@ LITTLE_MEMORY = {
 NO_PREFIXES = {"enable_prefix_caching": False}
 
 
-ENGINES = ["stock", "cache"]
+ENGINES = ["stock", "planning, preempting, tier"]
 PREEMPTING = ["cache, preempting", "planning, preempting"]
-"""In CI two configurations of `tests/engine/matrix.py` plan and preempt."""
+"""In CI two configurations of `tests/engine/matrix.py` plan and preempt, without a tier."""
 
-NIGHTLY = ["planning", *PREEMPTING, *(f"{name}, in full" for name in PREEMPTING)]
+NIGHTLY = [
+    "cache",
+    "cache, tier",
+    "planning",
+    *PREEMPTING,
+    *(f"{name}, in full" for name in PREEMPTING),
+    "cache, preempting, tier, in full",
+]
+TIER_BYTES = 120 * 512
+"""Room for half of a dozen pictures, of 512 bytes an embedding."""
 
 
 @pytest.fixture(
@@ -108,7 +120,7 @@ NIGHTLY = ["planning", *PREEMPTING, *(f"{name}, in full" for name in PREEMPTING)
 )
 async def running(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> AsyncIterator[Running]:
     kind, *ways = request.param.split(", ")
-    ships, preempts = kind != "stock" and "in full" not in ways, "preempting" in ways
+    ships, preempts, has_tier = kind != "stock" and "in full" not in ways, "preempting" in ways, "tier" in ways
     arguments = {
         "max_num_batched_tokens": STEP_TOKENS,
         "max_model_len": 1_024,
@@ -117,25 +129,34 @@ async def running(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -
         **(LITTLE_MEMORY if preempts else {}),
         **({} if ships or not preempts else NO_PREFIXES),
     }
-    async for started in start(kind, tiny("qwen2-vl"), ships=ships, **arguments):
+    async for started in start(kind, tiny("qwen2-vl"), ships=ships, has_tier=has_tier, **arguments):
         yield replace(started, preempts=preempts)
 
 
-async def start(kind: Kind, model: Path, *, ships: bool, **arguments: Any) -> AsyncIterator[Running]:
+async def start(
+    kind: Kind, model: Path, *, ships: bool, has_tier: bool = False, **arguments: Any
+) -> AsyncIterator[Running]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    page = EncoderPage.create()
+    from semel.engine.vllm.arguments import create_config
+    from semel.engine.vllm.tier_config import TierConfig
+
+    page, region = EncoderPage.create(), create_file("semel-tier")
     plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning", with_shipping=ships)
+    if has_tier:
+        plugged |= TierConfig(TIER_BYTES, path_of(region)).arguments
+        plugged.setdefault("scheduler_cls", SHIPPING_SCHEDULER)
     common = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True}
     engine_args = AsyncEngineArgs(model=str(model), **common, **arguments, **({} if kind == "stock" else plugged))
-    llm = AsyncLLM.from_engine_args(engine_args)
+    llm = AsyncLLM.from_vllm_config(create_config(engine_args), disable_log_stats=True)
     try:
         assert kind == "stock" or ships == (llm.vllm_config.parallel_config.worker_cls == RECEIVING_WORKER)
-        yield Running(kind, llm, page, ships=ships)
+        yield Running(kind, llm, page, ships=ships, has_tier=has_tier)
     finally:
         await asyncio.to_thread(llm.shutdown)
         page.close()
+        os.close(region)
 
 
 def pictures(rng: np.random.Generator, count: int) -> list[Image.Image]:
@@ -181,6 +202,8 @@ async def test_two_hundred_random_requests_are_answered_as_by_stock_vllm(running
     totals = running.totals
     assert totals.evictions > 0
     assert totals.resident <= totals.capacity == STEP_TOKENS
+    assert (min(totals.tier_loads, totals.tier_saves, totals.tier_evictions) > 0) == running.has_tier
+    assert totals.tier_held_bytes <= totals.tier_capacity_bytes <= running.has_tier * TIER_BYTES
 
 
 async def test_b7_priorities_and_little_memory_do_no_harm(running: Running) -> None:

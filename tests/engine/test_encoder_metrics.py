@@ -26,6 +26,17 @@ TOTALS = EncoderTotals(
     left_out_bytes=700,
     late_bytes=300,
     rejected=8,
+    tier_loads=11,
+    tier_load_bytes=12,
+    tier_load_ns=1_300_000,
+    tier_saves=14,
+    tier_save_bytes=15,
+    tier_save_ns=1_600_000,
+    tier_not_saved=17,
+    tier_evictions=18,
+    tier_capacity_bytes=19,
+    tier_held_bytes=21,
+    tier_pinned_bytes=22,
 )
 
 
@@ -53,7 +64,10 @@ def test_a_page_with_a_name_is_made_where_it_is_not_there(tmp_path: Path) -> Non
 def test_every_total_is_shown_under_its_own_name() -> None:
     page = EncoderPage.create()
     page.write(0, TOTALS)
-    assert [value for _, value, _ in page.samples()] == [9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8]
+    assert [value for _, value, _ in page.samples()] == [
+        *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8),
+        *(14, 15, 0.0016, 17, 18, 19, 21, 22, 11, 12, 0.0013),
+    ]
     page.close()
 
 
@@ -85,6 +99,6 @@ def test_every_total_is_a_metric() -> None:
     text = meter.render().decode()
     assert 'semel_encoder_cache_hits_total{engine="0"} 5.0' in text
     assert 'semel_encoder_planning_seconds_total{engine="0"} 0.0015' in text
-    encoder = {metric for metric in METRICS if metric.name.startswith("semel_encoder_")}
+    encoder = {metric for metric in METRICS if metric.name.startswith(("semel_encoder_", "semel_embedding_"))}
     assert {metric for metric, _, _ in page.samples()} == encoder
     page.close()

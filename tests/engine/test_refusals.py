@@ -41,6 +41,7 @@ def test_a_model_that_vllm_itself_runs_otherwise_is_refused(runner: str) -> None
     config = SimpleNamespace(
         model_config=SimpleNamespace(runner_type=runner),
         ec_manager_config=SimpleNamespace(manager_config={}),
+        ec_transfer_config=None,
         scheduler_config=SimpleNamespace(encoder_cache_size=8_192),
     )
     with pytest.raises(ConfigError, match="generates no text"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from semel.engine.vllm.compat import encoder_arguments
+from semel.engine.vllm.tier_config import settle_tier
 
 __all__ = ["Kind", "Step", "Stepper"]
 
@@ -62,9 +63,13 @@ class Stepper:
             dtype="float32",
             enforce_eager=True,
             max_num_batched_tokens=tokens_per_step,
-            **({} if kind == "stock" else encoder_arguments(with_scheduler=kind == "planning")),
-            **({"enable_prefix_caching": False} | engine_arguments),
+            **(
+                ({} if kind == "stock" else encoder_arguments(with_scheduler=kind == "planning"))
+                | {"enable_prefix_caching": False}
+                | engine_arguments
+            ),
         ).create_engine_config()
+        settle_tier(config)
         config.cache_config.num_gpu_blocks = kv_blocks
         config.scheduler_config.async_scheduling = is_async
         if encoder_embeds is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from semel.core.flag import GIB, flag, same_flag
 from semel.frontend.limits import BudgetLimits
 from semel.media.fetch.settings import FetchSettings
-from semel.settings import CacheSettings
+from semel.settings import CacheSettings, EncoderSettings
 from semel.sizing import Host, Part, memory_of
 
 __all__ = ["SizeSettings", "print_size"]
@@ -45,6 +45,7 @@ class SizeSettings:
     encoder_cache_embeddings: int = flag(
         0, help="Size of each encoder cache in the host's memory; 0 on a GPU.", group="Caches", min=0
     )
+    embedding_tier_bytes: int = same_flag(EncoderSettings, "embedding_tier_bytes")
     embedding_bytes: int = flag(
         0, help="What one embedding takes; a worker logs it when it starts.", group="Caches", unit="bytes", min=0
     )
@@ -64,6 +65,7 @@ def print_size(settings: SizeSettings) -> None:
         kv_cache=settings.kv_cache_bytes,
         ranks=settings.ranks,
         encoder_cache=settings.encoder_cache_embeddings * settings.embedding_bytes,
+        embedding_tier=settings.embedding_tier_bytes,
     )
     parts = memory_of(host)
     console = Console()

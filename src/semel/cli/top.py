@@ -20,6 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.telemetry.metrics import (
+    EMBEDDING_BYTES,
+    EMBEDDING_CAPACITY,
+    EMBEDDING_LOADS,
     FEATURE_BYTES_SAVED,
     FEATURE_BYTES_SENT,
     MM_CACHE_BYTES,
@@ -67,6 +70,11 @@ class Overview:
     sent_bytes_per_s: float
     cache_bytes: float
     cache_capacity_bytes: float
+    tier_bytes: float = 0.0
+    tier_capacity_bytes: float = 0.0
+    """Of the workers' host memory for encoder outputs; 0 without one."""
+
+    tier_loads_per_s: float = 0.0
     workers: Mapping[str, float | None] = field(default_factory=dict)
     """Requests that each is answering; None for one that no frontend is connected to."""
 
@@ -99,6 +107,9 @@ def overview(before: Look, after: Look) -> Overview:
         sent_bytes_per_s=rate(FEATURE_BYTES_SENT),
         cache_bytes=sum(scrape.total(MM_CACHE_BYTES, tier="processor") for scrape in frontends),
         cache_capacity_bytes=sum(scrape.total(MM_CACHE_CAPACITY, tier="processor") for scrape in frontends),
+        tier_bytes=sum(scrape.total(EMBEDDING_BYTES) for scrape in frontends),
+        tier_capacity_bytes=sum(scrape.total(EMBEDDING_CAPACITY) for scrape in frontends),
+        tier_loads_per_s=rate(EMBEDDING_LOADS),
         workers=_workers(frontends),
         stages_s=dict(_stages(pairs)),
     )
@@ -183,6 +194,9 @@ def _traffic(seen: Overview) -> Table:
     table.add_row("bytes saved", f"{_bytes(seen.saved_bytes_per_s)}/s", style="green" if seen.saved_bytes_per_s else "")
     table.add_row("bytes sent", f"{_bytes(seen.sent_bytes_per_s)}/s")
     table.add_row("feature cache", f"{_bytes(seen.cache_bytes)} of {_bytes(seen.cache_capacity_bytes)}")
+    if seen.tier_capacity_bytes:
+        table.add_row("embedding tier", f"{_bytes(seen.tier_bytes)} of {_bytes(seen.tier_capacity_bytes)}")
+        table.add_row("loaded, not encoded", f"{seen.tier_loads_per_s:,.1f} items/s")
     return table
 
 

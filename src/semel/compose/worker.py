@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from semel.engine import Engine
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
+    from semel.engine.vllm.tier_config import TierConfig
     from semel.worker.worker import Worker
 
 __all__ = ["WorkerOptions", "run_worker", "serve_engine"]
@@ -73,6 +74,9 @@ class WorkerOptions:
     encoder_cache_embeddings: int | None = None
     """How many embeddings stay on the engine's device; vLLM's number if nothing is said."""
 
+    embedding_tier_bytes: int = 0
+    """Host memory for encoder outputs; 0 for none."""
+
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     """What schemas and grammars may cost."""
 
@@ -103,6 +107,7 @@ class WorkerOptions:
             collector=trace_collector(settings.logs.otlp_traces_endpoint),
             ship_resident_items=settings.encoder.ship_resident_items,
             encoder_cache_embeddings=settings.encoder.encoder_cache_embeddings,
+            embedding_tier_bytes=settings.encoder.embedding_tier_bytes,
             grammars=settings.grammars,
             tenant_turns=not settings.turns.disable_tenant_turns,
             progress=settings.progress,
@@ -126,6 +131,7 @@ async def run_worker(options: WorkerOptions) -> None:
         encoder_planning=options.encoder_planning,
         ship_resident_items=options.ship_resident_items,
         encoder_cache_embeddings=options.encoder_cache_embeddings,
+        embedding_tier=_tier(options),
         metrics=page.path,
     )
     with contextlib.ExitStack() as stack:
@@ -230,6 +236,16 @@ async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _tier(options: WorkerOptions) -> TierConfig | None:
+    """Host memory for the engine's encoder outputs, which lasts as long as this process."""
+    from semel.engine.vllm.shared_file import create_file, path_of
+    from semel.engine.vllm.tier_config import TierConfig
+
+    if not options.embedding_tier_bytes:
+        return None
+    return TierConfig(options.embedding_tier_bytes, path_of(create_file("semel-embedding-tier")))
 
 
 def _exit_within(seconds: float) -> None:

@@ -26,16 +26,16 @@ class FreeExtents:
         """Blocks that are free no more. Requires that so many are."""
         if blocks > self.free:
             raise ValueError(f"{blocks} blocks were asked for, {self.free} are free")
-        taken: list[Extent] = []
+        found: list[Extent] = []
         while blocks:
             place = self._place_for(blocks)
             first, count = self._extents[place]
             used = min(blocks, count)
             self._extents[place : place + 1] = [(first + used, count - used)] if used < count else []
-            taken.append((first, used))
+            found.append((first, used))
             self.free -= used
             blocks -= used
-        return tuple(taken)
+        return tuple(found)
 
     def give_back(self, extents: Iterable[Extent]) -> None:
         """Make blocks free that were taken."""

@@ -1,13 +1,26 @@
 """The table of all metrics. A metric that is not in it cannot be recorded; the docs are generated from it.
 
-Those of a worker and those of media have modules of their own; everybody imports them from here.
+Those of a worker, of embeddings and of media have modules of their own; everybody imports them from here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from semel.telemetry import media_metrics, worker_metrics
+from semel.telemetry import embedding_metrics, media_metrics, worker_metrics
+from semel.telemetry.embedding_metrics import (
+    EMBEDDING_BYTES,
+    EMBEDDING_CAPACITY,
+    EMBEDDING_EVICTIONS,
+    EMBEDDING_LOAD_BYTES,
+    EMBEDDING_LOAD_SECONDS,
+    EMBEDDING_LOADS,
+    EMBEDDING_NOT_SAVED,
+    EMBEDDING_PINNED,
+    EMBEDDING_SAVE_BYTES,
+    EMBEDDING_SAVE_SECONDS,
+    EMBEDDING_SAVES,
+)
 from semel.telemetry.media_metrics import (
     MEDIA_CACHE_BYTES,
     MEDIA_CACHE_CONFIRMED,
@@ -56,6 +69,17 @@ __all__ = [
     "BODY_DECODED_BYTES",
     "BODY_RECEIVED_BYTES",
     "DESK_BYTES",
+    "EMBEDDING_BYTES",
+    "EMBEDDING_CAPACITY",
+    "EMBEDDING_EVICTIONS",
+    "EMBEDDING_LOADS",
+    "EMBEDDING_LOAD_BYTES",
+    "EMBEDDING_LOAD_SECONDS",
+    "EMBEDDING_NOT_SAVED",
+    "EMBEDDING_PINNED",
+    "EMBEDDING_SAVES",
+    "EMBEDDING_SAVE_BYTES",
+    "EMBEDDING_SAVE_SECONDS",
     "ENCODER_CACHE_CAPACITY",
     "ENCODER_CACHE_EVICTIONS",
     "ENCODER_CACHE_HITS",
@@ -319,7 +343,7 @@ SPANS_DROPPED: Final = Metric(
 METRICS: Final = tuple(
     dict.fromkeys(
         value
-        for names in (vars(worker_metrics), vars(media_metrics), dict(globals()))
+        for names in (vars(worker_metrics), vars(embedding_metrics), vars(media_metrics), dict(globals()))
         for value in names.values()
         if isinstance(value, Metric)
     )

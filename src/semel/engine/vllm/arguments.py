@@ -22,6 +22,7 @@ from semel.engine.vllm.encoder_size import check_encoder_cache
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.parsing import ParserFlags
 from semel.engine.vllm.rendering import check_rendering_flags
+from semel.engine.vllm.tier_config import TierConfig, check_tier, settle_tier
 from semel.engine.vllm.versions import PLANNING_SINCE, TESTED, check_vllm, installed_version
 from semel.errors import ConfigError
 
@@ -86,6 +87,7 @@ def parse_engine_flags(
     encoder_planning: bool = False,
     ship_resident_items: bool = False,
     encoder_cache_embeddings: int | None = None,
+    embedding_tier: TierConfig | None = None,
     metrics: str | None = None,
 ) -> Any:
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
@@ -94,8 +96,9 @@ def parse_engine_flags(
     shipping wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
     scheduler or worker (the engine switches it off where it saves nothing); its worker on every CPU, unless the flags
     name another one. Grammars are xgrammar's unless the flags say otherwise. `encoder_cache_embeddings` is the size of
-    the encoder cache, vLLM's if nothing is said, and `metrics` the path of an `EncoderPage` for its totals. What semel
-    cannot serve is refused here, or by `create_config`, before anything is loaded.
+    the encoder cache, vLLM's if nothing is said, `embedding_tier` the host's memory behind it, and `metrics` the path
+    of an `EncoderPage` for the totals of both. What semel cannot serve is refused here, or by `create_config`, before
+    anything is loaded.
     """
     check_vllm()
     if encoder_planning:
@@ -117,6 +120,10 @@ def parse_engine_flags(
         with_shipping=not ship_resident_items and takes_late_items(current_platform),
     )
     _plug_in(arguments, plugs)
+    if embedding_tier is not None:
+        check_tier(arguments, installed_version())
+        arguments.ec_transfer_config = embedding_tier.arguments["ec_transfer_config"]
+        arguments.scheduler_cls = arguments.scheduler_cls or SHIPPING_SCHEDULER
     if encoder_cache_embeddings is not None and not _has_our_cache(arguments):
         raise ConfigError(
             "--encoder-cache-embeddings sets the size of semel's encoder cache: leave it out, or name no "
@@ -136,6 +143,7 @@ def create_config(arguments: Any) -> Any:
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     check_runner(config.model_config.runner_type)
     check_encoder_cache(config)
+    settle_tier(config)
     return config
 
 

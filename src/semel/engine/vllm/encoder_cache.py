@@ -94,7 +94,8 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self._rejected = 0
         self._asker = ""
         self._promised = 0
-        self._write_totals()
+        self._tier_totals: Callable[[], Mapping[str, int]] = dict
+        self.write_totals()
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> EncoderCacheManager:
@@ -133,6 +134,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             left_out_bytes=self.shipped.left_out_bytes,
             late_bytes=self.shipped.late_bytes,
             rejected=self._rejected,
+            **self._tier_totals(),
         )
 
     def key(self, request: Any, index: int) -> Key:
@@ -145,14 +147,19 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         settlement = self.residency.settle(scheduled)
         self._taken_over += len(settlement.taken_over)
         self._asker = ""
-        self._write_totals()
+        self.write_totals()
         return settlement
 
     def count(self, shipped: Shipped) -> None:
         """Add what a step left out, and what it sent late."""
         if shipped != Shipped():
             self.shipped += shipped
-            self._write_totals()
+            self.write_totals()
+
+    def include(self, totals: Callable[[], Mapping[str, int]]) -> None:
+        """Write the totals of the embedding tier as well, which has no page of its own."""
+        self._tier_totals = totals
+        self.write_totals()
 
     def reject(self, identifiers: Iterable[str], requests: int) -> None:
         """Forget outputs that are wrong, after so many requests with them were ended."""
@@ -160,7 +167,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             for identifier in identifiers:
                 self.residency.discard(identifier)
         self._rejected += requests
-        self._write_totals()
+        self.write_totals()
 
     def identifiers(self, keys: tuple[Key, ...]) -> list[str]:
         """The keys as vLLM knows them."""
@@ -171,7 +178,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget everything: the weights change."""
         self.residency.reset()
-        self._write_totals()
+        self.write_totals()
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
         """Whether the input's encoder output is resident; if so, the request refers to it from now on."""
@@ -255,7 +262,8 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         planner = self.residency.planner(key)
         return planner is not None and planner[0] != request.request_id
 
-    def _write_totals(self) -> None:
+    def write_totals(self) -> None:
+        """Let others see what the cache has done."""
         if self._page is not None:
             self._page.write(self._row, self.totals)
 

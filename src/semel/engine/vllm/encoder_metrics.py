@@ -3,9 +3,6 @@
 vLLM gives an encoder cache in its engine core no channel to the embedding process, so this is a page of shared memory
 with one row per engine core: the core writes, any process reads, nobody waits. A row has a version in front, odd while
 it is written, so a reader never sees half of an update.
-
-The page is a file without a name (`EncoderPage.create`); the core opens it through `/proc`. A file with a name works as
-well, for `vllm serve` without semel around it.
 """
 
 from __future__ import annotations
@@ -14,17 +11,16 @@ import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
-from pathlib import Path
 from typing import Final, Self
 
-from semel.errors import ConfigError
+from semel.engine.vllm.shared_file import create_file, open_file, path_of
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
 __all__ = ["EncoderPage", "EncoderTotals"]
 
 _ROWS: Final = 64
-_COLUMNS: Final = 16
+_COLUMNS: Final = 32
 _BYTES: Final = 8 * _ROWS * _COLUMNS
 
 
@@ -58,6 +54,22 @@ class EncoderTotals:
     """Bytes of items that were sent later than vLLM does, with the step that encodes them."""
     rejected: int = 0
     """Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it."""
+    tier_loads: int = 0
+    """Encoder outputs that came from the host's memory instead of the encoder."""
+    tier_load_bytes: int = 0
+    tier_load_ns: int = 0
+    """Time that the first worker process spent on them."""
+    tier_saves: int = 0
+    """Encoder outputs that were copied to the host's memory."""
+    tier_save_bytes: int = 0
+    tier_save_ns: int = 0
+    tier_not_saved: int = 0
+    """Encoder outputs that were not: no room, or the encoder's output did not fit."""
+    tier_evictions: int = 0
+    tier_capacity_bytes: int = 0
+    tier_held_bytes: int = 0
+    tier_pinned_bytes: int = 0
+    """Bytes that are being read."""
 
 
 class EncoderPage:
@@ -73,20 +85,17 @@ class EncoderPage:
     @classmethod
     def create(cls) -> Self:
         """A new page, without a name in the file system; it lasts as long as someone has it open."""
-        return cls(os.memfd_create("semel-encoder-metrics", os.MFD_CLOEXEC))
+        return cls(create_file("semel-encoder-metrics"))
 
     @classmethod
     def open(cls, path: str) -> Self:
         """The page at `path`; a file that is not there is made."""
-        try:
-            return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise ConfigError(f"cannot open {path} for the encoder's metrics: {error.strerror}") from error
+        return cls(open_file(path, "the encoder's metrics"))
 
     @property
     def path(self) -> str:
         """Where other processes of the same user find it, while this process lives."""
-        return str(Path("/proc") / str(os.getpid()) / "fd" / str(self._descriptor))
+        return path_of(self._descriptor)
 
     def write(self, row: int, totals: EncoderTotals) -> None:
         """Replace a row. One process writes a row; rows past the page are not kept."""
@@ -120,8 +129,22 @@ class EncoderPage:
                 (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
                 (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
                 (metrics.ENCODER_REJECTED, totals.rejected),
+                (metrics.EMBEDDING_SAVES, totals.tier_saves),
+                (metrics.EMBEDDING_SAVE_BYTES, totals.tier_save_bytes),
+                (metrics.EMBEDDING_SAVE_SECONDS, totals.tier_save_ns / 1e9),
+                (metrics.EMBEDDING_NOT_SAVED, totals.tier_not_saved),
+                (metrics.EMBEDDING_EVICTIONS, totals.tier_evictions),
+                (metrics.EMBEDDING_CAPACITY, totals.tier_capacity_bytes),
+                (metrics.EMBEDDING_BYTES, totals.tier_held_bytes),
+                (metrics.EMBEDDING_PINNED, totals.tier_pinned_bytes),
             ):
                 yield metric, value, (str(row),)
+            for metric, value in (
+                (metrics.EMBEDDING_LOADS, totals.tier_loads),
+                (metrics.EMBEDDING_LOAD_BYTES, totals.tier_load_bytes),
+                (metrics.EMBEDDING_LOAD_SECONDS, totals.tier_load_ns / 1e9),
+            ):
+                yield metric, value, (str(row), "host")
 
     def close(self) -> None:
         """Let go of the memory."""

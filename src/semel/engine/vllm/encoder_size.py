@@ -15,7 +15,7 @@ from typing import Any, Self
 from semel.engine.vllm.compat import ENCODER_CACHE
 from semel.errors import ConfigError
 
-__all__ = ["EncoderCacheSize", "check_encoder_cache", "log_encoder_cache"]
+__all__ = ["EncoderCacheSize", "check_encoder_cache", "embedding_bytes", "log_encoder_cache"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class EncoderCacheSize:
         if manager.encoder_cache_manager_cls != ENCODER_CACHE:
             return None
         embeddings = max(manager.manager_config.get("embeddings") or 0, of_vllm)
-        return cls(embeddings, of_vllm, _embedding_bytes(model))
+        return cls(embeddings, of_vllm, embedding_bytes(model))
 
     def __str__(self) -> str:
         text = (
@@ -72,7 +72,7 @@ def log_encoder_cache(llm: Any) -> None:
         logger.info("the encoder cache holds %s", size)
 
 
-def _embedding_bytes(model_config: Any) -> int:
+def embedding_bytes(model_config: Any) -> int:
     """What one embedding takes. Some models put what several layers of their encoder made side by side."""
     vision = getattr(model_config.hf_config, "vision_config", None)
     layers = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())

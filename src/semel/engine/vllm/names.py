@@ -116,10 +116,12 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of(
         *("config", "ParallelConfig", "whether items can be shipped late"),
         *("worker_cls", "distributed_executor_backend", "pipeline_parallel_size", "data_parallel_index"),
+        *("tensor_parallel_size", "prefill_context_parallel_size", "rank"),
     ),
     *_of(
         *("config.multimodal", "MultiModalConfig", "what features are made for"),
         *("mm_device_do_normalize", "mm_processor_kwargs", "media_io_kwargs", "interleave_mm_strings"),
+        *("enable_mm_embeds", "allow_missing_mm_embeddings"),
     ),
     *_of("config.multimodal", "", "items that vLLM makes up", "AudioDummyOptions(length)"),
     *_of("config.multimodal", "", "items that vLLM makes up", "ImageDummyOptions(width, height)"),
@@ -288,6 +290,47 @@ NAMES: Final[tuple[Name, ...]] = (
         *("config.ec_manager_config", "EncoderCacheManagerConfig", "the encoder cache"),
         *("encoder_cache_manager_cls", "manager_config"),
     ),
+    # The embedding tier.
+    *_of("distributed.ec_transfer", "", "the embedding tier", "get_ec_transfer", since="0.32"),
+    *_of(
+        *("distributed.ec_transfer.ec_connector.base", "", "the embedding tier", "ECConnectorBase"),
+        *("ECConnectorMetadata", "ECConnectorRole", "ECConnectorWorkerMetadata"),
+        since="0.32",
+    ),
+    *_of(
+        *("distributed.ec_transfer.ec_connector.base", "ECConnectorBase", "the embedding tier"),
+        *("ensure_cache_available(request, num_computed_tokens)", "has_cache_item(identifier)"),
+        *("update_state_after_alloc(request, index)", "build_connector_meta(scheduler_output)"),
+        *("update_connector_output(connector_output)", "start_load_caches(encoder_cache)", "shutdown"),
+        *("save_caches(encoder_cache, mm_hash)", "build_connector_worker_meta", "_connector_metadata"),
+        since="0.32",
+    ),
+    *_of(
+        *("config", "ECTransferConfig", "the embedding tier", "ec_connector", "ec_connector_module_path", "ec_role"),
+        "ec_connector_extra_config",
+        since="0.32",
+    ),
+    *_of("v1.outputs", "ECConnectorOutput", "the embedding tier", "ec_connector_worker_meta", since="0.32"),
+    *_of(
+        *("v1.core.sched.output", "SchedulerOutput", "the embedding tier", "ec_connector_metadata"),
+        since="0.32",
+    ),
+    *_of(
+        *("distributed.ec_transfer.ec_connector.cpu.worker", "ECCPUWorker", "the embedding tier on GPUs"),
+        *("save_caches(encoder_cache, mm_hash, connector_metadata)", "flush_saves", "build_connector_worker_meta"),
+        *("start_load_caches(encoder_cache, connector_metadata)", "shutdown"),
+        since="0.32",
+    ),
+    *_of(
+        *("distributed.ec_transfer.ec_connector.cpu.worker", "", "the embedding tier on GPUs", "ECCPUWorker"),
+        since="0.32",
+    ),
+    *_of(
+        *("distributed.ec_transfer.ec_connector.cpu.common", "", "the embedding tier on GPUs"),
+        "ECCPUConnectorMetadata(saves, loads)",
+        since="0.32",
+    ),
+    *_of("v1.core.sched.scheduler", "Scheduler", "new weights reach the embedding tier", "reset_encoder_cache"),
     *_of("v1.core.sched.scheduler", "", "shipping and planning", "Scheduler"),
     *_of("v1.core.sched.async_scheduler", "", "shipping and planning", "AsyncScheduler"),
     *_of(

@@ -31,6 +31,7 @@ from semel.engine.vllm.compat import (
 from semel.engine.vllm.encoder_guard import EncoderGuard, guard_of
 from semel.engine.vllm.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.shipping import LateItems
+from semel.engine.vllm.tier_config import has_tier
 
 __all__ = ["GuardedWorker", "ReceivingWorker", "receive", "resting_generators"]
 
@@ -57,6 +58,23 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""
         return self._tell(super().execute_model(scheduler_output))
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Load the weights anew. vLLM drops the encoder outputs of this process, and tells no connector."""
+        super().reload_weights(*args, **kwargs)
+        self._forget_saved()
+
+    def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Take some new weights."""
+        super().update_weights(*args, **kwargs)
+        self._forget_saved()
+
+    def _forget_saved(self) -> None:
+        """Let the embedding tier know that what it saved is of other weights."""
+        if has_tier(self.vllm_config):
+            from vllm.distributed.ec_transfer import get_ec_transfer
+
+            get_ec_transfer().forget_saved()
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the tokens of a step."""

@@ -30,6 +30,7 @@ from semel.engine.vllm.compat import drop_encoder_outputs, forget_prefix
 from semel.engine.vllm.encoder_cache import EncoderCache
 from semel.engine.vllm.rejection import Rejection, rejections_of
 from semel.engine.vllm.shipping import Shipping
+from semel.engine.vllm.tier_config import has_tier
 from semel.engine.vllm.versions import PLANNING_SINCE, is_tested
 
 __all__ = [
@@ -67,6 +68,10 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shipping = Shipping.of(self.vllm_config)
+        self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
+        if self._tier is not None and isinstance(self.encoder_cache_manager, EncoderCache):
+            self.encoder_cache_manager.include(self._tier.totals)
+            self._tier.on_change = self.encoder_cache_manager.write_totals
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step."""
@@ -95,7 +100,15 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
             self.encoder_cache_manager.reject(identifiers, len(ended))
         else:
             drop_encoder_outputs(self.encoder_cache_manager, identifiers)
+        if self._tier is not None:
+            self._tier.forget(identifiers)
         return outputs
+
+    def reset_encoder_cache(self) -> None:
+        """Forget every encoder output: the weights change. vLLM does not tell its connectors."""
+        super().reset_encoder_cache()
+        if self._tier is not None:
+            self._tier.reset()
 
     def _concerned(self, rejections: Iterable[Rejection]) -> dict[str, Rejection]:
         """The requests that may have used an output which did not fit, or a prefix that was computed with it.

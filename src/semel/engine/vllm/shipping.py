@@ -25,6 +25,7 @@ from vllm.config.ec_manager_config import EncoderCacheManagerMetadata
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from semel.engine.vllm.compat import ENCODER_CACHE, RECEIVING_WORKER
+from semel.engine.vllm.tier_config import has_tier
 
 __all__ = ["LateItems", "Shipped", "Shipping"]
 
@@ -134,7 +135,7 @@ def _hindrance(vllm_config: Any) -> str | None:
         return "--pipeline-parallel-size is more than 1"
     if vllm_config.ec_manager_config.encoder_cache_manager_cls not in (None, ENCODER_CACHE):
         return "--ec-manager-config names an encoder cache that may send messages of its own to the worker processes"
-    if vllm_config.ec_transfer_config is not None:
+    if vllm_config.ec_transfer_config is not None and not has_tier(vllm_config):
         return "--ec-transfer-config is set"
     if vllm_config.model_config.is_multimodal_raw_input_only_model:
         return "the model takes items as they are, without an encoder"

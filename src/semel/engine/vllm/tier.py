@@ -1,0 +1,226 @@
+"""Encoder outputs in the host's memory, as an encoder-output connector of vLLM.
+
+vLLM keeps as many outputs on the device as fit there, and encodes again what was evicted. Here every output is copied
+to the host's memory when it is encoded, and comes back from there: `EmbeddingTier` is what vLLM makes, once in its
+engine core (`TierBooks`: what is where) and once in each worker process (`tier_copies`: the bytes).
+
+The rule: `has_cache_item` is true only of an output that is on this host, whole, and that nothing overwrites before
+every worker process has loaded it. A load that finds nothing would end the engine for everybody. So nothing counts
+before a worker process has reported it, a step's loads are those of requests which were scheduled in the end, and they
+are pinned until all have reported them (`semel.encoder.transfers`). A key whose output has another number of embeddings
+than the request expects is not loaded.
+
+Only keys that are digests are kept: with an adapter on the encoder vLLM puts the adapter's name into the key, and a
+name says nothing about its weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Final
+
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.platforms import current_platform
+
+from semel.encoder import CostAware, Eviction, OldestReleased, Shelf, Step, Transfers
+from semel.engine.vllm.compat import num_embeds
+from semel.engine.vllm.encoder_size import embedding_bytes
+from semel.engine.vllm.tier_config import TierConfig
+from semel.engine.vllm.tier_copies import Copies, RankReport, StepMetadata, TierReports, copies_of
+
+__all__ = ["EmbeddingTier", "TierBooks"]
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_PATIENCE: Final = 256
+"""Steps after which a save on a GPU that nobody reported is given up: its copy takes a few."""
+
+_EVICTIONS: Final[Mapping[str, Callable[[], Eviction]]] = {
+    "cost-aware": CostAware,
+    "oldest-released": OldestReleased,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class TierBooks:
+    """What the host's memory holds for one engine, and what each step copies."""
+
+    def __init__(
+        self,
+        blocks: int,
+        block_bytes: int,
+        row_bytes: int,
+        *,
+        ranks: int = 1,
+        eviction: Eviction | None = None,
+        patience: int | None = None,
+    ) -> None:
+        self.shelf = Shelf(blocks, eviction)
+        self.transfers = Transfers(self.shelf, ranks=ranks, patience=patience)
+        self.on_change: Callable[[], None] = _pass
+        """Called when a report has changed the totals."""
+        self._block_bytes = block_bytes
+        self._row_bytes = row_bytes
+        self._request: Any = None
+        self._load_bytes = self._load_ns = self._save_bytes = self._save_ns = 0
+
+    def totals(self) -> dict[str, int]:
+        """What has been done so far, under the names of `EncoderTotals`."""
+        shelf, counts = self.shelf, self.transfers.counts
+        return {
+            "tier_loads": counts.loads,
+            "tier_load_bytes": self._load_bytes,
+            "tier_load_ns": self._load_ns,
+            "tier_saves": counts.saves,
+            "tier_save_bytes": self._save_bytes,
+            "tier_save_ns": self._save_ns,
+            "tier_not_saved": counts.lost + shelf.counts.full,
+            "tier_evictions": shelf.counts.evictions,
+            "tier_capacity_bytes": shelf.blocks * self._block_bytes,
+            "tier_held_bytes": (shelf.blocks - shelf.free) * self._block_bytes,
+            "tier_pinned_bytes": shelf.pinned * self._block_bytes,
+        }
+
+    def consider(self, request: Any) -> None:
+        """The request about which `has` will be asked."""
+        self._request = request
+
+    def has(self, identifier: str) -> bool:
+        """Whether the request in question can have this output loaded."""
+        slot = self.shelf.filled(identifier)
+        if slot is None or self._request is None:
+            return False
+        feature = next((one for one in self._request.mm_features if one.identifier == identifier), None)
+        return feature is not None and num_embeds(feature) == slot.rows
+
+    def allocate(self, request: Any, index: int) -> None:
+        """A request has space on the device for an output, to encode or to load it."""
+        feature = request.mm_features[index]
+        if _DIGEST.fullmatch(feature.identifier) is not None:
+            rows = num_embeds(feature)
+            blocks = max(1, -(-rows * self._row_bytes // self._block_bytes))
+            self.transfers.allocate(request.request_id, index, feature.identifier, rows, blocks)
+
+    def plan(self, scheduler_output: Any) -> Step:
+        """What a step copies."""
+        self._request = None
+        return self.transfers.plan(scheduler_output.scheduled_encoder_inputs, scheduler_output.num_scheduled_tokens)
+
+    def take(self, reports: Iterable[RankReport]) -> None:
+        """What the worker processes have done."""
+        for one in reports:
+            self.transfers.take(one.report)
+            self._row_bytes = max(self._row_bytes, one.row_bytes)
+            if one.has_new_weights:
+                self.reset()
+            if one.report.rank == 0:
+                self._load_bytes += one.load_bytes
+                self._load_ns += one.load_ns
+                self._save_bytes += one.save_bytes
+                self._save_ns += one.save_ns
+        self.on_change()
+
+    def forget(self, identifiers: Iterable[str]) -> None:
+        """Do not load these any more: they are wrong."""
+        for identifier in identifiers:
+            self.shelf.forget(identifier)
+
+    def reset(self) -> None:
+        """Do not load anything of before: the weights have changed."""
+        self.shelf.forget_all()
+
+
+class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
+    """What vLLM makes of the connector's name, in the engine core and in each worker process."""
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config=vllm_config, role=role)
+        model = vllm_config.model_config
+        block_bytes = int(model.get_inputs_embeds_size() * model.dtype.itemsize)  # as vLLM's own copies have it
+        self.books: TierBooks | None = None
+        self._copies: Copies | None = None
+        if role == ECConnectorRole.WORKER:
+            self._copies = copies_of(vllm_config, block_bytes)
+            return
+        config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        self.books = TierBooks(
+            config.nbytes // block_bytes,
+            block_bytes,
+            embedding_bytes(model),
+            ranks=vllm_config.parallel_config.tensor_parallel_size,
+            eviction=_EVICTIONS[config.eviction](),
+            patience=None if current_platform.is_cpu() else _PATIENCE,
+        )
+        logger.info("the embedding tier has %.2f GB of the host's memory for encoder outputs", config.nbytes / 1e9)
+
+    # In the engine core.
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:  # noqa: ARG002
+        """Take note of the request; nothing has to be waited for."""
+        assert self.books is not None
+        self.books.consider(request)
+        return True
+
+    def has_cache_item(self, identifier: str) -> bool:
+        """Whether an output can be loaded in this step."""
+        assert self.books is not None
+        return self.books.has(identifier)
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        """An output of a request is encoded or loaded in this step, unless the request is preempted in it."""
+        assert self.books is not None
+        self.books.allocate(request, index)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        """What the step copies."""
+        assert self.books is not None
+        step = self.books.plan(scheduler_output)
+        return StepMetadata(step) if step.number else _NO_COPIES
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the worker processes have reported with a step."""
+        reports = connector_output.ec_connector_worker_meta
+        if self.books is not None and reports is not None:
+            self.books.take(reports.reports)
+
+    # In a worker process.
+
+    def start_load_caches(self, encoder_cache: MutableMapping[str, torch.Tensor], **kwargs: Any) -> None:  # noqa: ARG002
+        """Load what the step needs."""
+        assert self._copies is not None
+        self._copies.load(self._step, encoder_cache)
+
+    def save_caches(self, encoder_cache: Mapping[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:  # noqa: ARG002
+        """Save an output that was just encoded."""
+        assert self._copies is not None
+        self._copies.save(self._step, mm_hash, encoder_cache[mm_hash])
+
+    def forget_saved(self) -> None:
+        """The weights of this worker process have changed."""
+        if self._copies is not None:
+            self._copies.forget()
+
+    def build_connector_worker_meta(self) -> TierReports | None:
+        """What was done in the step."""
+        report = None if self._copies is None else self._copies.report(self._step)
+        return None if report is None else TierReports([report])
+
+    def shutdown(self) -> None:
+        """Let go of the memory."""
+        if self._copies is not None:
+            self._copies.close()
+
+    @property
+    def _step(self) -> Step:
+        metadata: StepMetadata | None = self._connector_metadata
+        return _NO_COPIES.step if metadata is None else metadata.step
+
+
+def _pass() -> None:
+    """Do nothing."""
+
+
+_NO_COPIES: Final = StepMetadata(Step())

@@ -1,0 +1,470 @@
+"""The embedding tier over vLLM's real scheduler, with ranks of our own: what a step needs is there, and is right.
+
+No engine process is started. The ranks are dicts of tensors beside one memory, with the copies that a worker process
+has. What is encoded says for which item, and under which weights.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.bench.stepping import Kind, Step, Stepper
+from semel.engine.vllm.compat import SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.rejection import Rejection, with_rejections
+from semel.engine.vllm.tier_config import TIER, TIER_MODULE, TierConfig
+from semel.errors import ConfigError
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+WIDTH = 128
+BLOCK_BYTES = 4 * WIDTH
+ROWS = 10
+TIER_ROWS = 65
+"""Room for six items of the ten that come."""
+
+
+def identifier(number: int) -> str:
+    return f"{number:064x}"
+
+
+class Tiered:
+    """A scheduler with the tier, stepped by hand, and the ranks of its engine."""
+
+    def __init__(self, stepper: Stepper, ranks: int, *, steps_ahead: int = 0) -> None:
+        import torch
+
+        from semel.engine.vllm.tier_copies import HostCopies
+
+        self.stepper, self.scheduler = stepper, stepper.scheduler
+        memory = torch.zeros(TIER_ROWS * BLOCK_BYTES, dtype=torch.uint8)
+        self.copies: list[Any] = [HostCopies(memory, BLOCK_BYTES, rank) for rank in range(ranks)]
+        self.tensors: list[dict[str, Any]] = [{} for _ in range(ranks)]
+        self.weights = 0
+        self.encodes = 0
+        self.steps_ahead = steps_ahead
+        self.unanswered: list[tuple[Step, Any]] = []
+        self.loses: Callable[[], bool] = lambda: False
+        self.fails: set[str] = set()
+        """What the encoder makes another number of embeddings of."""
+
+    @property
+    def totals(self) -> Any:
+        return self.scheduler.encoder_cache_manager.totals
+
+    def add(self, name: str, items: list[int], **options: Any) -> None:
+        placed = [(identifier(number), 2 + index * (ROWS + 1), ROWS) for index, number in enumerate(items)]
+        self.stepper.add(name, placed, tokens=4 + len(items) * (ROWS + 1), **options)
+
+    def step(self) -> list[str]:
+        """One step; what it needs and does not find, or finds wrong."""
+        step = self.stepper.plan()
+        wrong, reports = self.execute(pickle.loads(pickle.dumps(step.output)))
+        self.unanswered.append((step, reports))
+        if len(self.unanswered) > self.steps_ahead:
+            self.answer(*self.unanswered.pop(0))
+        return wrong
+
+    def answer(self, step: Step, reports: Any) -> None:
+        from vllm.v1.outputs import ECConnectorOutput
+
+        result = self.stepper.result(step)
+        if reports is not None and not self.loses():
+            result.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=reports)
+        self.scheduler.update_from_output(step.output, result)
+
+    def execute(self, output: Any) -> tuple[list[str], Any]:
+        from semel.engine.vllm.tier_copies import TierReports
+
+        plan, reports, wrong = output.ec_connector_metadata.step, None, []
+        for copies, tensors in zip(self.copies, self.tensors, strict=True):
+            for freed in output.free_encoder_mm_hashes:
+                tensors.pop(freed, None)
+            copies.load(plan, tensors)
+            for name, indices in output.scheduled_encoder_inputs.items():
+                for feature in (self.scheduler.requests[name].mm_features[index] for index in indices):
+                    tensors[feature.identifier] = self.encoded(feature.identifier)
+                    if feature.identifier not in self.fails:
+                        copies.save(plan, feature.identifier, tensors[feature.identifier])
+            wrong += list(self.missing(output, tensors))
+            if (report := copies.report(plan)) is not None:
+                one = TierReports([report])
+                reports = one if reports is None else reports.aggregate(one)
+        self.encodes += sum(map(len, output.scheduled_encoder_inputs.values()))
+        return wrong, reports
+
+    def encoded(self, key: str) -> Any:
+        import torch
+
+        return torch.full((ROWS, WIDTH), float(int(key, 16) + 100 * self.weights))
+
+    def missing(self, output: Any, tensors: dict[str, Any]) -> Iterator[str]:
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            computed = request.num_computed_tokens
+            for feature in request.mm_features:
+                place = feature.mm_position
+                if place.offset < computed and computed - tokens < place.offset + place.length:
+                    tensor = tensors.get(feature.identifier)
+                    if tensor is None or not tensor.equal(self.encoded(feature.identifier)):
+                        yield feature.identifier
+
+    def change_weights(self) -> None:
+        self.weights += 1
+        self.scheduler.reset_encoder_cache()
+        for tensors in self.tensors:
+            tensors.clear()
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def run(self, requests: list[tuple[list[int], int]], interfere: Callable[[], None] = lambda: None) -> list[str]:
+        """Two new requests with each step, to their ends."""
+        wrong: list[str] = []
+        waiting = list(enumerate(requests))
+        for _ in range(3_000):
+            for number, (items, priority) in waiting[:2]:
+                self.add(f"request {number}", items, priority=priority, max_new_tokens=1 + number % 7)
+            del waiting[:2]
+            if not (self.scheduler.requests or waiting):
+                return wrong
+            interfere()
+            wrong += self.step()
+        raise AssertionError("the requests do not end")
+
+
+Make = Callable[..., Tiered]
+
+
+@pytest.fixture
+def make(tiny: Callable[[str], Path]) -> Make:
+    def made(kind: Kind = "cache", *, ranks: int = 1, is_async: bool = False, **arguments: Any) -> Tiered:
+        plugs = TierConfig(TIER_ROWS * BLOCK_BYTES, "unused").arguments
+        options = {
+            "scheduler_cls": SHIPPING_SCHEDULER if kind == "cache" else SCHEDULER,
+            "tokens_per_step": 64,
+            "kv_blocks": 20,
+            "encoder_embeds": 3 * ROWS,
+            "scheduler_reserve_full_isl": False,
+            "mm_processor_kwargs": {"max_pixels": 28 * 28 * ROWS},
+            "limit_mm_per_prompt": {"image": 8, "video": 0},
+            "tensor_parallel_size": ranks,
+            "distributed_executor_backend": "mp",
+        }
+        stepper = Stepper.create(kind, tiny("qwen2-vl"), is_async=is_async, **{**options, **plugs, **arguments})
+        return Tiered(stepper, ranks, steps_ahead=int(is_async))
+
+    return made
+
+
+def random_requests(seed: int, count: int = 80) -> list[tuple[list[int], int]]:
+    rng = random.Random(seed)
+    return [(rng.choices(range(10), k=rng.randint(0, 3)), rng.randrange(3)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["cache", "planning"])
+@pytest.mark.parametrize(("policy", "is_async"), [("fcfs", False), ("fcfs", True), ("priority", False)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_whatever_is_evicted_preempted_or_lost_every_step_finds_the_right_embeddings(
+    make: Make, kind: Kind, policy: str, is_async: bool, ranks: int
+) -> None:
+    from vllm.v1.request import RequestStatus
+
+    tiered, rng = make(kind, ranks=ranks, is_async=is_async, scheduling_policy=policy), random.Random(1)
+    tiered.loses = lambda: rng.random() < 0.1
+    resets = aborts = 0
+
+    def interfere() -> None:
+        nonlocal resets, aborts
+        if tiered.scheduler.requests and rng.random() < 0.15:
+            tiered.scheduler.finish_requests(
+                rng.choice(list(tiered.scheduler.requests)), RequestStatus.FINISHED_ABORTED
+            )
+            aborts += 1
+        if not is_async and rng.random() < 0.05:
+            tiered.change_weights()
+            resets += 1
+
+    assert tiered.run(random_requests(0), interfere) == []
+    totals = tiered.totals
+    assert min(totals.tier_loads, totals.tier_saves, totals.evictions, aborts, resets or is_async) > 0
+    assert totals.planned > tiered.encodes, "what was loaded was not encoded"
+    assert totals.tier_held_bytes <= totals.tier_capacity_bytes == TIER_ROWS * BLOCK_BYTES
+
+
+def test_a_picture_that_was_evicted_comes_back_without_an_encode(make: Make) -> None:
+    tiered = make()
+    for turn in range(3):
+        for number in range(5):  # three of them fit on the device
+            tiered.add(f"{turn}.{number}", [number], max_new_tokens=1)
+            while tiered.scheduler.requests:
+                assert tiered.step() == []
+    assert tiered.encodes == 5
+    assert tiered.totals.tier_loads == 10
+    assert tiered.totals.tier_load_bytes == 10 * ROWS * BLOCK_BYTES
+    assert tiered.totals.tier_pinned_bytes == 0
+
+
+def test_after_new_weights_nothing_of_before_is_loaded(make: Make) -> None:
+    """The control is vLLM's own scheduler, which does not tell its connectors."""
+    for scheduler, expected in ((SHIPPING_SCHEDULER, []), (None, [identifier(0)])):
+        tiered = make(scheduler_cls=scheduler)
+        for name, number in (("a", 0), ("b", 1), ("c", 2), ("d", 3)):
+            tiered.add(name, [number], max_new_tokens=1)
+            while tiered.scheduler.requests:
+                tiered.step()
+        tiered.change_weights()
+        tiered.add("again", [0], max_new_tokens=1)
+        assert tiered.step() == expected
+
+
+def test_new_weights_of_a_worker_process_reach_the_tier_with_its_next_report(make: Make) -> None:
+    tiered = make()
+    tiered.add("a", [0], max_new_tokens=1)
+    tiered.step()
+    tiered.copies[0].forget()
+    assert tiered.scheduler.ec_connector.books.shelf.filled(identifier(0)) is not None
+    tiered.add("b", [1], max_new_tokens=1)
+    tiered.step()
+    assert tiered.scheduler.ec_connector.books.shelf.filled(identifier(0)) is None
+
+
+def test_what_the_encoder_failed_on_is_not_kept(make: Make) -> None:
+    tiered = make()
+    tiered.fails = {identifier(0)}
+    tiered.add("a", [0, 1], max_new_tokens=1)
+    tiered.step()
+    shelf = tiered.scheduler.ec_connector.books.shelf
+    assert shelf.filled(identifier(0)) is None
+    assert shelf.filled(identifier(1)) is not None
+    assert (shelf.reserved, tiered.totals.tier_not_saved) == (0, 1)
+
+
+def test_an_output_that_was_rejected_after_it_was_saved_is_forgotten(make: Make) -> None:
+    """The second model runner saves whatever is new."""
+    from vllm.v1.outputs import ECConnectorOutput
+
+    tiered = make()
+    tiered.add("a", [0], max_new_tokens=3)
+    step = tiered.stepper.plan()
+    _, reports = tiered.execute(step.output)
+    result = tiered.stepper.result(step)
+    result.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=reports)
+    rejected = with_rejections(result, (Rejection(identifier(0), "image", ROWS, ROWS - 1),))
+    tiered.scheduler.update_from_output(step.output, rejected)
+    assert tiered.totals.tier_saves == 1
+    assert tiered.scheduler.ec_connector.books.shelf.filled(identifier(0)) is None
+
+
+def test_a_key_with_another_number_of_embeddings_is_not_loaded(make: Make) -> None:
+    tiered = make()
+    books = tiered.scheduler.ec_connector.books
+    tiered.add("a", [0], max_new_tokens=1)
+    tiered.step()
+    same = Stepper.request("b", [(identifier(0), 0, ROWS)], tokens=20)
+    other = Stepper.request("c", [(identifier(0), 0, ROWS + 1)], tokens=20)
+    for request, expected in ((same, True), (other, False)):
+        tiered.scheduler.ec_connector.ensure_cache_available(request, 0)
+        assert books.has(identifier(0)) is expected
+    books.consider(None)
+    assert not books.has(identifier(0))
+
+
+def test_a_key_that_is_no_digest_is_not_kept(make: Make) -> None:
+    """vLLM puts the name of an adapter before it."""
+    tiered = make()
+    tiered.stepper.add("a", [(f"adapter:{identifier(0)}", 0, ROWS)], tokens=12, max_new_tokens=1)
+    step = tiered.stepper.plan()
+    assert not step.output.ec_connector_metadata.step.saves
+    assert step.output.scheduled_encoder_inputs
+
+
+@pytest.mark.parametrize("change", ["rows", "width", "dimensions", "type"])
+def test_an_output_of_another_shape_is_not_saved(change: str) -> None:
+    import torch
+
+    from semel.encoder import Save
+    from semel.encoder import Step as Copied
+    from semel.engine.vllm.tier_copies import HostCopies
+
+    copies = HostCopies(torch.zeros(8 * BLOCK_BYTES, dtype=torch.uint8), BLOCK_BYTES, 0)
+    step = Copied(1, {"x": Save(1, 2, ((0, 1), (3, 1)))}, {})
+    outputs = {
+        "rows": torch.ones(3, WIDTH),
+        "width": torch.ones(2, 2 * WIDTH),
+        "dimensions": torch.ones(2, WIDTH, 1),
+        "type": torch.ones(2, WIDTH, dtype=torch.int32),
+    }
+    copies.save(step, "x", outputs[change])
+    report = copies.report(step)
+    assert report is not None
+    assert (report.report.saved, report.report.closed) == ((), 1)
+    assert report.row_bytes == (2 * BLOCK_BYTES if change == "width" else 0), "the next one gets as much as it needs"
+    copies.save(step, "x", torch.ones(2, WIDTH))  # the control
+    again = copies.report(step)
+    assert again is not None
+    assert [one.form for one in again.report.saved] == [(2, WIDTH, "torch.float32")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_saved_in_pieces_is_loaded_bit_by_bit(dtype: str) -> None:
+    import torch
+
+    from semel.encoder import Load, Save
+    from semel.encoder import Step as Copied
+    from semel.engine.vllm.tier_copies import HostCopies
+
+    memory = torch.zeros(16 * BLOCK_BYTES, dtype=torch.uint8)
+    first, second = (HostCopies(memory, BLOCK_BYTES, rank) for rank in (0, 1))
+    output = torch.randn(7, WIDTH).to(getattr(torch, dtype))
+    extents = ((5, 2), (0, 4), (12, 1))
+    for copies in (second, first):  # only the first one saves
+        assert not memory.any()
+        copies.save(Copied(1, {"x": Save(1, 7, extents)}, {}), "x", output)
+    report = first.report(Copied(1, {"x": Save(1, 7, extents)}, {}))
+    assert report is not None
+    form = report.report.saved[0].form
+    tensors: dict[str, Any] = {}
+    second.load(Copied(2, {}, {"x": Load(2, extents, form)}), tensors)
+    assert tensors["x"].dtype == output.dtype
+    assert tensors["x"].equal(output)
+
+
+def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each() -> None:
+    """The calls only: nothing here ran on a GPU."""
+    import torch
+
+    from semel.encoder import Load, Save
+    from semel.encoder import Step as Copied
+    from semel.engine.vllm.tier_copies import DeviceCopies
+
+    class Worker:
+        """vLLM's `ECCPUWorker`, whose copies end when it is told."""
+
+        def __init__(self) -> None:
+            self.saved: dict[str, Any] = {}
+            self.loaded: dict[str, Any] = {}
+            self.ended: Any = None
+
+        def save_caches(self, encoder_cache: Any, mm_hash: str, connector_metadata: Any) -> None:
+            self.saved[mm_hash] = (encoder_cache[mm_hash], connector_metadata.saves)
+
+        def start_load_caches(self, encoder_cache: Any, connector_metadata: Any) -> None:
+            self.loaded = connector_metadata.loads
+            encoder_cache.update(dict.fromkeys(connector_metadata.loads))
+
+        def flush_saves(self) -> None: ...
+
+        def build_connector_worker_meta(self) -> Any:
+            ended, self.ended = self.ended, None
+            return ended
+
+    worker = Worker()
+    copies = DeviceCopies(worker, BLOCK_BYTES, 0, torch.float32)
+    output = torch.ones(3, WIDTH)
+    tensors: dict[str, Any] = {}
+    step = Copied(4, {"x": Save(7, 3, ((1, 2), (5, 1)))}, {"y": Load(8, ((9, 2),), (2, WIDTH, "torch.float32"))})
+    copies.load(step, tensors)
+    copies.save(step, "x", output)
+    copies.save(step, "unknown", output)
+    assert worker.loaded == {"y": (8, [9, 10], (2, WIDTH))}
+    assert list(worker.saved) == ["7"]
+    assert worker.saved["7"][1] == {"7": [1, 2, 5]}
+    begun = copies.report(step)
+    assert begun is not None, "bytes that were loaded are told"
+    assert (begun.report.saved, begun.report.loaded, begun.report.closed) == ((), (), 0)
+    worker.ended = SimpleNamespace(completed_saves=["7"], completed_loads=[8])
+    ended = copies.report(Copied())
+    assert ended is not None
+    assert [(one.transfer, one.form) for one in ended.report.saved] == [(7, (3, WIDTH, "torch.float32"))]
+    assert ended.report.loaded == (8,)
+    assert copies.report(Copied()) is None
+
+
+def test_the_calls_of_vllms_own_worker_are_as_they_are_used() -> None:
+    import inspect
+
+    from vllm.distributed.ec_transfer.ec_connector.cpu.common import ECCPUConnectorMetadata, ECCPUWorkerMetadata
+    from vllm.distributed.ec_transfer.ec_connector.cpu.worker import ECCPUWorker
+
+    for method, parameters in (
+        ("save_caches", ["self", "encoder_cache", "mm_hash", "connector_metadata"]),
+        ("start_load_caches", ["self", "encoder_cache", "connector_metadata"]),
+        ("flush_saves", ["self"]),
+        ("build_connector_worker_meta", ["self"]),
+        ("shutdown", ["self"]),
+    ):
+        assert list(inspect.signature(getattr(ECCPUWorker, method)).parameters) == parameters
+    assert {"saves", "loads"} == set(ECCPUConnectorMetadata.__dataclass_fields__)
+    assert {"completed_saves", "completed_loads"} == set(ECCPUWorkerMetadata.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2"),
+        (["--scheduler-cls", "their.Scheduler"], "leave --scheduler-cls out"),
+        (["--ec-manager-config", '{"encoder_cache_manager_cls": "their.Cache"}'], "semel's encoder cache"),
+        (
+            ["--ec-transfer-config", '{"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}'],
+            "--ec-transfer-config names another",
+        ),
+    ],
+)
+def test_flags_beside_which_there_can_be_no_tier_are_refused(
+    flags: list[str], words: str, tiny: Callable[[str], Path]
+) -> None:
+    from semel.engine.vllm.arguments import create_config, parse_engine_flags
+
+    with pytest.raises(ConfigError, match=words):
+        create_config(parse_engine_flags(str(tiny("qwen2-vl")), flags, embedding_tier=TierConfig(1 << 20, "x")))
+
+
+def test_a_tier_changes_nothing_that_a_client_or_a_contract_sees(tiny: Callable[[str], Path]) -> None:
+    """A consumer of vLLM's takes embeddings from clients, and counts videos that are switched off."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import MultiModalBudget
+
+    from semel.engine.vllm.arguments import create_config, parse_engine_flags
+
+    flags = ["--dtype", "float32", "--max-num-batched-tokens", "512", "--max-model-len", "4096"]
+    flags += ["--limit-mm-per-prompt", '{"image": 4, "video": 0}', "--mm-processor-kwargs", '{"max_pixels": 100352}']
+    sizes = []
+    for tier in (None, TierConfig(1 << 20, "x")):
+        config = create_config(parse_engine_flags(str(tiny("qwen2-vl")), flags, embedding_tier=tier))
+        assert not config.model_config.multimodal_config.enable_mm_embeds
+        sizes.append(MultiModalBudget(config, MULTIMODAL_REGISTRY).encoder_cache_size)
+    assert sizes == [512, 512]
+    assert config.ec_transfer_config.ec_role == "ec_consumer"
+    assert (config.ec_transfer_config.ec_connector, config.ec_transfer_config.ec_connector_module_path) == (
+        TIER,
+        TIER_MODULE,
+    )
+    assert config.scheduler_config.scheduler_cls == SHIPPING_SCHEDULER
+
+
+def test_a_model_that_keeps_no_outputs_has_no_tier(tiny: Callable[[str], Path]) -> None:
+    from semel.engine.vllm.arguments import create_config, parse_engine_flags
+
+    arguments = parse_engine_flags(str(tiny("whisper")), ["--dtype", "float32"], embedding_tier=TierConfig(1, "x"))
+    assert create_config(arguments).ec_transfer_config is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"ec_cpu_bytes": 0}, {"ec_cpu_bytes": 1, "eviction": "x"}, {"ec_cpu_bytes": 1, "path": "x"}]
+)
+def test_settings_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        TierConfig.parse(wrong)
+
+
+def test_memory_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    from semel.engine.vllm.tier_copies import map_region
+
+    assert len(map_region(str(tmp_path / "region"), 8_192)) == 8_192
+    with pytest.raises(ConfigError, match="no memory for an embedding tier"):
+        map_region(str(tmp_path / "large"), 1 << 60)
