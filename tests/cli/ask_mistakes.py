@@ -19,7 +19,8 @@ ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = ROOT / "docs" / "mistakes.md"
 LOG: Final = ROOT / "build" / "mistakes.jsonl"
 WITHIN_S: Final = 180
-SHOWN_CHARS: Final = 170
+SHOWN_CHARS: Final = 200
+PREFIX: Final = re.compile(r"^(\(\S+ pid=\d+\) )?((ERROR|INFO) [\d-]+ [\d:]+ \[[^\]]*\] ?)?\s*")
 LIMIT_S: Final = 5.0
 
 Results = dict[tuple[str, Side], dict[str, Any]]
@@ -29,11 +30,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Typical mistakes, with semel and with bare vLLM.")
     parser.add_argument("names", nargs="*", help="mistakes whose names contain one of these")
     parser.add_argument("--log", type=Path, default=LOG, help="results; what is in it already is not run again")
+    parser.add_argument("--again", action="store_true", help="run also what is in the log")
     parser.add_argument("--side", choices=get_args(Side), help="only one of the two")
     parser.add_argument("--write", action="store_true", help="write docs/mistakes.md")
     options = parser.parse_args()
     options.log.parent.mkdir(parents=True, exist_ok=True)
-    results = read(options.log)
+    results = {} if options.again else read(options.log)
     chosen = [one for one in MISTAKES if not options.names or any(name in one.name for name in options.names)]
     sides: tuple[Side, ...] = (options.side,) if options.side else get_args(Side)
     with tempfile.TemporaryDirectory(prefix="mistakes-") as home:
@@ -73,37 +75,40 @@ def entry_of(mistake: Mistake, side: Side, said: Said, home: str) -> dict[str, A
         "lines": len(said.lines),
         "cause_line": line,
         **{key: text.replace(f"{home}/model", "MODEL").replace(home, "") for key, text in shown.items()},
+        "output": said.lines,
     }
 
 
 def page(results: Results) -> str:
-    rows = [_row(one, results[one.name, "semel"], results[one.name, "vllm"]) for one in MISTAKES]
+    rows = [_row(one, results[one.name, "semel"], results.get((one.name, "vllm"))) for one in MISTAKES]
     ours = [results[one.name, "semel"] for one in MISTAKES]
     return f"""# Mistakes
 
-What {len(MISTAKES)} typical mistakes at a start lead to: the first line that `semel serve` and bare vLLM
-{installed_version()} (the server of `vllm serve`, with the same arguments) print, after how many seconds they ended,
-and in which of vLLM's lines the cause is. `scripts/mistakes --write` makes this page, and really runs both sides: a
-tiny Qwen2-VL on 2 busy cores, without a GPU.
+What {len(MISTAKES)} typical mistakes at a start lead to: the first line that `semel serve` prints, the line with the cause
+that bare vLLM {installed_version()} prints (the server of `vllm serve`, with the same arguments) and where it is, and
+after how many seconds each of them ended. `scripts/mistakes --write` makes this page, and really runs both sides, one
+after the other: a tiny Qwen2-VL on 2 cores, without a GPU.
 
 semel's checks read files and flags before anything is loaded; `--skip-checks` skips them, and `semel doctor MODEL`
 runs them alone. The longest here took {max(entry["seconds"] for entry in ours):.1f} s.
 
-| mistake | semel's first line | after | vLLM's first line | the cause is in | after |
+| mistake | semel's first line | after | vLLM's line with the cause | it is | after |
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 """
 
 
-def _row(mistake: Mistake, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _row(mistake: Mistake, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> str:
+    cells = [mistake.name, _shown(ours), f"{ours['seconds']:.1f} s"]
+    if theirs is None:
+        return f"| {' | '.join([*cells, 'not run', 'not run', 'not run'])} |"
     place = f"line {theirs['cause_line']} of {theirs['lines']}" if theirs["cause_line"] else "no line"
     ended = f"{theirs['seconds']:.1f} s" if theirs["code"] is not None else "it starts"
-    cells = [mistake.name, _shown(ours), f"{ours['seconds']:.1f} s", _shown(theirs), place, ended]
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join([*cells, _shown(theirs, 'cause'), place, ended])} |"
 
 
-def _shown(entry: Mapping[str, Any]) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", entry["first_line"])
+def _shown(entry: Mapping[str, Any], key: str = "first_line") -> str:
+    text = PREFIX.sub("", re.sub(r"\x1b\[[0-9;]*m", "", entry[key]))
     text = text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
     escaped = text.replace("|", "\\|").replace("`", "'")
     return f"`{escaped}`" if text else "nothing"

@@ -137,7 +137,11 @@ MISTAKES: Final = (
         "read_engine_flags",
         ["--enable-auto-tool-choice"],
     ),
-    Mistake("a path that does not exist", r"/models/no-such-model.*|Repo id must be", model="/models/no-such-model"),
+    Mistake(
+        "a path that does not exist",
+        r"neither a folder|Repo id must be|not a valid model identifier",
+        model="/models/no-such-model",
+    ),
     Mistake(
         "a model's name that is misspelt, offline",
         r"Qwen/Qwen2-VL-2B-Instrukt.*(HF_HUB_OFFLINE|cache)|HF_HUB_OFFLINE|outgoing traffic has been disabled",
@@ -150,7 +154,11 @@ MISTAKES: Final = (
         r"model_type|model type|not recognize",
         change=_config(model_type="qwen9_vl", architectures=["Qwen9VLForConditionalGeneration"]),
     ),
-    Mistake("a model without its tokenizer", r"[Tt]okenizer", change=_remove("tokenizer*", "vocab*")),
+    Mistake(
+        "a model without its tokenizer",
+        r"no tokenizer|[Cc]an't load|[Cc]ouldn't instantiate",
+        change=_remove("tokenizer*", "vocab*"),
+    ),
     Mistake("a folder without weights", r"(no|find any).*weights", change=_remove("*.safetensors")),
     Mistake("weights that are pointers of Git LFS", r"LFS|[Hh]eader", change=_point_to_lfs),
     Mistake("weights that do not fit `config.json`", r"do not fit|size|shape", change=_text_config(hidden_size=256)),

@@ -17,6 +17,7 @@ from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.host import Endpoint, Memory, check_memory, check_ports, check_shared_memory, gpu_memory
 from semel.cli.checks.model import check_chat_template, check_model
 from semel.cli.checks.weights import check_weights
+from semel.cli.doctor import examine
 from semel.cli.placement import placements, split
 from semel.core.flag import GIB, MIB, fill
 from semel.engine.vllm.compat import CORE_BINDING
@@ -265,3 +266,17 @@ def test_cores_are_split_among_workers_and_no_core_is_twice(monkeypatch: pytest.
 
 def test_shares_are_side_by_side_and_have_everything_once() -> None:
     assert split(["a", "b", "c", "d", "e"], 3) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+# doctor
+
+
+def test_doctor_says_what_a_start_would_say(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same checks, with vLLM's flags; the control is a model in which nothing is wrong."""
+    monkeypatch.setattr(start, "check_memory", lambda *_, **__: ())
+    assert problems(examine(str(model), "127.0.0.1", 0, ["--max-model-len", "4k"])) == []
+    (model / "model.safetensors").unlink()
+    said = problems(examine(str(model), "127.0.0.1", 0, ["--max-modle-len", "4k"]))
+    assert said[0] == "unknown flag --max-modle-len: did you mean --max-model-len?"
+    assert said[1].startswith(f"{model} has no weights")
+    assert problems(examine(str(tmp_path / "none"), "127.0.0.1", 0))

@@ -73,7 +73,7 @@ class Output:
 
         self.log: StartLog | None = StartLog()
         if not is_visible:
-            descriptor, name = tempfile.mkstemp(prefix="semel-", suffix=".log")
+            descriptor, name = tempfile.mkstemp(prefix="semel_start-", suffix=".log")
             self._file, self.path = os.fdopen(descriptor, "wb", buffering=0), Path(name)
         asyncio.get_running_loop().add_reader(self._reader, self.read)
 
