@@ -43,6 +43,7 @@ from semel.telemetry.lag import LoopLag
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import (
+    FEATURES_REPAIRED,
     FLIGHTS_JOINED,
     GENERATION_TOKENS,
     LEASES,
@@ -63,6 +64,7 @@ from semel.telemetry.metrics import (
     STAGE_SECONDS,
     WORKER_CONNECTED,
     WORKER_EJECTED,
+    WORKER_EJECTIONS,
     WORKER_REFUSED,
     WORKER_RUNNING,
 )
@@ -237,6 +239,8 @@ class _Parts:
         for address in await roster.open():
             await members.join(address)
         self.meter.watch(partial(_fleet_samples, fleet))
+        for metric in (FEATURES_REPAIRED, WORKER_EJECTIONS):  # a rate needs a zero to begin with
+            self.meter.count(metric, amount=0)
         return fleet, partial(keep_linked, members, roster)
 
     @contextlib.asynccontextmanager
