@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
+import msgspec
 import pytest
 
-from semel.engine.vllm.answer_settings import _SAMPLE_BYTES, _SAMPLES, hash_weights
+from semel.core import AnswerSettings, Rendering
+from semel.engine.vllm.answer_settings import _SAMPLE_BYTES, _SAMPLES, answer_settings, hash_weights
+from semel.engine.vllm.arguments import create_config, parse_engine_flags, take_parser_flags
 from semel.render.template import hash_templates
 
 NBYTES = 1 << 20
@@ -85,3 +90,30 @@ def test_a_chat_template_that_differs_in_one_letter_has_another_hash(tmp_path: P
     assert len(set(hashes)) == 2
     (tmp_path / "chat_template.jinja").unlink()
     assert hash_templates(tmp_path, tmp_path) == ""
+
+
+@pytest.mark.engine
+def test_flags_of_vllm_and_files_of_the_model_are_in_the_settings(tiny: Callable[[str], Path]) -> None:
+    """Control: the same flags again, which are equal after a trip over the wire."""
+    folder = tiny("qwen2-vl")
+    override = ("--override-generation-config", '{"temperature": 0.3}')
+    reading = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--reasoning-parser", "qwen3")
+    plain, again, cool, parsed = (settings(folder, *flags) for flags in ((), (), override, reading))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plain), type=AnswerSettings) == again
+    assert replace(cool, generation_config=plain.generation_config) == plain
+    assert cool.generation_config["temperature"] == 0.3
+    assert (parsed.tool_call_parser, parsed.enable_auto_tool_choice, parsed.reasoning_parser) == (
+        "hermes",
+        True,
+        "qwen3",
+    )
+    assert plain.weights == hash_weights(folder, None, "None")
+    assert plain.chat_template
+
+
+def settings(folder: Path, *flags: str) -> AnswerSettings:
+    """Those of vLLM's own configuration; no engine starts."""
+    parsers, others = take_parser_flags(["--dtype", "float32", "--enforce-eager", *flags])
+    config = create_config(parse_engine_flags(str(folder), others))
+    llm = SimpleNamespace(model_config=config.model_config, vllm_config=config)
+    return answer_settings(llm, parsers, folder, Rendering())
