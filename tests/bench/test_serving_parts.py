@@ -26,6 +26,7 @@ from semel.bench.serving.plots import draw, drawings
 from semel.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
 from semel.bench.serving.report import ServeReport, format_figure
 from semel.bench.serving.run import SCENARIOS, Options
+from semel.bench.serving.scenarios.evicted import evicted_rows
 from semel.bench.serving.scenarios.latency import stream
 from semel.bench.serving.scenarios.mixed_load import Kind, drive, plan
 from semel.bench.serving.servers import Server, role_of
@@ -230,7 +231,8 @@ def test_every_drawing_has_a_title_that_says_what_was_found(tmp_path: Path) -> N
 
 
 def test_only_names_scenarios_that_there_are() -> None:
-    assert Options().scenarios() == list(SCENARIOS)
+    assert Options().scenarios() == [name for name in SCENARIOS if name != "evicted"]
+    assert Options(only=("evicted",)).scenarios() == ["evicted"]
     assert Options(only=("again", "text")).scenarios() == ["text", "again"]
     with pytest.raises(ConfigError, match="--only nothing: there is no such scenario; choose from text"):
         Options(only=("nothing",)).scenarios()
@@ -323,3 +325,12 @@ def test_what_a_process_gives_to_zmq_is_counted_and_large_frames_apart(tmp_path:
         finally:
             sender.kill()
     assert (counts.all_bytes, counts.large_bytes) == (100_004, 100_000)
+
+
+def test_what_an_eviction_adds_is_compared_with_what_it_adds_to_bare_vllm() -> None:
+    resident = [100.0, 104.0, 96.0]
+    slow = [(value + 1_300.0, value) for value in resident]
+    for mine, is_kept in (([(value + 1.0, value) for value in resident], True), (slow, False)):
+        adds = evicted_rows("HD", Pair(mine, slow))[-1]
+        assert adds.name == "evicted: HD, what the eviction adds"
+        assert adds.ok is is_kept

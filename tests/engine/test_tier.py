@@ -334,7 +334,7 @@ def test_what_is_saved_in_pieces_is_loaded_bit_by_bit(dtype: str) -> None:
     assert tensors["x"].equal(output)
 
 
-def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each() -> None:
+def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each(tmp_path: Path) -> None:
     """The calls only: nothing here ran on a GPU."""
     import torch
 
@@ -349,6 +349,7 @@ def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each() -
             self.saved: dict[str, Any] = {}
             self.loaded: dict[str, Any] = {}
             self.ended: Any = None
+            self._region = SimpleNamespace(_is_creator=True, _mmap_path=str(tmp_path / "region"))
 
         def save_caches(self, encoder_cache: Any, mm_hash: str, connector_metadata: Any) -> None:
             self.saved[mm_hash] = (encoder_cache[mm_hash], connector_metadata.saves)
@@ -374,7 +375,9 @@ def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each() -
     assert worker.loaded == {"y": (8, [9, 10], (2, WIDTH))}
     assert list(worker.saved) == ["7"]
     assert worker.saved["7"][1] == {"7": [1, 2, 5]}
+    (tmp_path / "region").touch()
     begun = copies.report(step)
+    assert not (tmp_path / "region").exists(), "all have mapped it: its name goes"
     assert begun is not None, "bytes that were loaded are told"
     assert (begun.report.saved, begun.report.loaded, begun.report.closed) == ((), (), 0)
     worker.ended = SimpleNamespace(completed_saves=["7"], completed_loads=[8])

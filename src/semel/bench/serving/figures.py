@@ -45,6 +45,9 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "agent: per image of history, by reference, beside the engine in process": Limit("ratio", "at most", 1.3),
     "agent: bytes sent, by reference": Limit("ratio", "at most", 0.05),
     "agent: images not decoded, preprocessed and encoded once": Limit("semel", "at most", 0.0),
+    "evicted: 1024, what the eviction adds": Limit("ratio", "at most", 0.05),
+    "evicted: HD, what the eviction adds": Limit("ratio", "at most", 0.05),
+    "evicted: encodes of pictures that were encoded before": Limit("semel", "at most", 0.0),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
 """The limits by the names of rows."""

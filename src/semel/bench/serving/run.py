@@ -21,6 +21,7 @@ from semel.bench.serving.figures import Row
 from semel.bench.serving.pictures import Pictures
 from semel.bench.serving.report import ServeReport
 from semel.bench.serving.scenarios.agent import agent, beside_the_engine
+from semel.bench.serving.scenarios.evicted import COMMON_FLAGS, SEMEL_FLAGS, evicted
 from semel.bench.serving.scenarios.frontends import frontends
 from semel.bench.serving.scenarios.latency import again, conversation, new, repeats, text
 from semel.bench.serving.scenarios.memory import memory
@@ -41,6 +42,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "conversation": conversation,
     "agent": agent,
     "repeats": repeats,
+    "evicted": evicted,
     "generate": generate,
     "render": render,
     "mixed": mixed,
@@ -49,6 +51,9 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "frontends": frontends,
 }
 """In the order in which they run."""
+
+_BY_NAME: Final = ("evicted",)
+"""Those that run only if they are named: semel's side has an embedding tier then, for all scenarios of the run."""
 
 _AFTER_VLLM: Final[Mapping[str, Scenario]] = {"agent": beside_the_engine, "frontends": frontends}
 """What needs another engine, and so runs when vLLM's server has ended: at most two engines at a time."""
@@ -90,7 +95,7 @@ class Options:
         unknown = [name for name in self.only if name not in SCENARIOS]
         if unknown:
             raise ConfigError(f"--only {unknown[0]}: there is no such scenario; choose from {', '.join(SCENARIOS)}")
-        return [name for name in SCENARIOS if not self.only or name in self.only]
+        return [name for name in SCENARIOS if name in (self.only or SCENARIOS.keys() - set(_BY_NAME))]
 
     def are_elsewhere(self) -> bool:
         """Whether both servers are running elsewhere; naming only one of them is an error."""
@@ -148,8 +153,9 @@ async def _clients(options: Options, servers: Pair[Server], stack: AsyncExitStac
 
 
 async def _launch(options: Options, scratch: Path, tell: Tell) -> Launch:
+    flags, own = (COMMON_FLAGS, SEMEL_FLAGS) if "evicted" in options.only else ((), ())
     if options.model is not None:
-        return Launch(options.model, options.flags, scratch)
+        return Launch(options.model, (*flags, *options.flags), scratch, semel_flags=own)
     tell("making a tiny model", 0, 1)
     folder = scratch / "model"
     command = (sys.executable, "-m", "semel", "testing", "model", "qwen2-vl", str(folder))
@@ -157,7 +163,9 @@ async def _launch(options: Options, scratch: Path, tell: Tell) -> Launch:
     if await asyncio.wait_for(making.wait(), _BUILD_S):
         raise ConfigError("cannot make a tiny model; the message is above. Name a model that there is")
     _enlarge(folder)
-    return Launch(str(folder), _TINY_FLAGS + options.flags, scratch, _TINY_ENVIRONMENT, _TINY_SCREENS)
+    return Launch(
+        str(folder), (*_TINY_FLAGS, *flags, *options.flags), scratch, _TINY_ENVIRONMENT, _TINY_SCREENS, semel_flags=own
+    )
 
 
 def _enlarge(model: Path) -> None:
@@ -174,4 +182,9 @@ def _describe(options: Options, launch: Launch | None, seed: int, names: Sequenc
     if launch is None:
         return described | {"semel_url": options.semel, "vllm_url": options.baseline}
     model = options.model or "tiny Qwen2-VL (semel testing model qwen2-vl), longest_edge 28*28*2700"
-    return described | {"model": model, "flags": list(launch.flags), "environment": dict(launch.environment)}
+    return described | {
+        "model": model,
+        "flags": list(launch.flags),
+        "semel_flags": list(launch.semel_flags),
+        "environment": dict(launch.environment),
+    }

@@ -60,6 +60,9 @@ class Launch:
     screen_options: Mapping[str, object] = field(default_factory=dict)
     """The `mm_processor_kwargs` of an agent's requests, so that its screens fit the context."""
 
+    semel_flags: tuple[str, ...] = ()
+    """Of semel's side alone."""
+
     @property
     def key_file(self) -> Path:
         """The fleet key of semel's side."""
@@ -130,7 +133,7 @@ async def semel_server(launch: Launch) -> AsyncIterator[Server]:
     await _make_key(launch.key_file)
     command = [*_PYTHON, "semel", "serve", launch.model, "--key-file", str(launch.key_file)]
     command += ["--admin-port", str(admin_port := free_port())]
-    async with _started(launch, "semel", [*command, *launch.flags], ready="/ready") as server:
+    async with _started(launch, "semel", [*command, *launch.flags, *launch.semel_flags], ready="/ready") as server:
         yield replace(server, admin_url=f"http://127.0.0.1:{admin_port}")
 
 

@@ -318,7 +318,12 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of(
         *("distributed.ec_transfer.ec_connector.cpu.worker", "ECCPUWorker", "the embedding tier on GPUs"),
         *("save_caches(encoder_cache, mm_hash, connector_metadata)", "flush_saves", "build_connector_worker_meta"),
-        *("start_load_caches(encoder_cache, connector_metadata)", "shutdown"),
+        *("start_load_caches(encoder_cache, connector_metadata)", "shutdown", "_region"),
+        since="0.32",
+    ),
+    *_of(
+        *("distributed.ec_transfer.ec_connector.cpu.ec_shared_region", "ECSharedRegion", "the embedding tier on GPUs"),
+        *("_is_creator", "_mmap_path"),
         since="0.32",
     ),
     *_of(

@@ -15,6 +15,7 @@ import mmap
 import os
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
@@ -243,6 +244,7 @@ class DeviceCopies:
 
     def report(self, step: Step) -> RankReport | None:  # noqa: ARG002
         """See `Copies`."""
+        self._unlink()
         self._worker.flush_saves()
         ended = self._worker.build_connector_worker_meta()
         if ended is not None:
@@ -258,6 +260,13 @@ class DeviceCopies:
     def close(self) -> None:
         """See `Copies`."""
         self._worker.shutdown()
+
+    def _unlink(self) -> None:
+        """Take the name away from memory that every worker process has mapped by its first step: nothing stays."""
+        region = self._worker._region
+        if region._is_creator:
+            region._is_creator = False
+            Path(region._mmap_path).unlink(missing_ok=True)
 
 
 def copies_of(vllm_config: Any, block_bytes: int) -> Copies:
