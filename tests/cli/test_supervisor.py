@@ -156,7 +156,7 @@ def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_sa
 def test_the_frontend_of_serve_has_its_drain_delay_and_the_worker_none(delay_s: float, tmp_path: Path) -> None:
     """Nobody balances over the children of one command, and the worker ends when the frontend has."""
     options = ServeOptions("m", ServerSettings(), None, ["--drain-s=3"], [], drain_delay_s=delay_s)
-    worker, frontend = serve._children(options, tmp_path, None)
+    worker, frontend = serve._children(options, tmp_path, 1)
     assert worker.command[-1] == "--drain-delay-s=0"
     assert frontend.command[-1] == f"--drain-delay-s={delay_s}"
 

@@ -43,8 +43,9 @@ class PlainObjects:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
 
-    async def put(self, path: str, data: bytes | bytearray) -> None:
+    async def put(self, path: str, data: bytes | bytearray, on_end: Callable[[bool], None] = lambda _: None) -> None:
         self.objects[path] = bytes(data)
+        on_end(True)
 
     async def get(self, path: str, nbytes: int) -> memoryview | None:
         del nbytes

@@ -23,7 +23,7 @@ from tests.serve.balancer import Balancer, Load, balancing, body_of, large_bodie
 from tests.serve.served import FLAGS, SEMEL, sum_of, until
 from tests.waiting import until as soon
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.nightly, pytest.mark.timeout(1_200)]
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,6 @@ def test_a_rolling_restart_under_load_fails_no_request(tiny: Folder, tmp_path: P
 
 
 @pytest.mark.engine
-@pytest.mark.nightly
 @pytest.mark.timeout(1_800)
 def test_a_rolling_restart_of_real_engines_under_load_fails_no_request(tiny: Folder, tmp_path: Path) -> None:
     with fleet_of(tiny("qwen2-vl"), tmp_path, ("worker",), FLAGS) as (fleet, balancer):
