@@ -84,10 +84,10 @@ def page(results: Results) -> str:
     ours = [results[one.name, "semel"] for one in MISTAKES]
     return f"""# Mistakes
 
-What {len(MISTAKES)} typical mistakes at a start lead to: the first line that `semel serve` prints, the line with the cause
-that bare vLLM {installed_version()} prints (the server of `vllm serve`, with the same arguments) and where it is, and
-after how many seconds each of them ended. `scripts/mistakes --write` makes this page, and really runs both sides, one
-after the other: a tiny Qwen2-VL on 2 cores, without a GPU.
+What {len(MISTAKES)} typical mistakes at a start lead to: the first line that `semel serve` prints, the line with the
+cause that bare vLLM {installed_version()} prints (the server of `vllm serve`, with the same arguments) and where it is,
+and after how many seconds each of them ended. `scripts/mistakes --write` makes this page, and really runs both sides,
+one after the other: a tiny Qwen2-VL on 2 cores, without a GPU. The first line of vLLM has the cause nowhere.
 
 semel's checks read files and flags before anything is loaded; `--skip-checks` skips them, and `semel doctor MODEL`
 runs them alone. The longest here took {max(entry["seconds"] for entry in ours):.1f} s.

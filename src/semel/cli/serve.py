@@ -124,7 +124,7 @@ async def _end(children: Sequence[Child], within_s: float) -> None:
     await end_at_once(workers, within_s)
 
 
-def _children(options: ServeOptions, folder: Path, output: int) -> list[Child]:
+def _children(options: ServeOptions, folder: Path, output: int | None) -> list[Child]:
     """The workers, and last the frontend."""
     key_file = options.key_file
     if key_file is None:
