@@ -161,7 +161,11 @@ MISTAKES: Final = (
     ),
     Mistake("a folder without weights", r"(no|find any).*weights", change=_remove("*.safetensors")),
     Mistake("weights that are pointers of Git LFS", r"LFS|[Hh]eader", change=_point_to_lfs),
-    Mistake("weights that do not fit `config.json`", r"do not fit|AssertionError|shape.*mismatch|size mismatch|should match|must match", change=_text_config(hidden_size=256)),
+    Mistake(
+        "weights that do not fit `config.json`",
+        r"do not fit|AssertionError|size mismatch",
+        change=_text_config(hidden_size=256),
+    ),
     Mistake(
         "a longer context than the model has",
         r"max.model.len.*(131072|128k).*(65536|65,536)|more than the 65536",
