@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import atexit, multiprocessing, os, sys
-from semel.engine.vllm.quick_exit import exit_quickly, exit_quickly_when_done
+from semel.engine.quick_exit import exit_quickly, exit_quickly_when_done
 
 class Heavy:
     def __init__(self):
@@ -80,5 +80,5 @@ def test_what_is_registered_runs_and_what_is_printed_is_flushed(tmp_path: Path) 
 
 
 def test_nothing_is_registered_in_a_process_that_nobody_of_multiprocessing_started() -> None:
-    program = "from semel.engine.vllm.quick_exit import exit_quickly_when_done as q; q(); raise SystemExit(5)"
+    program = "from semel.engine.quick_exit import exit_quickly_when_done as q; q(); raise SystemExit(5)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 5

@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line; an error of ours is a line on stderr for each thing that is wrong, and exit code 2."""
     code = _run()
     if "torch" in sys.modules:
-        from semel.engine.vllm.quick_exit import exit_quickly
+        from semel.engine.quick_exit import exit_quickly
 
         exit_quickly(code)
     sys.exit(code)

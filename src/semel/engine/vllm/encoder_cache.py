@@ -19,9 +19,9 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecod
 from vllm.v1.request import RequestStatus
 
 from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Residency, Settlement
+from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat import num_embeds
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
-from semel.engine.vllm.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.shipping import Shipped
 from semel.engine.vllm.versions import is_tested
 from semel.errors import ConfigError

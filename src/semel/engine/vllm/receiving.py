@@ -21,6 +21,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat import (
     communicator_segments,
     dropped_rows,
@@ -29,7 +30,6 @@ from semel.engine.vllm.compat import (
     worker_of,
 )
 from semel.engine.vllm.encoder_guard import EncoderGuard, guard_of
-from semel.engine.vllm.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.shipping import LateItems
 from semel.engine.vllm.tier_config import has_tier
 
