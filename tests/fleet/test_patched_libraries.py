@@ -20,7 +20,7 @@ from semel.telemetry.metrics import WORKER_CONNECTED, WORKER_REFUSED
 from tests.processing.test_hf import Folder
 from tests.serve.served import SEMEL, until
 
-START_S = 120.0
+START_S = 300.0
 END_S = 15.0
 PILLOW = public_version("pillow") or ""
 MAJOR, MINOR, PATCH = (int(number) for number in PILLOW.split("."))
@@ -88,6 +88,7 @@ def running(model: Path, home: Path) -> Iterator[Fleet]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_patch_that_changes_nothing_splits_no_fleet_and_one_that_flips_a_bit_is_refused_with_the_probe(
     tiny: Folder, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from tests.serve.served import SEMEL, until
 from tests.telemetry.prometheus import RULES_COUNT, Prometheus, find, running_prometheus
 
 KEY = "sk-a-key-of-a-tenant"
-START_S = 150.0
+START_S = 300.0
 END_S = 20.0
 EMPTY = {
     "Workers not used: refused, {{reason}}": "no worker differs",
@@ -104,6 +104,7 @@ def without_answer(prometheus: Prometheus) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_prometheus_scrapes_both_evaluates_the_rules_and_answers_every_query_of_the_dashboard(
     tiny: Folder, tmp_path: Path
 ) -> None:
