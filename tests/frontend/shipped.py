@@ -53,7 +53,9 @@ class DrawnPool:
     """Whether an item is made only when it is let go."""
 
     calls: list[tuple[Kind, int]] = field(default_factory=list)
-    waiting: dict[int, asyncio.Event] = field(default_factory=dict)
+    in_flight: dict[int, asyncio.Event] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    busy: int = 0
     decoded: int = 0
     processed: int = 0
     failed: int = 0
@@ -112,12 +114,12 @@ class DrawnPool:
     async def _turn(self, kind: Kind, number: int) -> None:
         self.calls.append((kind, number))
         if self.waits:
-            assert number not in self.waiting, "equal work in flight is one"
-            self.waiting[number] = asyncio.Event()
+            assert number not in self.in_flight, "equal work in flight is one"
+            self.in_flight[number] = asyncio.Event()
             try:
-                await self.waiting[number].wait()
+                await self.in_flight[number].wait()
             finally:
-                del self.waiting[number]
+                del self.in_flight[number]
         else:
             await asyncio.sleep(0)
 

@@ -159,10 +159,12 @@ class Load:
             await asyncio.sleep(0)
 
     async def make(self) -> None:
-        waiting = [(index, one) for index, frontend in enumerate(self.world.frontends) for one in frontend.pool.waiting]
+        waiting = [
+            (index, one) for index, frontend in enumerate(self.world.frontends) for one in frontend.pool.in_flight
+        ]
         if waiting:
             index, number = self.rng.choice(sorted(waiting))
-            self.world.frontends[index].pool.waiting[number].set()
+            self.world.frontends[index].pool.in_flight[number].set()
             self.oracle.made(index, number)
 
     async def abort(self) -> None:
@@ -183,7 +185,7 @@ class Load:
         if not all(request.task.done() for request in oracle.ended) or len(self.world.engine) != held:
             return False
         return all(
-            frontend.pool.waiting.keys() == oracle.in_flight(index)
+            frontend.pool.in_flight.keys() == oracle.in_flight(index)
             and len(frontend.parts.cache) == len(oracle.cached[index])
             and len(frontend.remote._ledger) == held
             and frontend.remote.load == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -108,8 +108,7 @@ async def test_large_heads_within_the_limit_and_large_bodies_are_served(server: 
 
 
 async def test_mutant_the_connection_of_uvicorn_takes_heads_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def naive(limits: ConnectionLimits, count: Callable[[str], None], **options: Any) -> HttpToolsProtocol:
-        del limits, count
+    def naive(*_: object, **options: Any) -> HttpToolsProtocol:
         return HttpToolsProtocol(**options)
 
     monkeypatch.setattr("semel.web.server._Connection", naive)

@@ -135,14 +135,14 @@ def _text(package: str, *paths: str) -> str:
 
 
 def _has_plugins() -> bool:
-    """Whether a package besides vLLM adds to it: models of its own, perhaps."""
+    """Whether a package besides vLLM and semel adds to vLLM: models of its own, perhaps."""
     found = (
         one
         for group in entry_points().groups
         if group.endswith(".general_plugins")
         for one in entry_points(group=group)
     )
-    return any(one.dist is None or not one.dist.name.startswith("vllm") for one in found)
+    return any(one.dist is None or not one.dist.name.startswith(("vllm", "semel")) for one in found)
 
 
 def _version(package: str) -> str:
