@@ -175,17 +175,11 @@ def _index_keeps_what_is_deleted(patch: pytest.MonkeyPatch) -> None:
 
 def _room_for_what_has_expired(patch: pytest.MonkeyPatch) -> None:
     """What has expired takes room until it is swept."""
-    put = ObjectMediaStore.put
 
-    async def nothing(_: ObjectMediaStore) -> None:
+    async def nothing(*_: object) -> None:
         pass
 
-    async def mutant(self: ObjectMediaStore, *rest: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(ObjectMediaStore, "expire", nothing)
-            return await put(self, *rest)
-
-    patch.setattr(ObjectMediaStore, "put", mutant)
+    patch.setattr(ObjectMediaStore, "_make_room", nothing)
 
 
 def _delete_first(patch: pytest.MonkeyPatch) -> None:
