@@ -103,6 +103,11 @@ def without_answer(prometheus: Prometheus) -> set[str]:
     }
 
 
+def values(prometheus: Prometheus, query: str) -> list[str]:
+    """As of the last scrape: the answers since then are not in it yet."""
+    return [sample["value"][1] for sample in prometheus.query(query)]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_prometheus_scrapes_both_evaluates_the_rules_and_answers_every_query_of_the_dashboard(
@@ -126,6 +131,5 @@ def test_prometheus_scrapes_both_evaluates_the_rules_and_answers_every_query_of_
             states = {rule["name"]: rule["state"] for rule in rules}
             assert states["SemelWorkerDisconnected"] == "pending", "one of the two addresses has no worker"
             assert states["SemelNoWorker"] == states["SemelProcessDown"] == "inactive"
-            tokens = prometheus.query("semel_generation_tokens_total")
-            assert [sample["value"][1] for sample in tokens] == ["18"]
+            until(lambda: values(prometheus, "semel_generation_tokens_total") == ["18"], 10)
             assert not prometheus.query("semel_pool_waitin")
