@@ -213,6 +213,34 @@ def test_an_engine_that_a_lone_suspect_killed_is_no_second_strike_for_others(ord
     assert (suspicion.strikes(innocent), suspicion.strikes(K)) == (1, 2)
 
 
+class Hasty(Suspicion):
+    """The mutant: whoever is alone at an engine that dies gets a strike, also who came when it was dead."""
+
+    def die(self, suspect: Suspect) -> None:
+        self._blamed.clear()
+        super().die(suspect)
+
+
+@pytest.mark.parametrize(("kind", "strikes"), [(Suspicion, 1), (Hasty, 2)])
+def test_who_comes_to_an_engine_that_has_just_died_of_another_gets_no_second_strike(
+    kind: type[Suspicion], strikes: int
+) -> None:
+    """That the killer's request has failed is known a moment before its worker is gone."""
+    suspicion = kind(now=lambda: 0.0)
+    innocent = Content("tenant", 2)
+    both = [suspicion.enter(innocent), suspicion.enter(K)]
+    for one in both:
+        suspicion.submit(one, engine("a"))
+    for one in both:
+        suspicion.die(one)
+    suspicion.submit(both[1], engine("b"), alone=True)
+    suspicion.die(both[1])
+    assert suspicion.may_have_alone(both[0], "b"), "nobody is there any more"
+    suspicion.submit(both[0], engine("b"), alone=True)
+    suspicion.die(both[0])
+    assert (suspicion.strikes(innocent), suspicion.strikes(K)) == (strikes, 2)
+
+
 def test_content_is_of_a_tenant_and_not_of_its_sampling_parameters_or_salt() -> None:
     one = Submission("r1", prompt([1]), {}, {"seed": 1}, "\0acme\n")
     assert Content.of(one) == Content.of(Submission("r2", prompt([1]), {}, {"seed": 2}, "\0acme\n\1salt"))

@@ -152,9 +152,9 @@ class Suspicion:
         engine, was_alone = suspect.engine, suspect.is_alone
         if engine is None:
             return
+        is_anothers = engine in self._blamed or (not was_alone and engine.worker in self._lanes)
         if was_alone:
             self._blamed.put(engine, True)
-        is_anothers = not was_alone and (engine in self._blamed or engine.worker in self._lanes)
         if not (is_anothers and self.strikes(suspect.content)):
             self._strike(suspect.content, engine)
         self.leave(suspect)
