@@ -29,6 +29,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "wire": "messages, frames, sessions without I/O, and the sockets under them",
     "interchange": "formats of files and HTTP bodies: safetensors, vLLM's items",
     "store": "the media store: uploaded files, by content and tenant, on a disk or in a bucket",
+    "embeddings": "the fleet's store of encoder outputs: names, seals, a small RESP client",
     "client": "`semel.contract` and `semel.inject`, for outside frameworks",
     "openai": "`semel.openai`: an HTTP client for the `openai` package that sends media once",
     "processing": "features through HF processors, fingerprints, families; the pool of processes",

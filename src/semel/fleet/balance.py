@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final
 
 from semel.core import Digest
+from semel.core.rendezvous import rank
 
 __all__ = ["Candidate", "bound_over", "bound_over_holders", "choose"]
 
@@ -61,7 +61,7 @@ def choose(candidates: Sequence[Candidate], digests: Sequence[Digest], prefix: b
     most = max(candidates[index].known_items for index in fit)
     best = [index for index in fit if candidates[index].known_items == most]
     key = (prefix if most or not digests else b"") or min(digests, default=b"")
-    ranked = sorted(best, key=lambda index: _rank(candidates[index].name, key), reverse=True)
+    ranked = sorted(best, key=lambda index: rank(candidates[index].name, key), reverse=True)
     return min(ranked[:2] if key else ranked, key=lambda index: candidates[index].load)
 
 
@@ -74,7 +74,3 @@ def bound_over(loads: Sequence[int]) -> float:
 def bound_over_holders(loads: Sequence[int]) -> float:
     """The same for one that holds some of them."""
     return bound_over(loads) + min(_HOLDER_SLACK * sum(loads) / len(loads), _HOLDER_MOST)
-
-
-def _rank(name: str, key: bytes) -> tuple[bytes, str]:
-    return blake2b(name.encode(), key=key, digest_size=8).digest(), name

@@ -1,0 +1,167 @@
+"""One connection to a node of the store: commands out, replies in, each by a deadline."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from semel.embeddings.address import StoreAddress
+from semel.embeddings.protocol import StoreDown, StoreLate
+from semel.embeddings.replies import Refusal, Replies, command
+
+__all__ = ["Connection", "connect"]
+
+_SMALL_BYTES: Final = 16 << 10
+"""Pieces up to this are put together: a system call costs more than to copy them."""
+
+Command = Iterable[bytes | memoryview]
+
+
+class Connection:
+    """Used by one thread at a time. After any exception but a `Refusal` it can only be closed."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._socket = raw
+        self._deadline = 0.0
+        self.replies = Replies(self._receive)
+
+    def exchange(self, commands: Iterable[Command], read: Callable[[], None], *, window: int, deadline: float) -> None:
+        """Send commands, at most so many ahead of their replies, and call `read` for each reply.
+
+        After the first refusal nothing more is sent, and it is raised when all replies have come.
+        """
+        self._deadline = deadline
+        queue = iter(commands)
+        refusal: Refusal | None = None
+        ahead = 0
+        with _mapped_errors():
+            while True:
+                if refusal is None:
+                    ahead += self._send(queue, window - ahead)
+                if not ahead:
+                    break
+                try:
+                    read()
+                except Refusal as error:
+                    refusal = refusal or error
+                ahead -= 1
+        if refusal is not None:
+            raise refusal
+
+    def is_idle(self) -> bool:
+        """Whether nobody has closed it, and nothing has come that was not asked for."""
+        if not self.replies.is_empty:
+            return False
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+            return not poll.poll(0)
+        except (OSError, ValueError):
+            return False
+
+    def shut(self) -> None:
+        """End what another thread is doing with it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it, whatever state it is in."""
+        self._socket.close()
+
+    def _send(self, commands: Iterator[Command], count: int) -> int:
+        """Send the next commands, and return how many there were."""
+        small = bytearray()
+        sent = 0
+        while sent < count and (parts := next(commands, None)) is not None:
+            for part in parts:
+                if len(part) <= _SMALL_BYTES:
+                    small += part
+                    continue
+                self._send_all(small)
+                small.clear()
+                self._send_all(part)
+            sent += 1
+        self._send_all(small)
+        return sent
+
+    def _send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with memoryview(data) as view:
+            position = 0
+            while position < view.nbytes:
+                self._socket.settimeout(_remaining(self._deadline))
+                position += self._socket.send(view[position:])
+
+    def _receive(self, target: memoryview) -> int:
+        self._socket.settimeout(_remaining(self._deadline))
+        if not (count := self._socket.recv_into(target)):
+            raise StoreDown("the embedding store closed the connection")
+        return count
+
+
+def connect(address: StoreAddress, tls: ssl.SSLContext | None, password: str | None, deadline: float) -> Connection:
+    """Open a connection that takes commands."""
+    with _mapped_errors():
+        raw = _open_socket(address, deadline)
+        try:
+            if tls is not None:
+                raw.settimeout(_remaining(deadline))
+                raw = tls.wrap_socket(raw, server_hostname=address.host)
+            connection = Connection(raw)
+            _greet(connection, address.user, password, deadline)
+        except BaseException:
+            raw.close()
+            raise
+    return connection
+
+
+def _greet(connection: Connection, user: str | None, password: str | None, deadline: float) -> None:
+    """Log in, and see that commands are taken. What TLS sends by itself after a handshake is read here, too."""
+    commands, expected = [command(b"PING")], [b"PONG"]
+    if password is not None:
+        users = [] if user is None else [user.encode()]
+        commands.insert(0, command(b"AUTH", *users, password.encode()))
+        expected.insert(0, b"OK")
+    words = iter(expected)
+    connection.exchange(
+        [[one] for one in commands], lambda: connection.replies.simple(next(words)), window=1, deadline=deadline
+    )
+
+
+def _open_socket(address: StoreAddress, deadline: float) -> socket.socket:
+    if address.path is None:
+        raw = socket.create_connection((address.host, address.port), _remaining(deadline))
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return raw
+    raw = socket.socket(socket.AF_UNIX)
+    try:
+        raw.settimeout(_remaining(deadline))
+        raw.connect(address.path)
+    except BaseException:
+        raw.close()
+        raise
+    return raw
+
+
+def _remaining(deadline: float) -> float:
+    if (seconds := deadline - time.monotonic()) <= 0:
+        raise StoreLate("the embedding store did not answer in time")
+    return seconds
+
+
+@contextmanager
+def _mapped_errors() -> Iterator[None]:
+    """Say what a socket says in our own words; the addresses stay in the log of whoever knows them."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise StoreLate("the embedding store did not answer in time") from error
+    except ssl.SSLCertVerificationError as error:
+        raise StoreDown(f"the embedding store's certificate is not valid: {error.verify_message}") from error
+    except (OSError, ValueError) as error:  # a ValueError is what a closed TLS socket raises
+        raise StoreDown(f"the embedding store cannot be reached: {error}") from error

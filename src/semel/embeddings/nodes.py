@@ -1,0 +1,130 @@
+"""The nodes of a store, each on its own, and which of them has an entry.
+
+An entry is on the node that its name ranks highest (rendezvous hash), so workers need no list that they agree on beyond
+the addresses. Each node has its own circuit breaker: a node that is gone is misses for its entries, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from semel.core import Digest
+from semel.core.rendezvous import rank
+from semel.embeddings.address import StoreAddress
+from semel.embeddings.breaker import Breaker
+from semel.embeddings.protocol import BlobStore, StoreDown, StoreError, StoreFull
+from semel.embeddings.resp import RespStore
+from semel.embeddings.settings import EmbeddingStoreSettings
+from semel.errors import ConfigError
+
+__all__ = ["Node", "Nodes", "StoreSuspended", "open_nodes"]
+
+Clock = Callable[[], float]
+
+
+class StoreSuspended(StoreDown):
+    """The store failed a moment ago, and is not asked."""
+
+
+class Node:
+    """A node and its breaker. Any thread may use it."""
+
+    def __init__(self, name: str, blobs: BlobStore, *, clock: Clock = time.monotonic) -> None:
+        self.name = name
+        self.blobs = blobs
+        self._clock = clock
+        self._breaker = Breaker()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Node({self.name}, {'up' if self.is_up else 'down'})"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls are let through."""
+        with self._lock:
+            return self._breaker.is_closed
+
+    @contextmanager
+    def attempt(self) -> Iterator[BlobStore]:
+        """Let the node be asked, unless it failed a moment ago; then `StoreSuspended` is raised."""
+        with self._lock:
+            ticket = self._breaker.begin(self._clock())
+        if ticket is None:
+            raise StoreSuspended(f"the embedding store's node {self.name} failed a moment ago")
+        is_ok = False
+        try:
+            yield self.blobs
+            is_ok = True
+        except StoreFull:
+            is_ok = True
+            raise
+        finally:
+            with self._lock:
+                self._breaker.end(ticket, self._clock(), is_ok=is_ok)
+
+
+class Nodes:
+    """All nodes of a store."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = tuple(nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def of(self, name: Digest) -> Node:
+        """The node that has an entry."""
+        return max(self._nodes, key=lambda node: rank(node.name, name))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any node is up."""
+        return any(node.is_up for node in self._nodes)
+
+    def ping(self, timeout_s: float) -> dict[str, StoreError | None]:
+        """Ask every node whether it answers. Returns what is wrong with each."""
+        found: dict[str, StoreError | None] = {}
+        for node in self._nodes:
+            try:
+                node.blobs.ping(time.monotonic() + timeout_s)
+            except StoreError as error:
+                found[node.name] = error
+            else:
+                found[node.name] = None
+        return found
+
+    def close(self) -> None:
+        """Close all connections."""
+        for node in self._nodes:
+            node.blobs.close()
+
+
+def open_nodes(settings: EmbeddingStoreSettings, password: str | None = None) -> Nodes | None:
+    """The nodes that the settings name; None without a store. Connections are opened when they are needed."""
+    addresses = settings.addresses()
+    if not addresses:
+        return None
+    tls = _tls(settings) if any(address.is_encrypted for address in addresses) else None
+    return Nodes([Node(address.name, _open(address, tls, password)) for address in addresses])
+
+
+def _open(address: StoreAddress, tls: ssl.SSLContext | None, password: str | None) -> RespStore:
+    return RespStore(address, tls=tls if address.is_encrypted else None, password=password)
+
+
+def _tls(settings: EmbeddingStoreSettings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=settings.ca)
+    except OSError as error:  # an SSLError is one
+        raise ConfigError(
+            f"--embedding-store-ca {settings.ca}: cannot be read as certificates ({error.strerror or error}); it must "
+            "be a PEM file"
+        ) from error

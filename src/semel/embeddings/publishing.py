@@ -1,0 +1,110 @@
+"""Which encoder outputs go into the fleet's store, and when. Pure: the clock is passed in.
+
+An output is published when its item was shown often enough and it is on this host's shelf. So what is shown once never
+leaves the host. One output is published once at a time, and on average not more than some bytes per second. What could
+not be published is tried again when it is shown again. What is known about items is bounded: the ones that were shown
+or saved least recently are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from semel.core import Digest, LruMap
+
+__all__ = ["Publishing"]
+
+_MAX_ITEMS: Final = 65_536
+_BYTES_PER_S: Final = 256 << 20
+
+
+@dataclass(slots=True)
+class _Entry:
+    shows: int = 0
+    nbytes: int | None = None
+    """Its size on the shelf; None if it is not there."""
+    is_published: bool = False
+
+
+class Publishing:
+    """One thread at a time may call it."""
+
+    def __init__(self, publish_after: int, *, bytes_per_s: float = _BYTES_PER_S, max_items: int = _MAX_ITEMS) -> None:
+        self._publish_after = publish_after
+        self._bytes_per_s = bytes_per_s
+        self._entries: LruMap[Digest, _Entry] = LruMap(max_items)
+        self._ready: dict[Digest, None] = {}
+        """What can be published, in the order in which it came to that."""
+        self._taken: dict[Digest, _Entry] = {}
+        self._free_at = 0.0
+        self._is_draining = False
+
+    def show(self, digest: Digest) -> None:
+        """An item came with a request."""
+        entry = self._touch(digest)
+        entry.shows += 1
+        self._admit(digest, entry)
+
+    def saved(self, digest: Digest, nbytes: int) -> None:
+        """Its encoder output is on the shelf."""
+        entry = self._touch(digest)
+        entry.nbytes = nbytes
+        self._admit(digest, entry)
+
+    def gone(self, digest: Digest) -> None:
+        """It is not on the shelf any more."""
+        if (entry := self._entries.peek(digest)) is not None:
+            entry.nbytes = None
+            self._ready.pop(digest, None)
+
+    def take(self, now: float) -> Digest | None:
+        """The output to publish now, if there is one. `done` must follow."""
+        if now < self._free_at and not self._is_draining:
+            return None
+        digest = next(iter(self._ready), None)
+        if digest is None or (entry := self._entries.peek(digest)) is None:
+            return None
+        del self._ready[digest]
+        self._taken[digest] = entry
+        self._free_at = max(now, self._free_at) + (entry.nbytes or 0) / self._bytes_per_s
+        return digest
+
+    def done(self, digest: Digest, published: bool) -> None:
+        """Say whether what was taken is in the store now."""
+        if (entry := self._taken.pop(digest, None)) is None:
+            return
+        entry.is_published = published
+        now = self._entries.peek(digest)
+        if now is not None and now is not entry:  # forgotten and saved again meanwhile
+            self._admit(digest, now)
+
+    def drain(self) -> None:
+        """From now on all that is on the shelf is published, most shown first, at any speed: the worker ends."""
+        self._is_draining = True
+        ranked = sorted(self._entries.items(), key=lambda one: one[1].shows, reverse=True)
+        self._ready.clear()
+        for digest, entry in ranked:
+            self._admit(digest, entry)
+
+    def forget_all(self) -> None:
+        """Nothing that was shown or saved counts any more: the encoder has other weights."""
+        self._entries.clear()
+        self._ready.clear()
+
+    def _touch(self, digest: Digest) -> _Entry:
+        entry = self._entries.get(digest)
+        if entry is None:
+            entry = _Entry()
+            self._forget(self._entries.put(digest, entry))
+        return entry
+
+    def _forget(self, digests: Iterable[Digest]) -> None:
+        for digest in digests:
+            self._ready.pop(digest, None)
+
+    def _admit(self, digest: Digest, entry: _Entry) -> None:
+        is_wanted = self._is_draining or entry.shows >= self._publish_after
+        if is_wanted and entry.nbytes is not None and not entry.is_published and digest not in self._taken:
+            self._ready.setdefault(digest)

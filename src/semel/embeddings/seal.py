@@ -1,0 +1,168 @@
+"""What an entry of the store consists of, and when it is believed. Pure.
+
+An entry is a manifest of fixed size and chunks of 1 MiB. The manifest has two seals, both keyed blake3 under a key
+that only the fleet has. The first covers the name and the manifest itself, so shape and size are believed, and room
+reserved for them, only after it held. The second covers the name, the header and all bytes; it is computed over chunks
+as they come, and nothing counts as an embedding before it held. So an entry that was changed, swapped, cut or written
+by somebody else is refused (threats S26).
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import Final, Self
+
+from blake3 import blake3
+
+from semel.core import Digest, Key
+from semel.core.embedding import Form
+
+__all__ = ["CHUNK_BYTES", "MANIFEST_BYTES", "Header", "Manifest", "Seal", "chunks_of", "nbytes_of"]
+
+CHUNK_BYTES: Final = 1 << 20
+"""Larger values keep a store's only thread from others, and arrive more slowly; smaller ones cost more calls."""
+
+_MAGIC: Final = b"semelem1"
+_NONCE_BYTES: Final = 16
+_SEAL_BYTES: Final = 32
+_HEADER: Final = struct.Struct(f"<8s24sIIQI{_NONCE_BYTES}s")
+MANIFEST_BYTES: Final = _HEADER.size + 2 * _SEAL_BYTES
+
+_MAX_SIDE: Final = 0xFFFF_FFFF
+_ELEMENT_BYTES: Final[Mapping[str, int]] = {
+    "torch.float64": 8,
+    "torch.float32": 4,
+    "torch.float16": 2,
+    "torch.bfloat16": 2,
+    "torch.float8_e4m3fn": 1,
+    "torch.float8_e5m2": 1,
+}
+_MANIFEST_DOMAIN: Final = b"manifest"
+_CONTENT_DOMAIN: Final = b"contents"
+
+
+def nbytes_of(form: Form) -> int | None:
+    """How many bytes an encoder output of this form has; None if the store takes none such."""
+    rows, columns, dtype = form
+    element = _ELEMENT_BYTES.get(dtype)
+    if element is None or not 0 < rows <= _MAX_SIDE or not 0 < columns <= _MAX_SIDE:
+        return None
+    return rows * columns * element
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a manifest says about its chunks."""
+
+    form: Form
+    nonce: bytes
+    """The writer's: chunks of two writers have different keys."""
+
+    @classmethod
+    def new(cls, form: Form) -> Self:
+        """The header of a new entry. A form that the store does not take is a `ValueError`."""
+        if nbytes_of(form) is None:
+            raise ValueError(f"an encoder output of the form {form} is none that can be stored")
+        return cls(form, secrets.token_bytes(_NONCE_BYTES))
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all chunks together."""
+        return nbytes_of(self.form) or 0
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks there are."""
+        return -(-self.nbytes // CHUNK_BYTES)
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        rows, columns, dtype = self.form
+        return _HEADER.pack(_MAGIC, dtype.encode(), rows, columns, self.nbytes, CHUNK_BYTES, self.nonce)
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Self | None:
+        """The header that these bytes are; None for any others than those of `pack`."""
+        if len(raw) != _HEADER.size:
+            return None
+        _, dtype, rows, columns, _, _, nonce = _HEADER.unpack(raw)
+        form = (rows, columns, dtype.rstrip(b"\0").decode("latin-1"))
+        if nbytes_of(form) is None:
+            return None
+        header = cls(form, nonce)
+        return header if header.pack() == raw else None
+
+
+class Seal:
+    """The seal over an entry's contents, computed while its bytes come."""
+
+    __slots__ = ("_hash", "nbytes")
+
+    def __init__(self, key: Key, name: Digest, header: Header) -> None:
+        self._hash = blake3(_CONTENT_DOMAIN + name + header.pack(), key=key.secret)
+        self.nbytes = 0
+        """How many bytes were added."""
+
+    def add(self, pieces: Iterable[memoryview]) -> None:
+        """Add the bytes that follow."""
+        for piece in pieces:
+            self._hash.update(piece)
+            self.nbytes += piece.nbytes
+
+    def digest(self) -> bytes:
+        """The seal of all bytes that were added."""
+        return self._hash.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A header and the seal of its contents. It is written last, so whoever reads it finds all chunks."""
+
+    header: Header
+    seal: bytes
+
+    def pack(self, key: Key, name: Digest) -> bytes:
+        """As bytes, sealed itself."""
+        raw = self.header.pack() + self.seal
+        return raw + _seal_manifest(key, name, raw)
+
+    @classmethod
+    def unpack(cls, raw: bytes, key: Key, name: Digest) -> Self | None:
+        """The manifest that these bytes are; None for any that nobody with the key has written under this name."""
+        body, seal = raw[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]
+        if len(raw) != MANIFEST_BYTES or not compare_digest(seal, _seal_manifest(key, name, body)):
+            return None
+        header = Header.unpack(body[: _HEADER.size])
+        return None if header is None else cls(header, body[_HEADER.size :])
+
+    def holds(self, seal: Seal) -> bool:
+        """Whether all bytes came, and are those that were sealed."""
+        return seal.nbytes == self.header.nbytes and compare_digest(seal.digest(), self.seal)
+
+
+def chunks_of(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
+    """The first bytes of some buffers, in chunks. A chunk may lie across buffers."""
+    if sum(buffer.nbytes for buffer in buffers) < nbytes:
+        raise ValueError(f"the buffers have less than {nbytes:,} bytes")
+    chunk: list[memoryview] = []
+    room = min(CHUNK_BYTES, nbytes)
+    for buffer in buffers:
+        rest = buffer.cast("B")[:nbytes]
+        while rest:
+            chunk.append(rest[:room])
+            rest = rest[room:]
+            nbytes -= chunk[-1].nbytes
+            room -= chunk[-1].nbytes
+            if not room:
+                yield chunk
+                chunk, room = [], min(CHUNK_BYTES, nbytes)
+        if not nbytes:
+            return
+
+
+def _seal_manifest(key: Key, name: Digest, raw: bytes) -> bytes:
+    return blake3(_MANIFEST_DOMAIN + name + raw, key=key.secret).digest()

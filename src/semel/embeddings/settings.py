@@ -1,0 +1,116 @@
+"""Settings of the embedding store. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.core.flag import MIB, flag
+from semel.embeddings.address import StoreAddress
+from semel.errors import ConfigError
+
+__all__ = ["EmbeddingStoreSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStoreSettings:
+    """Where workers share encoder outputs, which of them, and how long a request waits for one."""
+
+    locations: str | None = flag(
+        None,
+        "embedding-store",
+        help="Valkey or Redis in which workers share encoder outputs: valkeys://[USER@]HOST:PORT (TLS), "
+        "valkey://127.0.0.1:6379 or unix:///PATH; several nodes are separated by commas. Needs --embedding-tier-gb.",
+        group="Worker",
+    )
+    password_file: Path | None = flag(
+        None,
+        "embedding-store-password-file",
+        help="File with the password of the embedding store, which nobody else can read.",
+        group="Worker",
+    )
+    ca: Path | None = flag(
+        None,
+        "embedding-store-ca",
+        help="File with the certificates of the authorities that the embedding store's certificate may be of.",
+        group="Worker",
+        default_text="the system's",
+    )
+    plain: bool = flag(
+        False,
+        "embedding-store-plain",
+        help="Reach the embedding store without TLS also on other machines. Images can be made out of what is sent.",
+        group="Worker",
+    )
+    ttl_s: int = flag(
+        86_400,
+        "embedding-store-ttl-s",
+        help="Seconds until an encoder output in the embedding store expires.",
+        group="Worker",
+        unit="seconds",
+        min=1,
+        max=315_360_000,
+    )
+    publish_after: int = flag(
+        2,
+        "embedding-publish-after",
+        help="Requests with an image, video or audio until its encoder output goes into the embedding store.",
+        group="Worker",
+        min=1,
+    )
+    fetch_ms: int = flag(
+        50,
+        "embedding-fetch-ms",
+        help="Milliseconds that a request waits for the embedding store at the most; then the engine encodes.",
+        group="Worker",
+        min=1,
+        max=60_000,
+    )
+    staging_mb: int = flag(
+        256,
+        "embedding-staging-mb",
+        help="MiB of --embedding-tier-gb for encoder outputs that come from the embedding store.",
+        group="Worker",
+        min=1,
+    )
+
+    @property
+    def staging_bytes(self) -> int:
+        """The room for what comes from the store."""
+        return self.staging_mb * MIB
+
+    def addresses(self) -> tuple[StoreAddress, ...]:
+        """The store's nodes; none without a store. Raises `ConfigError` if the settings do not fit together."""
+        if self.locations is None:
+            return ()
+        addresses = tuple(StoreAddress.parse(text.strip()) for text in self.locations.split(","))
+        if len({address.name for address in addresses}) < len(addresses):
+            raise ConfigError("--embedding-store names a node twice: name each of them once")
+        for address in addresses:
+            self._check(address)
+        return addresses
+
+    def check_tier(self, tier_bytes: int) -> None:
+        """Raise `ConfigError` unless the host tier has room for what comes from the store."""
+        if self.locations is None:
+            return
+        if not tier_bytes:
+            raise ConfigError(
+                "--embedding-store needs host memory for encoder outputs: add --embedding-tier-gb, for example 4"
+            )
+        if self.staging_bytes >= tier_bytes:
+            raise ConfigError(
+                f"--embedding-staging-mb {self.staging_mb} leaves nothing of --embedding-tier-gb "
+                f"{tier_bytes / 1024**3:g}: lower the former, or raise the latter"
+            )
+
+    def _check(self, address: StoreAddress) -> None:
+        if not (address.is_encrypted or address.is_local or self.plain):
+            raise ConfigError(
+                f"--embedding-store {address.name} is on another machine, and images can be made out of what is sent: "
+                "use valkeys:// (TLS), or --embedding-store-plain if the network between is private"
+            )
+        if address.user is not None and self.password_file is None:
+            raise ConfigError(
+                f"--embedding-store {address.name} names a user without a password: --embedding-store-password-file"
+            )

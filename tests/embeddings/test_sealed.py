@@ -1,0 +1,225 @@
+"""What a worker gets from the store of encoder outputs, over memory and over a real Redis (issue's step 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from semel.core import Digest, Key
+from semel.core.embedding import Form
+from semel.embeddings.nodes import Node, Nodes
+from semel.embeddings.protocol import BlobStore
+from semel.embeddings.sealed import SealedStore
+from semel.testing.embedding_store import MemoryBlobs
+from tests.embeddings.redis import soon
+from tests.embeddings.stores import IDENTITY, KEY, TTL_S, Staging, content, digest_of, open_store, pieces, sealed
+
+FORM: Form = (1_369, 640, "torch.float32")
+NBYTES = 1_369 * 640 * 4
+
+
+@pytest.fixture(scope="module", params=["memory", "tcp", "tls"])
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[BlobStore, Callable[[], BlobStore]]]:
+    with open_store(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.fixture
+def digest(request: pytest.FixtureRequest) -> Digest:
+    """One that no other test uses."""
+    return digest_of(hash(request.node.name) & 0xFFFF_FFFF)
+
+
+def publish(store: SealedStore, digest: Digest, data: bytearray, form: Form = FORM) -> str:
+    return store.publish(digest, form, pieces(data, [100_000, 5]), lambda: True, soon())
+
+
+def test_what_one_worker_publishes_another_fetches(
+    opened: tuple[BlobStore, Callable[[], BlobStore]], digest: Digest
+) -> None:
+    first, second, staging = sealed(opened[0]), sealed(opened[1]()), Staging()
+    data = content(NBYTES)
+    assert publish(first, digest, data) == "published"
+    other = digest_of(77)
+    found = second.fetch({other: 3, digest: FORM[0]}, staging, soon())
+    assert [(one.digest, one.outcome, one.form, one.is_staged) for one in found] == [
+        (other, "miss", None, False),
+        (digest, "hit", FORM, True),
+    ]
+    assert staging.data == {digest: data}
+    assert publish(second, digest, data) == "already_there"
+
+
+def test_another_encoder_and_another_fleet_have_other_names(
+    opened: tuple[BlobStore, Callable[[], BlobStore]], digest: Digest
+) -> None:
+    assert publish(sealed(opened[0]), digest, content(NBYTES)) == "published"
+    for other in (sealed(opened[0], identity=b"other weights"), sealed(opened[0], key=Key(bytes(32)))):
+        (found,) = other.fetch({digest: FORM[0]}, Staging(), soon())
+        assert found.outcome == "miss"
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1_370, None), (1_369, (641, FORM[2])), (1_369, (640, "torch.bfloat16"))])
+def test_another_shape_than_the_layout_and_the_engine_have_is_refused_and_deleted(
+    opened: tuple[BlobStore, Callable[[], BlobStore]], digest: Digest, rows: int, width: tuple[int, str] | None
+) -> None:
+    store, staging = sealed(opened[0]), Staging()
+    assert publish(store, digest, content(NBYTES)) == "published"
+    (found,) = store.fetch({digest: rows}, staging, soon(), width=width)
+    assert (found.outcome, found.is_staged, staging.data) == ("shape_wrong", False, {})
+    (found,) = store.fetch({digest: FORM[0]}, staging, soon(), width=FORM[1:])
+    assert found.outcome == "miss"
+
+
+def test_without_room_nothing_is_read_and_the_entry_stays(
+    opened: tuple[BlobStore, Callable[[], BlobStore]], digest: Digest
+) -> None:
+    store = sealed(opened[0])
+    assert publish(store, digest, content(NBYTES)) == "published"
+    (found,) = store.fetch({digest: FORM[0]}, Staging(room=NBYTES - 1), soon())
+    assert (found.outcome, found.is_staged) == ("no_room", False)
+    (found,) = store.fetch({digest: FORM[0]}, Staging(room=NBYTES), soon(), width=FORM[1:])
+    assert found.outcome == "hit"
+
+
+def test_the_fleet_has_the_probe_of_its_first_worker(opened: tuple[BlobStore, Callable[[], BlobStore]]) -> None:
+    first, second = sealed(opened[0]), sealed(opened[1]())
+    assert first.compare_probe(b"one hash", soon()) == b"one hash"
+    assert second.compare_probe(b"one hash", soon()) == b"one hash"
+    assert second.compare_probe(b"another", soon()) == b"one hash"
+    assert sealed(opened[0], identity=b"another encoder").compare_probe(b"another", soon()) == b"another"
+
+
+def test_an_encoder_output_that_changes_while_it_is_sent_is_not_published() -> None:
+    blobs = MemoryBlobs()
+    store = sealed(blobs)
+    assert store.publish(digest_of(1), FORM, [memoryview(content(NBYTES))], lambda: False, soon()) == "changed"
+    assert not blobs.values
+
+
+def test_bytes_that_were_changed_in_the_store_are_refused_and_deleted() -> None:
+    blobs = MemoryBlobs()
+    store, data, staging = sealed(blobs), content(NBYTES), Staging()
+    assert publish(store, digest_of(1), data) == "published"
+    blobs.corrupt = lambda key, value: value[:-1] + b"!" if key.endswith(b":3") else value
+    (found,) = store.fetch({digest_of(1): FORM[0]}, staging, soon())
+    assert (found.outcome, found.is_staged) == ("sealed_wrong", True)
+    assert not blobs.values, "the entry is deleted with its chunks"
+
+
+def test_of_two_writers_the_first_manifest_stays_and_the_others_chunks_are_deleted() -> None:
+    blobs = MemoryBlobs()
+    first, second, data = sealed(blobs), sealed(blobs), content(NBYTES)
+
+    def overtaken() -> bool:
+        assert publish(second, digest_of(1), data) == "published"
+        return True
+
+    assert first.publish(digest_of(1), FORM, [memoryview(data)], overtaken, soon()) == "already_there"
+    assert len(blobs.values) == 1 + 4, "one manifest and the chunks that it names"
+    (found,) = first.fetch({digest_of(1): FORM[0]}, staging := Staging(), soon())
+    assert found.outcome == "hit"
+    assert staging.data[digest_of(1)] == data
+
+
+def test_a_missing_chunk_is_a_miss_and_frees_the_rest() -> None:
+    blobs = MemoryBlobs()
+    store = sealed(blobs)
+    assert publish(store, digest_of(1), content(NBYTES)) == "published"
+    del blobs.values[next(key for key in blobs.values if key.endswith(b":2"))]
+    (found,) = store.fetch({digest_of(1): FORM[0]}, Staging(), soon())
+    assert (found.outcome, found.is_staged) == ("miss", True)
+    assert not blobs.values
+
+
+def test_a_full_store_refuses_and_keeps_nothing_of_it_and_is_not_taken_to_be_down() -> None:
+    blobs = MemoryBlobs()
+    blobs.capacity_bytes = NBYTES // 2
+    store = sealed(blobs)
+    assert [publish(store, digest_of(one), content(NBYTES)) for one in range(5)] == ["full"] * 5
+    assert not blobs.values
+    assert store.is_up
+
+
+def test_a_store_that_is_down_is_asked_three_times_and_not_again_at_once() -> None:
+    blobs = MemoryBlobs()
+    blobs.is_down = True
+    store = sealed(blobs)
+    outcomes = [store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome for _ in range(6)]
+    assert outcomes == ["down"] * 6
+    assert len(blobs.calls) == 3
+    assert not store.is_up
+    assert publish(store, digest_of(1), content(NBYTES)) == "down"
+
+
+def test_a_store_that_comes_back_is_asked_again_after_a_while() -> None:
+    now = 100.0
+    blobs = MemoryBlobs()
+    store = SealedStore(KEY, IDENTITY, Nodes([Node("one", blobs, clock=lambda: now)]), TTL_S)
+    blobs.is_down = True
+    for _ in range(3):
+        store.fetch({digest_of(1): 1}, Staging(), soon())
+    blobs.is_down = False
+    assert store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome == "down"
+    now = 101.0
+    assert store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome == "miss"
+    assert store.is_up
+
+
+def test_a_failure_on_the_way_leaves_what_has_come_and_says_what_to_free() -> None:
+    blobs = MemoryBlobs()
+    store, staging = sealed(blobs), Staging()
+    digests = [digest_of(one) for one in range(3)]
+    for digest in digests:
+        assert publish(store, digest, content(NBYTES)) == "published"
+
+    def stage(digest: Digest, form: Form) -> list[memoryview] | None:
+        blobs.is_down = digest == digests[1]
+        return staging(digest, form)
+
+    found = store.fetch(dict.fromkeys(digests, FORM[0]), stage, soon())
+    assert [(one.outcome, one.is_staged) for one in found] == [("hit", True), ("down", True), ("down", False)]
+
+
+def test_with_several_nodes_entries_are_spread_and_a_lost_node_is_misses_for_its_own() -> None:
+    blobs = [MemoryBlobs() for _ in range(3)]
+    store = sealed(*blobs)
+    digests = [digest_of(one) for one in range(60)]
+    for digest in digests:
+        assert publish(store, digest, content(64), (1, 16, "torch.float32")) == "published"
+    held = [sum(b":" not in key[9:] for key in one.values) for one in blobs]
+    assert sum(held) == 60
+    assert min(held) > 5
+    blobs[0].is_down = True
+    found = [store.fetch({digest: 1}, Staging(), soon())[0].outcome for digest in digests]
+    assert found.count("down") == held[0]
+    assert found.count("hit") == held[1] + held[2]
+    assert store.is_up
+
+
+def test_a_node_that_is_late_leaves_time_for_the_others() -> None:
+    blobs = [MemoryBlobs() for _ in range(2)]
+    store = sealed(*blobs)
+    digests = [digest_of(one) for one in range(20)]
+    for digest in digests:
+        assert publish(store, digest, content(64), (1, 16, "torch.float32")) == "published"
+    held = sum(b":" not in key[9:] for key in blobs[0].values)
+    blobs[0].delay_s = 60
+    found = [one.outcome for one in store.fetch(dict.fromkeys(digests, 1), Staging(), soon(4))]
+    assert found.count("late") == held
+    assert found.count("hit") == 20 - held
+
+
+def test_a_form_that_the_store_does_not_know_is_not_published() -> None:
+    blobs = MemoryBlobs()
+    for form in (
+        (0, 4, "torch.float32"),
+        (4, 4, "torch.int7"),
+        (-1, 4, "torch.float32"),
+        (1, 1 << 40, "torch.float32"),
+    ):
+        assert sealed(blobs).publish(digest_of(1), form, [], lambda: True, soon()) == "unsupported"
+    assert not blobs.calls
