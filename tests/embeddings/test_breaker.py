@@ -1,0 +1,150 @@
+"""The circuit breaker, against a slow model that remembers everything, and mutants that the model catches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from semel.embeddings.breaker import Breaker
+
+STEPS = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@dataclass
+class Call:
+    """One that was let through."""
+
+    state: int
+    """How often the state had changed when it began."""
+    is_ok: bool | None = None
+
+
+@dataclass
+class Model:
+    """Everything that happened. The state is computed from it again at every question."""
+
+    results: list[tuple[Call, bool, float]] = field(default_factory=list)
+
+    def replay(self) -> tuple[int, int, float]:
+        """How often the state changed, how many trials failed since it was closed, and until when it is open."""
+        changes, opened, until, failures = 0, 0, 0.0, 0
+        for call, is_ok, at in self.results:
+            if call.state != changes + (opened > 0):  # a trial is a change of its own
+                continue
+            if is_ok:
+                failures = 0
+                if opened:
+                    changes, opened = changes + 2, 0
+                continue
+            failures += 1
+            if opened or failures == 3:
+                changes += 2 if opened else 1
+                opened, failures = opened + 1, 0
+                until = at + min(2 ** (opened - 1), 60)
+        return changes, opened, until
+
+
+class Machine(RuleBasedStateMachine):
+    make: Callable[[], Breaker] = Breaker
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = type(self).make()
+        self.model = Model()
+        self.now = 1_000.0
+        self.calls: list[tuple[int, Call]] = []
+        self.trial: Call | None = None
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0, 70.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def begin(self) -> None:
+        changes, opened, until = self.model.replay()
+        is_trial_out = self.trial is not None and self.trial.is_ok is None
+        is_allowed = not opened or (self.now >= until and not is_trial_out)
+        ticket = self.breaker.begin(self.now)
+        assert (ticket is not None) == is_allowed
+        assert self.breaker.is_closed == (not opened)
+        if ticket is not None:
+            call = Call(changes + (opened > 0))
+            self.calls.append((ticket, call))
+            self.trial = call if opened else None
+
+    @rule(data=st.data(), is_ok=st.booleans())
+    def end(self, data: st.DataObject, is_ok: bool) -> None:
+        if not self.calls:
+            return
+        ticket, call = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
+        call.is_ok = is_ok
+        self.model.results.append((call, is_ok, self.now))
+        self.breaker.end(ticket, self.now, is_ok=is_ok)
+
+
+def test_a_breaker_does_what_the_model_says() -> None:
+    run_state_machine_as_test(Machine, settings=settings(STEPS, max_examples=100))
+
+
+class _OpensLate(Breaker):
+    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+        if not is_ok and self.is_closed and self._failures == 2 and ticket == self._epoch:
+            self._failures = 1
+        super().end(ticket, now, is_ok=is_ok)
+
+
+class _ManyTrials(Breaker):
+    def begin(self, now: float) -> int | None:
+        if self._is_trial:
+            return self._epoch
+        return super().begin(now)
+
+
+class _BelievesStragglers(Breaker):
+    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+        super().end(max(ticket, self._epoch), now, is_ok=is_ok)
+
+
+class _WaitsTheSame(Breaker):
+    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+        super().end(ticket, now, is_ok=is_ok)
+        if not self.is_closed:
+            self._opened_until = min(self._opened_until, now + 1)
+
+
+class _NeverForgives(Breaker):
+    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+        failures = self._failures
+        super().end(ticket, now, is_ok=is_ok)
+        if is_ok and self.is_closed and ticket == self._epoch:
+            self._failures = failures
+
+
+@pytest.mark.parametrize("mutant", [_OpensLate, _ManyTrials, _BelievesStragglers, _WaitsTheSame, _NeverForgives])
+def test_the_model_catches_a_broken_breaker(mutant: type[Breaker]) -> None:
+    class Broken(Machine):
+        make = mutant
+
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            Broken, settings=settings(STEPS, max_examples=1_000, phases=(Phase.generate,), print_blob=False)
+        )
+
+
+def test_a_store_that_stays_away_is_asked_after_1_2_4_up_to_60_s() -> None:
+    breaker, now = Breaker(), 0.0
+    asked = []
+    while len(asked) < 12:
+        if (ticket := breaker.begin(now)) is not None:
+            asked.append(now)
+            breaker.end(ticket, now, is_ok=False)
+        else:
+            now += 1
+    waits = [after - before for before, after in pairwise(asked)]
+    assert waits == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
