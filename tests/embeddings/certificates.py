@@ -19,11 +19,11 @@ class Authority:
     private_key: Path
 
     @classmethod
-    def create(cls, home: Path) -> Self:
+    def create(cls, home: Path, *names: str) -> Self:
         home.mkdir(parents=True, exist_ok=True)
         made = cls(home / "root.pem", home / "server.pem", home / "server.key")
         authority = trustme.CA()
-        server = authority.issue_cert("localhost", "127.0.0.1")
+        server = authority.issue_cert(*names or ("localhost", "127.0.0.1"))
         authority.cert_pem.write_to_path(made.root)
         server.private_key_pem.write_to_path(made.private_key)
         for pem in server.cert_chain_pems:

@@ -77,7 +77,7 @@ class Redis:
                 assert not line.startswith(b"-"), line
                 return int(line[1:]) if line.startswith(b":") else line[1:]
 
-    def keys(self) -> list[bytes]:
+    def all_keys(self) -> list[bytes]:
         found = self.ask("KEYS", "*")
         assert isinstance(found, bytes)
         return found.split(b"\n") if found else []

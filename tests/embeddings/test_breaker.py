@@ -139,7 +139,7 @@ def test_the_model_catches_a_broken_breaker(mutant: type[Breaker]) -> None:
 
 def test_a_store_that_stays_away_is_asked_after_1_2_4_up_to_60_s() -> None:
     breaker, now = Breaker(), 0.0
-    asked = []
+    asked: list[float] = []
     while len(asked) < 12:
         if (ticket := breaker.begin(now)) is not None:
             asked.append(now)

@@ -110,19 +110,31 @@ def test_bytes_that_were_changed_in_the_store_are_refused_and_deleted() -> None:
     assert not blobs.values, "the entry is deleted with its chunks"
 
 
-def test_of_two_writers_the_first_manifest_stays_and_the_others_chunks_are_deleted() -> None:
+def overtaken() -> tuple[MemoryBlobs, str]:
+    """A writer finds, when it wants to write the manifest, that another one was quicker; what a reader gets then."""
     blobs = MemoryBlobs()
-    first, second, data = sealed(blobs), sealed(blobs), content(NBYTES)
+    first, second = sealed(blobs), sealed(blobs)
+    data, staging = content(NBYTES, 2), Staging()
 
-    def overtaken() -> bool:
+    def overtake() -> bool:
         assert publish(second, digest_of(1), data) == "published"
         return True
 
-    assert first.publish(digest_of(1), FORM, [memoryview(data)], overtaken, soon()) == "already_there"
+    assert first.publish(digest_of(1), FORM, [memoryview(content(NBYTES, 1))], overtake, soon()) == "already_there"
+    (found,) = first.fetch({digest_of(1): FORM[0]}, staging, soon())
+    assert found.outcome != "hit" or staging.data[digest_of(1)] == data
+    return blobs, found.outcome
+
+
+def test_of_two_writers_the_first_manifest_stays_and_the_others_chunks_are_deleted() -> None:
+    blobs, outcome = overtaken()
+    assert outcome == "hit"
     assert len(blobs.values) == 1 + 4, "one manifest and the chunks that it names"
-    (found,) = first.fetch({digest_of(1): FORM[0]}, staging := Staging(), soon())
-    assert found.outcome == "hit"
-    assert staging.data[digest_of(1)] == data
+
+
+def test_without_a_nonce_writers_would_destroy_each_others_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_bytes", bytes)
+    assert overtaken()[1] != "hit"
 
 
 def test_a_missing_chunk_is_a_miss_and_frees_the_rest() -> None:

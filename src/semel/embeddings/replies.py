@@ -42,6 +42,11 @@ class Refusal(Exception):
         super().__init__(text)
         self.code = found[0] if (found := _CODE.match(text)) else ""
 
+    @property
+    def is_wrong_type(self) -> bool:
+        """Whether the key has a list or the like instead of bytes."""
+        return self.code == "WRONGTYPE"
+
     def error(self) -> StoreError:
         """The error as callers know it."""
         if self.code == "OOM":

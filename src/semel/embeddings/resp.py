@@ -16,7 +16,7 @@ from semel.embeddings.address import StoreAddress
 from semel.embeddings.connection import connect
 from semel.embeddings.pool import Pool
 from semel.embeddings.protocol import Chunk, Chunks
-from semel.embeddings.replies import Replies, command, put_command
+from semel.embeddings.replies import Refusal, Replies, command, put_command
 
 __all__ = ["RespStore"]
 
@@ -118,7 +118,13 @@ class RespStore:
 
 
 def _read_small(replies: Replies, max_bytes: int, values: list[bytes | None]) -> None:
-    length = replies.length()
+    try:
+        length = replies.length()
+    except Refusal as refusal:
+        if not refusal.is_wrong_type:
+            raise
+        values.append(b"")  # something is there, and it is none of ours
+        return
     if length is None:
         values.append(None)
         return
@@ -133,7 +139,10 @@ def _read_small(replies: Replies, max_bytes: int, values: list[bytes | None]) ->
 
 def _read_chunk(replies: Replies, chunk: Chunk) -> bool:
     """Read a value into its memory. Returns whether there is one."""
-    length = replies.length()
+    try:
+        length = replies.length()
+    except Refusal as refusal:
+        raise _WrongSize if refusal.is_wrong_type else refusal from refusal
     if length is None:
         return False
     if length != sum(piece.nbytes for piece in chunk):

@@ -1,0 +1,204 @@
+"""What is published, against a slow model that looks at everything, and mutants that the model catches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from semel.core import Digest
+from semel.embeddings.publishing import Publishing
+from tests.embeddings.stores import digest_of
+
+STEPS = settings(max_examples=150, stateful_step_count=60, deadline=None)
+AFTER, ITEMS, BYTES_PER_S = 2, 3, 100.0
+digests = st.integers(0, 4).map(digest_of)
+
+
+@dataclass
+class Item:
+    used_at: int
+    shows: int = 0
+    nbytes: int | None = None
+    is_published: bool = False
+    wanted_since: int | None = None
+    """When it could be published for the first time since it last could not."""
+
+
+class Model:
+    """Looks at all items for every answer."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.items: dict[Digest, Item] = {}
+        self.taken: dict[Digest, Item] = {}
+        self.free_at = 0.0
+        self.is_draining = False
+
+    def use(self, digest: Digest) -> Item:
+        item = self.items.setdefault(digest, Item(self.step))
+        item.used_at = self.step
+        while len(self.items) > ITEMS:
+            del self.items[min(self.items, key=lambda one: self.items[one].used_at)]
+        return item
+
+    def settle(self, shown: Digest | None = None) -> None:
+        """What failed is wanted again only when it is shown or saved again."""
+        self.step += 1
+        for digest, item in self.items.items():
+            is_due = self.is_draining or item.shows >= AFTER
+            if item.nbytes is None or item.is_published or not is_due or digest in self.taken:
+                item.wanted_since = None
+            elif item.wanted_since is None and digest == shown:
+                item.wanted_since = self.step
+
+    def next(self, now: float) -> Digest | None:
+        wanted = {digest: item for digest, item in self.items.items() if item.wanted_since is not None}
+        if not wanted or (now < self.free_at and not self.is_draining):
+            return None
+        return min(wanted, key=lambda one: wanted[one].wanted_since or 0)
+
+
+class Machine(RuleBasedStateMachine):
+    make: Callable[[], Publishing] = lambda: Publishing(AFTER, bytes_per_s=BYTES_PER_S, max_items=ITEMS)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.publishing = type(self).make()
+        self.model = Model()
+        self.now = 0.0
+
+    @rule(digest=digests)
+    def show(self, digest: Digest) -> None:
+        self.publishing.show(digest)
+        self.model.use(digest).shows += 1
+        self.model.settle(digest)
+
+    @rule(digest=digests, nbytes=st.sampled_from([10, 100, 1_000]))
+    def saved(self, digest: Digest, nbytes: int) -> None:
+        self.publishing.saved(digest, nbytes)
+        self.model.use(digest).nbytes = nbytes
+        self.model.settle(digest)
+
+    @rule(digest=digests)
+    def gone(self, digest: Digest) -> None:
+        self.publishing.gone(digest)
+        if digest in self.model.items:
+            self.model.items[digest].nbytes = None
+        self.model.settle()
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 10.0]))
+    def take(self, seconds: float) -> None:
+        self.now += seconds
+        expected = self.model.next(self.now)
+        assert self.publishing.take(self.now) == expected
+        if expected is not None:
+            item = self.model.items[expected]
+            self.model.taken[expected] = item
+            self.model.free_at = max(self.now, self.model.free_at) + (item.nbytes or 0) / BYTES_PER_S
+        self.model.settle()
+
+    @rule(digest=digests, published=st.booleans(), is_known=st.booleans())
+    def done(self, digest: Digest, published: bool, is_known: bool) -> None:
+        if is_known and self.model.taken:
+            digest = min(self.model.taken)
+        self.publishing.done(digest, published)
+        item = self.model.taken.pop(digest, None)
+        if item is not None:
+            item.is_published = published
+        is_another = item is not None and self.model.items.get(digest) is not item
+        self.model.settle(digest if is_another else None)
+
+    @rule(chance=st.integers(0, 9))
+    def forget_all(self, chance: int) -> None:
+        if chance:
+            return
+        self.publishing.forget_all()
+        self.model.items.clear()
+
+    @rule(chance=st.integers(0, 9))
+    def drain(self, chance: int) -> None:
+        if chance:
+            return
+        self.publishing.drain()
+        self.model.is_draining = True
+        ranked = sorted(self.model.items.items(), key=lambda one: (-one[1].shows, one[1].used_at))
+        for item in self.model.items.values():
+            item.wanted_since = None
+        for digest, _ in ranked:
+            self.model.settle(digest)
+
+
+def test_what_is_published_is_what_the_model_says() -> None:
+    run_state_machine_as_test(Machine, settings=STEPS)
+
+
+class _ShownOnce(Publishing):
+    def __init__(self, publish_after: int, **options: float) -> None:
+        super().__init__(publish_after - 1, **options)  # type: ignore[arg-type]
+
+
+class _TwiceAtOnce(Publishing):
+    def take(self, now: float) -> Digest | None:
+        if (digest := super().take(now)) is not None:
+            self._taken.pop(digest)
+        return digest
+
+
+class _AtAnySpeed(Publishing):
+    def take(self, now: float) -> Digest | None:
+        self._free_at = 0.0
+        return super().take(now)
+
+
+class _NotOnTheShelf(Publishing):
+    def gone(self, digest: Digest) -> None:
+        """Nothing is ever gone."""
+
+
+class _Unbounded(Publishing):
+    def __init__(self, publish_after: int, *, bytes_per_s: float, max_items: int) -> None:
+        super().__init__(publish_after, bytes_per_s=bytes_per_s, max_items=100 * max_items)
+
+
+class _OldWeights(Publishing):
+    def forget_all(self) -> None:
+        """Nothing is ever forgotten."""
+
+
+class _AgainAndAgain(Publishing):
+    def done(self, digest: Digest, published: bool) -> None:
+        super().done(digest, published)
+        if (entry := self._entries.peek(digest)) is not None:
+            self._admit(digest, entry)
+
+
+MUTANTS = [_ShownOnce, _TwiceAtOnce, _AtAnySpeed, _NotOnTheShelf, _Unbounded, _OldWeights, _AgainAndAgain]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_model_catches_a_broken_choice(mutant: type[Publishing]) -> None:
+    class Broken(Machine):
+        make = lambda: mutant(AFTER, bytes_per_s=BYTES_PER_S, max_items=ITEMS)  # noqa: E731
+
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            Broken, settings=settings(STEPS, max_examples=1_000, phases=(Phase.generate,), print_blob=False)
+        )
+
+
+def test_what_is_shown_once_never_leaves_the_host_but_when_the_worker_ends() -> None:
+    publishing = Publishing(2)
+    for number in range(3):
+        publishing.saved(digest_of(number), 10)
+        publishing.show(digest_of(number))
+    publishing.show(digest_of(1))
+    assert publishing.take(0.0) == digest_of(1)
+    publishing.done(digest_of(1), published=True)
+    assert publishing.take(1.0) is None
+    publishing.drain()
+    assert [publishing.take(1.0) for _ in range(3)] == [digest_of(0), digest_of(2), None]
