@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
+from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import ConfigError
@@ -30,6 +31,7 @@ from semel.store.settings import MediaStoreSettings
 from semel.web.limits import ConnectionLimits
 
 if TYPE_CHECKING:
+    from semel.embeddings.nodes import Nodes
     from semel.fleet.kubernetes_api import KubernetesApi
     from semel.telemetry.tracing import Collector
 
@@ -54,6 +56,8 @@ __all__ = [
     "create_key",
     "default_folder",
     "default_variable",
+    "embedding_store",
+    "embedding_store_nodes",
     "kubernetes_api",
     "read_admin_key",
     "read_api_keys",
@@ -327,6 +331,7 @@ class EncoderSettings:
         unit="GiB",
         min=0,
     )
+    store: EmbeddingStoreSettings = section(EmbeddingStoreSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +472,25 @@ def read_key(path: Path) -> Key:
 def read_admin_key(path: Path) -> str:
     """The key of a worker's admin address: any printable text, which nobody else can read."""
     return _read_secret(path, remedy="write at least 16 random characters into it")
+
+
+def embedding_store_nodes(store: EmbeddingStoreSettings) -> Nodes | None:
+    """The nodes of the embedding store; None if the settings name none. Nothing is connected yet."""
+    from semel.embeddings.nodes import open_nodes
+
+    if store.locations is None:
+        return None
+    path = store.password_file
+    password = None if path is None else _read_secret(path, remedy="write the embedding store's password into it")
+    if password == "":
+        raise ConfigError(f"{path} is empty; write the embedding store's password into it")
+    return open_nodes(store, password)
+
+
+def embedding_store(encoder: EncoderSettings) -> Nodes | None:
+    """The same for a worker, whose host tier must have room for what comes from the store."""
+    encoder.store.check_tier(encoder.embedding_tier_bytes)
+    return embedding_store_nodes(encoder.store)
 
 
 def read_api_keys(path: Path | None, flag_keys: Sequence[str] = ()) -> Keyring:

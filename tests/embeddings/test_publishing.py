@@ -145,7 +145,7 @@ class _ShownOnce(Publishing):
 class _TwiceAtOnce(Publishing):
     def take(self, now: float) -> Digest | None:
         if (digest := super().take(now)) is not None:
-            self._taken.pop(digest)
+            self._in_progress.pop(digest)
         return digest
 
 

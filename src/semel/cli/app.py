@@ -13,7 +13,8 @@ from semel.cli.benches import bench
 from semel.cli.flags import Call, HelpGroup, command, version_line
 from semel.cli.sizing import SizeSettings, print_size
 from semel.cli.testing import testing
-from semel.core.flag import REQUIRED, flag, same_flag
+from semel.core.flag import REQUIRED, flag, same_flag, section
+from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.settings import FrontendSettings, ServerSettings, ServeSettings, ServingSettings, WorkerSettings
 
 __all__ = ["app"]
@@ -117,6 +118,7 @@ class DoctorSettings:
     model: str | None = flag(None, help="A model to check as well.", group="Serve", is_positional=True)
     host: str = same_flag(ServerSettings, "host")
     port: int = same_flag(ServerSettings, "port")
+    store: EmbeddingStoreSettings = section(EmbeddingStoreSettings)
 
 
 @command(app, DoctorSettings, engine_flags=True)
@@ -130,7 +132,7 @@ def doctor(call: Call[DoctorSettings]) -> None:
     settings = call.settings
     marks = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
     failed = False
-    for finding in examine(settings.model, settings.host, settings.port, call.rest):
+    for finding in examine(settings.model, settings.host, settings.port, call.rest, store=settings.store):
         failed |= finding.verdict == "problem"
         remedy = f"  → {finding.remedy}" if finding.remedy else ""
         console.print(

@@ -9,10 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from semel.cli.checks import Finding
+from semel.cli.checks.embedding_store import check_embedding_store
 from semel.cli.checks.engine_flags import read_engine_flags
 from semel.cli.checks.host import Endpoint, check_ports, check_shared_memory, check_socket_folder
 from semel.cli.checks.model import check_model
 from semel.cli.checks.start import engine_findings
+from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.versions import TESTED, installed_version
 
@@ -22,7 +24,9 @@ _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "st
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
 
 
-def examine(model: str | None, host: str, port: int, flags: Sequence[str] = ()) -> Iterator[Finding]:
+def examine(
+    model: str | None, host: str, port: int, flags: Sequence[str] = (), *, store: EmbeddingStoreSettings | None = None
+) -> Iterator[Finding]:
     """All findings, each as soon as it is known. `flags` are vLLM's, for a model."""
     yield _python()
     yield from map(_package, _PACKAGES)
@@ -30,6 +34,8 @@ def examine(model: str | None, host: str, port: int, flags: Sequence[str] = ()) 
     yield _memory()
     yield from check_ports([Endpoint(host, port)])
     yield check_socket_folder()
+    if store is not None:
+        yield from check_embedding_store(store)
     if model is not None and installed_version():
         yield from engine_findings(model, read_engine_flags(flags))
     elif model is not None:

@@ -53,32 +53,34 @@ class StoreAddress:
             raise ConfigError(f"--embedding-store: an address is not valid; write {_FORMS}") from None
         if url.password is not None:
             raise ConfigError(
-                "--embedding-store: an address has a password, which others can see in `ps`; put it into a file and "
+                "--embedding-store: an address has a password, which others can see in `ps`; put it into a file, and "
                 "name that by --embedding-store-password-file"
             )
-        if url.scheme not in _SCHEMES:
-            raise ConfigError(f"--embedding-store {_shown(url)}: must be {_FORMS}")
+        if url.scheme not in _SCHEMES:  # whatever it is, it may be secret
+            raise ConfigError(f"--embedding-store: an address is not valid; write {_FORMS}")
         if url.query or url.fragment:
-            raise ConfigError(f"--embedding-store {_shown(url)}: takes no options after the address; write {_FORMS}")
+            raise ConfigError(f"--embedding-store {_readable(url)} has options after the address; write {_FORMS}")
         return cls._of_path(url) if url.scheme == "unix" else cls._of_host(url, port)
 
     @classmethod
     def _of_path(cls, url: SplitResult) -> Self:
         if url.hostname or not url.path.strip("/"):
-            raise ConfigError(f"--embedding-store {_shown(url)}: needs the path of a socket: unix:///run/valkey.sock")
+            raise ConfigError(
+                f"--embedding-store {_readable(url)} has no path of a socket; write unix:///run/valkey.sock"
+            )
         return cls(path=url.path, user=url.username)
 
     @classmethod
     def _of_host(cls, url: SplitResult, port: int | None) -> Self:
         if not url.hostname or port == 0:
-            raise ConfigError(f"--embedding-store {_shown(url)}: must be {_FORMS}")
+            raise ConfigError(f"--embedding-store {_readable(url)} is no address of a store; write {_FORMS}")
         if url.path.strip("/") not in ("", "0"):
             raise ConfigError(
-                f"--embedding-store {_shown(url)}: names a database; only the first one is used: leave out {url.path}"
+                f"--embedding-store {_readable(url)} names a database, and only the first is used; leave out {url.path}"
             )
         encrypted = _SCHEMES[url.scheme]
         return cls(host=url.hostname, port=port or _PORT, user=url.username or None, is_encrypted=encrypted)
 
 
-def _shown(url: SplitResult) -> str:
+def _readable(url: SplitResult) -> str:
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

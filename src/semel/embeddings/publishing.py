@@ -37,7 +37,7 @@ class Publishing:
         self._entries: LruMap[Digest, _Entry] = LruMap(max_items)
         self._ready: dict[Digest, None] = {}
         """What can be published, in the order in which it came to that."""
-        self._taken: dict[Digest, _Entry] = {}
+        self._in_progress: dict[Digest, _Entry] = {}
         self._free_at = 0.0
         self._is_draining = False
 
@@ -67,13 +67,13 @@ class Publishing:
         if digest is None or (entry := self._entries.peek(digest)) is None:
             return None
         del self._ready[digest]
-        self._taken[digest] = entry
+        self._in_progress[digest] = entry
         self._free_at = max(now, self._free_at) + (entry.nbytes or 0) / self._bytes_per_s
         return digest
 
     def done(self, digest: Digest, published: bool) -> None:
         """Say whether what was taken is in the store now."""
-        if (entry := self._taken.pop(digest, None)) is None:
+        if (entry := self._in_progress.pop(digest, None)) is None:
             return
         entry.is_published = published
         now = self._entries.peek(digest)
@@ -106,5 +106,5 @@ class Publishing:
 
     def _admit(self, digest: Digest, entry: _Entry) -> None:
         is_wanted = self._is_draining or entry.shows >= self._publish_after
-        if is_wanted and entry.nbytes is not None and not entry.is_published and digest not in self._taken:
+        if is_wanted and entry.nbytes is not None and not entry.is_published and digest not in self._in_progress:
             self._ready.setdefault(digest)

@@ -123,12 +123,12 @@ class Replies:
     def _line(self) -> bytes:
         """One line, without its end; an error reply is raised as such."""
         while (at := bytes(self._buffer[self._begin : self._end]).find(b"\r\n")) < 0:
-            held = self._end - self._begin
-            if held > _MAX_LINE_BYTES:
+            size = self._end - self._begin
+            if size > _MAX_LINE_BYTES:
                 raise Malformed("the embedding store sent a line without an end")
-            self._buffer[:held] = bytes(self._buffer[self._begin : self._end])
-            self._begin, self._end = 0, held
-            self._end += self._receive(self._buffer[held:])
+            self._buffer[:size] = bytes(self._buffer[self._begin : self._end])
+            self._begin, self._end = 0, size
+            self._end += self._receive(self._buffer[size:])
         line = bytes(self._buffer[self._begin : self._begin + at])
         self._begin += at + 2
         if at > _MAX_LINE_BYTES:

@@ -85,7 +85,7 @@ class EmbeddingStoreSettings:
             return ()
         addresses = tuple(StoreAddress.parse(text.strip()) for text in self.locations.split(","))
         if len({address.name for address in addresses}) < len(addresses):
-            raise ConfigError("--embedding-store names a node twice: name each of them once")
+            raise ConfigError("--embedding-store names a node twice; name each of them once")
         for address in addresses:
             self._check(address)
         return addresses
@@ -96,21 +96,22 @@ class EmbeddingStoreSettings:
             return
         if not tier_bytes:
             raise ConfigError(
-                "--embedding-store needs host memory for encoder outputs: add --embedding-tier-gb, for example 4"
+                "--embedding-store needs host memory for encoder outputs; add --embedding-tier-gb, for example 4"
             )
         if self.staging_bytes >= tier_bytes:
             raise ConfigError(
                 f"--embedding-staging-mb {self.staging_mb} leaves nothing of --embedding-tier-gb "
-                f"{tier_bytes / 1024**3:g}: lower the former, or raise the latter"
+                f"{tier_bytes / 1024**3:g}; lower the former, or raise the latter"
             )
 
     def _check(self, address: StoreAddress) -> None:
         if not (address.is_encrypted or address.is_local or self.plain):
             raise ConfigError(
-                f"--embedding-store {address.name} is on another machine, and images can be made out of what is sent: "
+                f"--embedding-store {address.name} is on another machine, and images can be made out of what is sent; "
                 "use valkeys:// (TLS), or --embedding-store-plain if the network between is private"
             )
         if address.user is not None and self.password_file is None:
             raise ConfigError(
-                f"--embedding-store {address.name} names a user without a password: --embedding-store-password-file"
+                f"--embedding-store {address.name} names a user without a password; put it into a file, and name "
+                "that by --embedding-store-password-file"
             )

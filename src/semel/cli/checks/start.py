@@ -22,6 +22,7 @@ from semel.settings import (
     ServeSettings,
     ServingSettings,
     WorkerSettings,
+    embedding_store,
     read_admin_key,
     read_api_keys,
     read_key,
@@ -47,6 +48,7 @@ def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[
     yield from problem_of("address", lambda: check_address(settings.listen))
     yield from _listening_findings(settings.listen)
     yield from _admin_findings(settings.admin)
+    yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
     yield from check_ports(_admin_ports(settings.admin, settings.metrics_host))
     read = read_engine_flags(flags, _spellings(WorkerSettings))
     yield from engine_findings(settings.model, read, trust_remote_code=settings.trust_remote_code)
@@ -59,6 +61,7 @@ def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Fi
         yield from problem_of("fleet key", lambda: read_key(key_file))
     yield from _key_findings(serving)
     yield from _admin_findings(settings.admin)
+    yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
     ports = _admin_ports(settings.admin, serving.metrics_host, settings.workers)
     yield from check_ports([*_serving_ports(serving), *ports])
     read, trusts = read_engine_flags(flags, _spellings(ServeSettings)), serving.preprocessing.trust_remote_code
