@@ -53,6 +53,13 @@ TARGETS: Final = (
         ("semel.core", "semel.processing"),
     ),
     Target(
+        "resp",
+        "tests.fuzz.resp",
+        "what an embedding store answers to values or a failure (S10, S26)",
+        ("semel.embeddings",),
+        max_bytes=1_024,
+    ),
+    Target(
         "data-url",
         "tests.fuzz.data_url",
         "a data URL to bytes, as the standard library decodes it (S2, S11)",

@@ -33,6 +33,7 @@ _HEADER: Final = struct.Struct(f"<8s24sIIQI{_NONCE_BYTES}s")
 MANIFEST_BYTES: Final = _HEADER.size + 2 * _SEAL_BYTES
 
 _MAX_SIDE: Final = 0xFFFF_FFFF
+_MAX_BYTES: Final = 1 << 40
 _ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "torch.float64": 8,
     "torch.float32": 4,
@@ -51,7 +52,8 @@ def nbytes_of(form: Form) -> int | None:
     element = _ELEMENT_BYTES.get(dtype)
     if element is None or not 0 < rows <= _MAX_SIDE or not 0 < columns <= _MAX_SIDE:
         return None
-    return rows * columns * element
+    nbytes = rows * columns * element
+    return nbytes if nbytes <= _MAX_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
