@@ -5,6 +5,7 @@ from semel.core.answer_settings import AnswerSettings
 from semel.core.assembly import Assembly, AssemblyKind
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
+from semel.core.embedding import Arrival, Form
 from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Origin, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
@@ -24,6 +25,7 @@ __all__ = [
     "PROBE_BYTES",
     "AnswerParsing",
     "AnswerSettings",
+    "Arrival",
     "Assembly",
     "AssemblyKind",
     "Contract",
@@ -32,6 +34,7 @@ __all__ = [
     "Feature",
     "FeatureInfo",
     "Field",
+    "Form",
     "Identity",
     "Item",
     "Key",

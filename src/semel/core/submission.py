@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from semel.core.answer_parsing import AnswerParsing
 from semel.core.digest import Digest
+from semel.core.embedding import Arrival
 from semel.core.feature import Feature
 from semel.core.prompt import Prompt
 from semel.core.trace import Trace
@@ -47,6 +48,9 @@ class Submission:
     client_features: frozenset[Digest] = frozenset()
     """Items whose tensors the client sent. Their worker counts them as vLLM does; others count where they are rendered.
     """
+
+    arrivals: tuple[Arrival, ...] = ()
+    """Encoder outputs that the worker has fetched for this request: the engine need not encode these items."""
 
 
 class Output(Struct, frozen=True):

@@ -2,10 +2,12 @@
 
 `residency` decides which encoder outputs stay, `eviction` which is evicted first, `plan` what to encode in a step, and
 `gather` which positions a step's embeddings fill. `shelf` knows the outputs in the host's memory, over the free blocks
-of `extents`, and `transfers` what a step copies to it and from it. Keys are opaque (semel uses digests), requests are
-ids, and inputs are indices into a request's timeline. Nothing here depends on an engine, a clock or a tensor.
+of `extents`, `arrivals` those that came for one request, and `transfers` what a step copies. Keys are opaque (semel
+uses digests), requests are ids, and inputs are indices into a request's timeline. Nothing here depends on an engine, a
+clock or a tensor.
 """
 
+from semel.encoder.arrivals import Arrivals
 from semel.encoder.eviction import CostAware, Entry, Eviction, Immediate, OldestReleased
 from semel.encoder.gather import Gathered, Slice, gather
 from semel.encoder.plan import Plan, Planner, Request
@@ -14,6 +16,7 @@ from semel.encoder.shelf import Shelf, ShelfCounts, Slot
 from semel.encoder.transfers import Load, Report, Save, Saved, Step, TransferCounts, Transfers
 
 __all__ = [
+    "Arrivals",
     "CostAware",
     "Counts",
     "Entry",

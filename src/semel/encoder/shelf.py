@@ -10,7 +10,7 @@ the copies that use them have ended.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from semel.encoder.eviction import CostAware, Entry, Eviction, Key
@@ -22,7 +22,7 @@ __all__ = ["Shelf", "ShelfCounts", "Slot"]
 class Slot(Entry):
     """The blocks of one encoder output. As an entry its size is in blocks."""
 
-    __slots__ = ("extents", "form", "is_filled", "is_forgotten", "pins", "rows")
+    __slots__ = ("extents", "form", "is_filled", "is_forgotten", "pins", "rows", "transfer")
 
     def __init__(self, key: Key, rows: int, extents: tuple[Extent, ...]) -> None:
         super().__init__(key, sum(count for _, count in extents), rows)
@@ -34,6 +34,8 @@ class Slot(Entry):
         self.is_filled = False
         self.is_forgotten = False
         self.pins = 0
+        self.transfer = 0
+        """The number of the copy that fills it: no other slot has had it."""
 
     def __repr__(self) -> str:
         state = "forgotten" if self.is_forgotten else "filled" if self.is_filled else "reserved"
@@ -59,6 +61,8 @@ class Shelf:
         """Blocks that are being written."""
         self.pinned = 0
         """Blocks that are being read."""
+        self.on_gone: Callable[[Slot], None] = _ignore
+        """Called with a filled slot that is not found any more, before its blocks are free. Not by `forget_all`."""
         self._eviction: Eviction = eviction or CostAware()
         self._extents = FreeExtents(blocks)
         self._slots: dict[Key, Slot] = {}
@@ -120,20 +124,26 @@ class Shelf:
 
     def forget(self, key: Key) -> None:
         """Do not find the output any more. Its blocks are free as soon as no copy uses them."""
-        slot = self._slots.pop(key, None)
+        slot = self._slots.get(key)
         if slot is None:
             return
+        if slot.is_filled:
+            self.on_gone(slot)
+        self._forget(slot)
+
+    def forget_all(self) -> None:
+        """Do not find anything any more."""
+        for slot in tuple(self._slots.values()):
+            self._forget(slot)
+        self._eviction.clear()
+
+    def _forget(self, slot: Slot) -> None:
+        del self._slots[slot.key]
         slot.is_forgotten = True
         if slot.is_filled and not slot.pins:
             self._eviction.discard(slot)
             self._reclaimable -= slot.size
             self._extents.give_back(slot.extents)
-
-    def forget_all(self) -> None:
-        """Do not find anything any more."""
-        for key in tuple(self._slots):
-            self.forget(key)
-        self._eviction.clear()
 
     def _settle(self, slot: Slot) -> None:
         """A slot is in nobody's use."""
@@ -146,7 +156,12 @@ class Shelf:
     def _evict(self) -> None:
         slot = self._eviction.pop()
         assert isinstance(slot, Slot)
+        self.on_gone(slot)
         del self._slots[slot.key]
         self._reclaimable -= slot.size
         self.counts.evictions += 1
         self._extents.give_back(slot.extents)
+
+
+def _ignore(slot: Slot) -> None:
+    """Do nothing."""

@@ -9,13 +9,17 @@ may come late, twice or never, so a report counts only for the copy that it name
 own. A slot is filled when the first rank says so, and is not read before. It is let go when that rank has closed the
 step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies beside its steps
 closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
+
+What came for a request from elsewhere (`arrivals`) is loaded if the shelf does not have it. A rank that `adopts` saves
+it in the same step, as if it had encoded it: who asks next finds it on the shelf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Mapping
 from dataclasses import dataclass, field
 
+from semel.encoder.arrivals import Arrivals
 from semel.encoder.eviction import Key, Reference
 from semel.encoder.extents import Extent
 from semel.encoder.shelf import Shelf, Slot
@@ -28,7 +32,7 @@ FIRST = 0
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy an output of `rows` embeddings to these blocks, as soon as it is encoded."""
+    """Copy an output of `rows` embeddings to these blocks, as soon as it is encoded, or loaded in the same step."""
 
     transfer: int
     rows: int
@@ -42,6 +46,8 @@ class Load:
     transfer: int
     extents: tuple[Extent, ...]
     form: Hashable
+    is_arrival: bool = False
+    """Whether the blocks are not of the shelf: it came for a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,9 @@ class TransferCounts:
     """Running totals."""
 
     loads: int = 0
-    """Outputs that a step loaded instead of encoding them."""
+    """Outputs that a step loaded from the shelf instead of encoding them."""
+    arrivals: int = 0
+    """Those that it loaded because they had come for a request."""
     saves: int = 0
     """Outputs that were copied to the shelf."""
     lost: int = 0
@@ -87,7 +95,8 @@ class TransferCounts:
 
 @dataclass(slots=True)
 class _Loading:
-    slot: Slot
+    source: Slot | int
+    """A slot of the shelf, or the ticket of an arrival."""
     step: int
     ranks: set[int] = field(default_factory=set)
     """Those that have not loaded it yet."""
@@ -96,11 +105,15 @@ class _Loading:
 class Transfers:
     """The copies of one engine, of so many ranks."""
 
-    def __init__(self, shelf: Shelf, *, ranks: int = 1, patience: int | None = None) -> None:
+    def __init__(self, shelf: Shelf, *, ranks: int = 1, patience: int | None = None, adopts: bool = False) -> None:
         self.shelf = shelf
+        self.arrivals = Arrivals()
+        self.on_saved: Callable[[Slot], None] = _ignore
+        """Called with a slot that was filled, and can be found."""
         self.counts = TransferCounts()
         self._ranks = ranks
         self._patience = patience
+        self._adopts = adopts
         self._allocated: dict[Reference, tuple[Key, int, int]] = {}
         self._step = 0
         self._transfer = 0
@@ -120,15 +133,17 @@ class Transfers:
         self._step += 1
         self._give_up()
         loads: dict[Key, Load] = {}
-        encoded = []
+        to_save = []
         for (request, index), (key, rows, blocks) in allocated.items():
             if request not in scheduled:
                 continue
             if index in encodes.get(request, ()):
-                encoded.append((key, rows, blocks))
+                to_save.append((key, rows, blocks))
             elif key not in loads:
-                loads[key] = self._load(key)
-        saves = {key: save for key, rows, blocks in encoded if (save := self._save(key, rows, blocks)) is not None}
+                loads[key] = load = self._load(request, key, rows)
+                if load.is_arrival and self._adopts:
+                    to_save.append((key, rows, blocks))
+        saves = {key: save for key, rows, blocks in to_save if (save := self._save(key, rows, blocks)) is not None}
         return Step(self._step, saves, loads) if saves or loads else _NOTHING
 
     def take(self, report: Report) -> None:
@@ -137,6 +152,8 @@ class Transfers:
             if (found := self._saving.pop(saved.transfer, None)) is not None:  # else it was reported, or given up
                 self.counts.saves += 1
                 self.shelf.fill(found[1], saved.form)
+                if not found[1].is_forgotten:
+                    self.on_saved(found[1])
         for transfer in report.loaded:
             self._end_load(transfer, report.rank)
         if report.closed > self._closed.get(report.rank, report.closed):
@@ -148,17 +165,25 @@ class Transfers:
         if slot is None:
             return None
         self._transfer += 1
+        slot.transfer = self._transfer
         self._saving[self._transfer] = (self._step, slot)
         return Save(self._transfer, rows, slot.extents)
 
-    def _load(self, key: Key) -> Load:
-        slot = self.shelf.filled(key)
-        assert slot is not None, f"{key!r} was promised, and is not on the shelf"
-        self.shelf.pin(slot)
-        self.counts.loads += 1
+    def _load(self, request: str, key: Key, rows: int) -> Load:
         self._transfer += 1
-        self._loading[self._transfer] = _Loading(slot, self._step, set(range(self._ranks)))
-        return Load(self._transfer, slot.extents, slot.form)
+        slot = self.shelf.filled(key)
+        if slot is not None and slot.rows == rows:
+            self.arrivals.drop(request, key)
+            self.shelf.pin(slot)
+            self.counts.loads += 1
+            self._loading[self._transfer] = _Loading(slot, self._step, set(range(self._ranks)))
+            return Load(self._transfer, slot.extents, slot.form)
+        arrival = self.arrivals.get(request, key)
+        assert arrival is not None, f"{key!r} was promised, and neither is it on the shelf, nor has it come"
+        self.arrivals.use(request, key)
+        self.counts.arrivals += 1
+        self._loading[self._transfer] = _Loading(arrival.ticket, self._step, set(range(self._ranks)))
+        return Load(self._transfer, arrival.extents, arrival.form, is_arrival=True)
 
     def _end_load(self, transfer: int, rank: int) -> None:
         loading = self._loading.get(transfer)
@@ -167,7 +192,10 @@ class Transfers:
         loading.ranks.discard(rank)
         if not loading.ranks:
             del self._loading[transfer]
-            self.shelf.unpin(loading.slot)
+            if isinstance(loading.source, Slot):
+                self.shelf.unpin(loading.source)
+            else:
+                self.arrivals.end(loading.source)
 
     def _close(self, rank: int, step: int) -> None:
         """A rank has ended all copies of a step, and so of all steps before."""
@@ -189,6 +217,10 @@ class Transfers:
             del self._saving[transfer]
             self.counts.lost += 1
             self.shelf.cancel(slot)
+
+
+def _ignore(slot: Slot) -> None:
+    """Do nothing."""
 
 
 _NOTHING = Step()
