@@ -37,6 +37,9 @@ TOTALS = EncoderTotals(
     tier_capacity_bytes=19,
     tier_held_bytes=21,
     tier_pinned_bytes=22,
+    tier_arrivals=23,
+    tier_arrival_bytes=24,
+    tier_arrival_ns=2_500_000,
 )
 
 
@@ -66,7 +69,7 @@ def test_every_total_is_shown_under_its_own_name() -> None:
     page.write(0, TOTALS)
     assert [value for _, value, _ in page.samples()] == [
         *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8),
-        *(14, 15, 0.0016, 17, 18, 19, 21, 22, 11, 12, 0.0013),
+        *(14, 15, 0.0016, 17, 18, 19, 21, 22, 11, 23, 12, 24, 0.0013, 0.0025),
     ]
     page.close()
 

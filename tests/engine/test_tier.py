@@ -1,180 +1,44 @@
 """The embedding tier over vLLM's real scheduler, with ranks of our own: what a step needs is there, and is right.
 
 No engine process is started. The ranks are dicts of tensors beside one memory, with the copies that a worker process
-has. What is encoded says for which item, and under which weights.
+has (`tiered`).
 """
 
 from __future__ import annotations
 
-import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semel.bench.stepping import Kind, Step, Stepper
-from semel.engine.vllm.compat import SCHEDULER, SHIPPING_SCHEDULER
+from semel.bench.stepping import Kind, Stepper
+from semel.engine.vllm.compat import SHIPPING_SCHEDULER
 from semel.engine.vllm.rejection import Rejection, with_rejections
 from semel.engine.vllm.tier_config import TIER, TIER_MODULE, TierConfig
 from semel.errors import ConfigError
+from tests.engine.tiered import BLOCK_BYTES, ROWS, TIER_ROWS, WIDTH, Make, create, identifier, random_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
-
-WIDTH = 128
-BLOCK_BYTES = 4 * WIDTH
-ROWS = 10
-TIER_ROWS = 65
-"""Room for six items of the ten that come."""
-
-
-def identifier(number: int) -> str:
-    return f"{number:064x}"
-
-
-class Tiered:
-    """A scheduler with the tier, stepped by hand, and the ranks of its engine."""
-
-    def __init__(self, stepper: Stepper, ranks: int, *, steps_ahead: int = 0) -> None:
-        import torch
-
-        from semel.engine.vllm.tier_copies import HostCopies
-
-        self.stepper, self.scheduler = stepper, stepper.scheduler
-        memory = torch.zeros(TIER_ROWS * BLOCK_BYTES, dtype=torch.uint8)
-        self.copies: list[Any] = [HostCopies(memory, BLOCK_BYTES, rank) for rank in range(ranks)]
-        self.tensors: list[dict[str, Any]] = [{} for _ in range(ranks)]
-        self.weights = 0
-        self.encodes = 0
-        self.steps_ahead = steps_ahead
-        self.unanswered: list[tuple[Step, Any]] = []
-        self.loses: Callable[[], bool] = lambda: False
-        self.fails: set[str] = set()
-        """What the encoder makes another number of embeddings of."""
-
-    @property
-    def totals(self) -> Any:
-        return self.scheduler.encoder_cache_manager.totals
-
-    def add(self, name: str, items: list[int], **options: Any) -> None:
-        placed = [(identifier(number), 2 + index * (ROWS + 1), ROWS) for index, number in enumerate(items)]
-        self.stepper.add(name, placed, tokens=4 + len(items) * (ROWS + 1), **options)
-
-    def step(self) -> list[str]:
-        """One step; what it needs and does not find, or finds wrong."""
-        step = self.stepper.plan()
-        wrong, reports = self.execute(pickle.loads(pickle.dumps(step.output)))
-        self.unanswered.append((step, reports))
-        if len(self.unanswered) > self.steps_ahead:
-            self.answer(*self.unanswered.pop(0))
-        return wrong
-
-    def answer(self, step: Step, reports: Any) -> None:
-        from vllm.v1.outputs import ECConnectorOutput
-
-        result = self.stepper.result(step)
-        if reports is not None and not self.loses():
-            result.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=reports)
-        self.scheduler.update_from_output(step.output, result)
-
-    def execute(self, output: Any) -> tuple[list[str], Any]:
-        from semel.engine.vllm.tier_copies import TierReports
-
-        plan, reports, wrong = output.ec_connector_metadata.step, None, []
-        for copies, tensors in zip(self.copies, self.tensors, strict=True):
-            for freed in output.free_encoder_mm_hashes:
-                tensors.pop(freed, None)
-            copies.load(plan, tensors)
-            for name, indices in output.scheduled_encoder_inputs.items():
-                for feature in (self.scheduler.requests[name].mm_features[index] for index in indices):
-                    tensors[feature.identifier] = self.encoded(feature.identifier)
-                    if feature.identifier not in self.fails:
-                        copies.save(plan, feature.identifier, tensors[feature.identifier])
-            wrong += list(self.missing(output, tensors))
-            if (report := copies.report(plan)) is not None:
-                one = TierReports([report])
-                reports = one if reports is None else reports.aggregate(one)
-        self.encodes += sum(map(len, output.scheduled_encoder_inputs.values()))
-        return wrong, reports
-
-    def encoded(self, key: str) -> Any:
-        import torch
-
-        return torch.full((ROWS, WIDTH), float(int(key, 16) + 100 * self.weights))
-
-    def missing(self, output: Any, tensors: dict[str, Any]) -> Iterator[str]:
-        for name, tokens in output.num_scheduled_tokens.items():
-            request = self.scheduler.requests[name]
-            computed = request.num_computed_tokens
-            for feature in request.mm_features:
-                place = feature.mm_position
-                if place.offset < computed and computed - tokens < place.offset + place.length:
-                    tensor = tensors.get(feature.identifier)
-                    if tensor is None or not tensor.equal(self.encoded(feature.identifier)):
-                        yield feature.identifier
-
-    def change_weights(self) -> None:
-        self.weights += 1
-        self.scheduler.reset_encoder_cache()
-        for tensors in self.tensors:
-            tensors.clear()
-        assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
-
-    def run(self, requests: list[tuple[list[int], int]], interfere: Callable[[], None] = lambda: None) -> list[str]:
-        """Two new requests with each step, to their ends."""
-        wrong: list[str] = []
-        waiting = list(enumerate(requests))
-        for _ in range(3_000):
-            for number, (items, priority) in waiting[:2]:
-                self.add(f"request {number}", items, priority=priority, max_new_tokens=1 + number % 7)
-            del waiting[:2]
-            if not (self.scheduler.requests or waiting):
-                return wrong
-            interfere()
-            wrong += self.step()
-        raise AssertionError("the requests do not end")
-
-
-Make = Callable[..., Tiered]
 
 
 @pytest.fixture
 def make(tiny: Callable[[str], Path]) -> Make:
-    def made(kind: Kind = "cache", *, ranks: int = 1, is_async: bool = False, **arguments: Any) -> Tiered:
-        plugs = TierConfig(TIER_ROWS * BLOCK_BYTES, "unused").arguments
-        options = {
-            "scheduler_cls": SHIPPING_SCHEDULER if kind == "cache" else SCHEDULER,
-            "tokens_per_step": 64,
-            "kv_blocks": 20,
-            "encoder_embeds": 3 * ROWS,
-            "scheduler_reserve_full_isl": False,
-            "mm_processor_kwargs": {"max_pixels": 28 * 28 * ROWS},
-            "limit_mm_per_prompt": {"image": 8, "video": 0},
-            "tensor_parallel_size": ranks,
-            "distributed_executor_backend": "mp",
-        }
-        stepper = Stepper.create(kind, tiny("qwen2-vl"), is_async=is_async, **{**options, **plugs, **arguments})
-        return Tiered(stepper, ranks, steps_ahead=int(is_async))
-
-    return made
-
-
-def random_requests(seed: int, count: int = 80) -> list[tuple[list[int], int]]:
-    rng = random.Random(seed)
-    return [(rng.choices(range(10), k=rng.randint(0, 3)), rng.randrange(3)) for _ in range(count)]
+    return create(tiny)
 
 
 @pytest.mark.parametrize("kind", ["cache", "planning"])
 @pytest.mark.parametrize(("policy", "is_async"), [("fcfs", False), ("fcfs", True), ("priority", False)])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "fleet"), [(1, False), (2, False), (2, True)])
 def test_whatever_is_evicted_preempted_or_lost_every_step_finds_the_right_embeddings(
-    make: Make, kind: Kind, policy: str, is_async: bool, ranks: int
+    make: Make, kind: Kind, policy: str, is_async: bool, ranks: int, fleet: bool
 ) -> None:
     from vllm.v1.request import RequestStatus
 
-    tiered, rng = make(kind, ranks=ranks, is_async=is_async, scheduling_policy=policy), random.Random(1)
+    tiered = make(kind, ranks=ranks, is_async=is_async, scheduling_policy=policy, fleet=fleet)
+    rng = random.Random(1)
     tiered.loses = lambda: rng.random() < 0.1
     resets = aborts = 0
 
@@ -194,6 +58,12 @@ def test_whatever_is_evicted_preempted_or_lost_every_step_finds_the_right_embedd
     assert min(totals.tier_loads, totals.tier_saves, totals.evictions, aborts, resets or is_async) > 0
     assert totals.planned > tiered.encodes, "what was loaded was not encoded"
     assert totals.tier_held_bytes <= totals.tier_capacity_bytes == TIER_ROWS * BLOCK_BYTES
+    if tiered.host is not None:
+        assert totals.tier_arrivals > 0
+        tiered.loses = lambda: False
+        assert tiered.run([([99], 0), ([98], 0)]) == []  # whose reports end whatever is still open
+        tiered.host.review()
+        assert tiered.host.staged_blocks == 0, "every ticket is done"
 
 
 def test_a_picture_that_was_evicted_comes_back_without_an_encode(make: Make) -> None:
@@ -458,7 +328,15 @@ def test_a_model_that_keeps_no_outputs_has_no_tier(tiny: Callable[[str], Path]) 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"ec_cpu_bytes": 0}, {"ec_cpu_bytes": 1, "eviction": "x"}, {"ec_cpu_bytes": 1, "path": "x"}]
+    "wrong",
+    [
+        {},
+        {"ec_cpu_bytes": 0},
+        {"ec_cpu_bytes": 1, "eviction": "x"},
+        {"ec_cpu_bytes": 1, "path": "x"},
+        {"ec_cpu_bytes": 1, "staging": 1},
+        {"ec_cpu_bytes": 8, "staging": -1},
+    ],
 )
 def test_settings_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -77,6 +77,9 @@ class WorkerOptions:
     embedding_tier_bytes: int = 0
     """Host memory for encoder outputs; 0 for none."""
 
+    embedding_staging_bytes: int = 0
+    """How much of it is for encoder outputs that are fetched for requests; 0 if they are not shared."""
+
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     """What schemas and grammars may cost."""
 
@@ -242,10 +245,15 @@ def _tier(options: WorkerOptions) -> TierConfig | None:
     """Host memory for the engine's encoder outputs, which lasts as long as this process."""
     from semel.engine.vllm.shared_file import create_file, path_of
     from semel.engine.vllm.tier_config import TierConfig
+    from semel.engine.vllm.tier_page import TierPage
 
     if not options.embedding_tier_bytes:
         return None
-    return TierConfig(options.embedding_tier_bytes, path_of(create_file("semel-embedding-tier")))
+    region = path_of(create_file("semel-embedding-tier"))
+    if not options.embedding_staging_bytes:
+        return TierConfig(options.embedding_tier_bytes, region)
+    page = TierPage.create().path
+    return TierConfig(options.embedding_tier_bytes, region, page=page, staging=options.embedding_staging_bytes)
 
 
 def _exit_within(seconds: float) -> None:

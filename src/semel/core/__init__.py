@@ -5,7 +5,7 @@ from semel.core.answer_settings import AnswerSettings
 from semel.core.assembly import Assembly, AssemblyKind
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
-from semel.core.embedding import Arrival, Form
+from semel.core.embedding import FORM_DTYPES, Arrival, Form, form_bytes
 from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Origin, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.lru import LruMap
@@ -21,6 +21,7 @@ from semel.core.turns import EngineWindow, Turn, Turns
 
 __all__ = [
     "DTYPE_BYTES",
+    "FORM_DTYPES",
     "MIN_KEY_CHARS",
     "PROBE_BYTES",
     "AnswerParsing",
@@ -63,6 +64,7 @@ __all__ = [
     "Turn",
     "Turns",
     "digest",
+    "form_bytes",
     "frame",
     "hash_parts",
     "is_key",

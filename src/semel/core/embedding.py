@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from semel.core.digest import Digest
 
-__all__ = ["Arrival", "Form"]
+__all__ = ["FORM_DTYPES", "Arrival", "Form", "form_bytes"]
 
 Form: TypeAlias = tuple[int, int, str]
 """Rows, columns and the name of the dtype, such as "torch.float32"."""
+
+FORM_DTYPES: Final = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8}
+"""What encoder outputs are made of, and the bytes of each."""
+
+
+def form_bytes(form: Form) -> int:
+    """What an output of this form takes; raises ValueError for what no output has."""
+    rows, columns, dtype = form
+    if min(rows, columns) < 1 or dtype not in FORM_DTYPES:
+        raise ValueError(f"no encoder output has the form {form}")
+    return rows * columns * FORM_DTYPES[dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,21 @@
 An engine gets prompts that are rendered and features that are preprocessed; it never sees a URL, a message or a pixel
 that semel has not checked. An engine keeps items in a cache of its own and tells what it holds; an item that it holds
 is referred to by its digest. The one implementation is `semel.engine.vllm`.
+
+`Tier` is the memory of a host for the encoder outputs of its engine, as the process sees it that embeds the engine: it
+lends blocks to outputs that it has fetched for requests, and reads outputs that the engine has saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from semel.core import Contract, Digest, Feature, FeatureInfo, Output, Submission
+from semel.core import Arrival, Contract, Digest, Feature, FeatureInfo, Form, Output, Submission
 from semel.engine.progress import StepWatch
+from semel.engine.tier_events import TierEvent
 
-__all__ = ["Engine", "ItemCacheWatcher", "Stream"]
+__all__ = ["Engine", "ItemCacheWatcher", "Shelved", "Staged", "Stream", "Tier"]
 
 
 class Stream(Protocol):
@@ -103,4 +107,92 @@ class Engine(Protocol):
 
     def kill(self) -> None:
         """End the engine's processes at once, also stopped ones: nothing is awaited. `close` is called all the same."""
+        ...
+
+
+class Staged(Protocol):
+    """Blocks of the host's memory for an encoder output that is being fetched."""
+
+    @property
+    def arrival(self) -> Arrival:
+        """What to submit with the request, when all bytes are there and were verified."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The tier's epoch when the blocks were set aside. What is fetched must be of this epoch's name."""
+        ...
+
+    @property
+    def buffers(self) -> Sequence[memoryview]:
+        """Where its bytes go, in order. Any thread may write them, until the request is submitted."""
+        ...
+
+
+class Shelved(Protocol):
+    """An encoder output that the engine has saved."""
+
+    @property
+    def form(self) -> Form:
+        """Its rows, columns and dtype."""
+        ...
+
+    @property
+    def buffers(self) -> Sequence[memoryview]:
+        """Its bytes, in order, read-only. Any thread may read them; they may change under its hands."""
+        ...
+
+    def is_intact(self) -> bool:
+        """Whether everything that was read of the buffers until now is of this output. From any thread."""
+        ...
+
+
+class Tier(Protocol):
+    """The host's memory for encoder outputs, in the process that embeds the engine.
+
+    Every method may be called from any thread, `review` by one at a time.
+
+    Who lets go of staged blocks: whoever staged them, with `release`, while they were not submitted. From the call of
+    `Engine.submit` on they are the engine's, also if it raises; `release` does nothing then. The engine gives them back
+    when nobody reads them any more.
+    """
+
+    @property
+    def identity(self) -> bytes | None:
+        """What the engine's encoder is, to the last bit that may change its outputs. None if that cannot be said."""
+        ...
+
+    @property
+    def probe(self) -> bytes | None:
+        """A hash of what the encoder made of fixed items when the engine started. None if it made nothing."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """How often everything was forgotten since the engine was warm."""
+        ...
+
+    @property
+    def has_new_weights(self) -> bool:
+        """Whether weights were changed in place: the identity is that of others, and stays so."""
+        ...
+
+    def stage(self, digest: Digest, form: Form) -> Staged | None:
+        """Blocks for an output of this form. None if there is no room, or no output has such a form."""
+        ...
+
+    def release(self, staged: Staged) -> None:
+        """Let go of blocks that were not submitted, and that no thread writes any more. Twice does no harm."""
+        ...
+
+    def review(self) -> Sequence[TierEvent]:
+        """Take blocks back that the engine is done with. Returns what has happened since the last call."""
+        ...
+
+    def holds(self, digest: Digest) -> bool:
+        """Whether the shelf has an output, as far as is known: up to the last `review`."""
+        ...
+
+    def shelved(self, digest: Digest) -> Shelved | None:
+        """An output on the shelf, to be read."""
         ...

@@ -70,6 +70,10 @@ class EncoderTotals:
     tier_held_bytes: int = 0
     tier_pinned_bytes: int = 0
     """Bytes that are being read."""
+    tier_arrivals: int = 0
+    """Encoder outputs that came from the fleet instead of the encoder."""
+    tier_arrival_bytes: int = 0
+    tier_arrival_ns: int = 0
 
 
 class EncoderPage:
@@ -139,12 +143,15 @@ class EncoderPage:
                 (metrics.EMBEDDING_PINNED, totals.tier_pinned_bytes),
             ):
                 yield metric, value, (str(row),)
-            for metric, value in (
-                (metrics.EMBEDDING_LOADS, totals.tier_loads),
-                (metrics.EMBEDDING_LOAD_BYTES, totals.tier_load_bytes),
-                (metrics.EMBEDDING_LOAD_SECONDS, totals.tier_load_ns / 1e9),
+            for metric, tier, value in (
+                (metrics.EMBEDDING_LOADS, "host", totals.tier_loads),
+                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_arrivals),
+                (metrics.EMBEDDING_LOAD_BYTES, "host", totals.tier_load_bytes),
+                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_arrival_bytes),
+                (metrics.EMBEDDING_LOAD_SECONDS, "host", totals.tier_load_ns / 1e9),
+                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_arrival_ns / 1e9),
             ):
-                yield metric, value, (str(row), "host")
+                yield metric, value, (str(row), tier)
 
     def close(self) -> None:
         """Let go of the memory."""

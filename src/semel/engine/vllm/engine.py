@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Final, Self
 
 from semel.core import (
@@ -25,19 +26,20 @@ from semel.core import (
     Feature,
     FeatureInfo,
     Modality,
-    Prompt,
     Submission,
-    Timeline,
 )
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
+from semel.engine.vllm.arrival_params import set_arrivals
 from semel.engine.vllm.compat import skip_grammar_checks, takes_seeds
 from semel.engine.vllm.contract import contract_of
 from semel.engine.vllm.encoder_size import log_encoder_cache
 from semel.engine.vllm.grammar_content import client_outputs, constrained_field
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.engine.vllm.grammars import Grammars
+from semel.engine.vllm.host_tier import HostTier
+from semel.engine.vllm.identity import encoder_identity
 from semel.engine.vllm.item_builder import ItemBuilder
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.item_delivery import ItemDelivery
@@ -46,15 +48,14 @@ from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.progress import StepCounter, kill_processes
 from semel.engine.vllm.rendering import aliases_of
 from semel.engine.vllm.request_intake import RequestIntake
-from semel.engine.vllm.sampling import Defaults, refusals, sampling_params
+from semel.engine.vllm.sampling import Defaults, refusals, refuse_extra_args, sampling_params
 from semel.engine.vllm.self_test import SelfTest
 from semel.engine.vllm.stream import VllmStream, failures
+from semel.engine.vllm.warmup import ONE_TOKEN, SHORT_PROMPT, Warmup
 from semel.errors import (
-    EngineDead,
     FeatureRejected,
     InvalidRequest,
     RequestError,
-    SemelError,
 )
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
@@ -64,9 +65,6 @@ __all__ = ["VllmEngine", "VllmStream", "window_of"]
 _NO_PARSERS: Final = ParserFlags()
 _GRAMMAR_LIMITS: Final = GrammarLimits()
 _NO_SAMPLES: Final[Mapping[Modality, Feature]] = {}
-_ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
-_SHORT_PROMPT: Final = Prompt((0,) * 8, Timeline.decoder(()), ())  # one of a single token ends Qwen3.5 on a CPU
-_WARM_SCHEMA: Final = '{"type": "boolean"}'
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +81,7 @@ class VllmEngine:
         parsers: Parsers,
         grammars: GrammarLimits = _GRAMMAR_LIMITS,
         samples: Mapping[Modality, Feature] = _NO_SAMPLES,
+        tier: HostTier | None = None,
     ) -> None:
         self._llm = llm
         self._model = model
@@ -101,6 +100,9 @@ class VllmEngine:
         self._delivery = ItemDelivery(llm, model, item_cache, self._order)
         self._intake = RequestIntake(llm, item_cache, self._builder, self._delivery, self._order)
         self._prefix_era: str | None = None
+        self._tier = tier
+        if tier is not None:
+            tier.fence = llm.is_sleeping
 
     @classmethod
     def start(
@@ -149,7 +151,10 @@ class VllmEngine:
         contract = contract_of(llm, model, loaded, folder, parsers, cache_bytes=item_cache.capacity, aliases=aliases)
         verdict = SelfTest(loaded, model.processor, model, contract).run()
         contract = verdict.admitted(contract)
-        return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features)
+        tier = HostTier.of(llm.vllm_config)
+        if tier is not None:
+            tier.identify = partial(encoder_identity, llm.vllm_config, folder)
+        return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features, tier)
 
     @property
     def contract(self) -> Contract:
@@ -165,6 +170,11 @@ class VllmEngine:
     def item_cache(self) -> ItemCache:
         """What vLLM's item cache holds, and its totals."""
         return self._items
+
+    @property
+    def tier(self) -> HostTier | None:
+        """The host's memory for encoder outputs; None if nobody wants to fetch into it or publish from it."""
+        return self._tier
 
     @property
     def grammars(self) -> Grammars:
@@ -197,39 +207,9 @@ class VllmEngine:
 
     async def warm(self) -> None:
         """Let the engine do what it does for the first time, before a client's request makes it."""
-        for modality, feature in self._samples.items():
-            await self._warm_items(modality, feature)
-        await self._warm_grammars()
-
-    async def _warm_items(self, modality: Modality, feature: Feature) -> None:
-        """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
-        digest = Digest(modality.encode().ljust(Digest.size, b"\0"))
-        items = {digest: feature}
-        submission = Submission(f"warm-{modality}", self._delivery.prompt_of(items), items, _ONE_TOKEN)
-        try:
-            async for _ in await self.submit(submission):
-                pass
-        except EngineDead:
-            raise
-        except SemelError as error:
-            logger.warning("warming up the engine with %s failed: %s", modality, error)
-        await self.reset()
-
-    async def _warm_grammars(self) -> None:
-        """Let the engine choose and load its grammar backend now, or the first request would choose it for all."""
-        if self._model.is_encoder_decoder or self._llm.input_processor.tokenizer is None:
-            return  # no prompt without an item, or no grammars
-        self._grammars.start()
-        sampling = {**_ONE_TOKEN, "structured_outputs": {"json": _WARM_SCHEMA}}
-        try:
-            await self._grammars.vouch(sampling_params(sampling).structured_outputs)
-            stream = await self.submit(Submission("warm", _SHORT_PROMPT, {}, sampling))
-            async for _ in stream:
-                pass
-        except EngineDead:
-            raise
-        except SemelError as error:
-            logger.warning("the engine takes no grammars, or none yet: %s", error)
+        has_none = self._model.is_encoder_decoder or self._llm.input_processor.tokenizer is None
+        grammars = None if has_none else self._grammars  # no prompt without an item, or no grammars
+        await Warmup(self, self._samples, self._delivery, grammars, self._tier).run()
 
     def holds(self, digest: Digest) -> bool:
         """Whether vLLM's item cache holds the item."""
@@ -250,13 +230,24 @@ class VllmEngine:
         return _Prepared.of(submission, *await self._prepared(submission))
 
     async def submit(self, submission: Submission) -> VllmStream:
-        """Check a submission and hand it to vLLM."""
+        """Check a submission and hand it to vLLM. Its arrivals are the engine's from here on, also if this raises."""
+        if self._tier is None or not submission.arrivals:
+            return await self._submit(submission)
+        self._tier.submit(submission.arrivals)
+        try:
+            return await self._submit(submission)
+        except BaseException:
+            self._tier.end(submission.arrivals)
+            raise
+
+    async def _submit(self, submission: Submission) -> VllmStream:
         salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
         built = await self._builder.build(salted)
         if isinstance(submission, _Prepared):
             params, reader = submission.params, submission.reader
         else:
             params, reader = await self._prepared(submission)
+        set_arrivals(params, () if self._tier is None else submission.arrivals)
         options: dict[str, Any] = {
             "trace_headers": None if submission.trace is None else submission.trace.headers,
             "priority": submission.priority,
@@ -267,12 +258,15 @@ class VllmEngine:
         if admission.queries:
             self.count_items(admission.queries, admission.hits)
         self._steps.review()
-        return VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
+        stream = VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
+        if self._tier is not None and submission.arrivals:
+            stream.on_close = partial(self._tier.end, submission.arrivals)
+        return stream
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
         items = {digest: feature}
-        submission = Submission(f"inject-{digest.hex()}", self._delivery.prompt_of(items), items, _ONE_TOKEN)
+        submission = Submission(f"inject-{digest.hex()}", self._delivery.prompt_of(items), items, ONE_TOKEN)
         with failures():
             try:
                 prompt = (await self._builder.build(submission)).prompt
@@ -315,7 +309,7 @@ class VllmEngine:
 
     async def _compile(self, outputs: Any) -> None:
         """Let the engine compile a grammar into its cache, by a request of one token."""
-        submission = Submission(f"grammar-{next(self._compiling)}", _SHORT_PROMPT, {})
+        submission = Submission(f"grammar-{next(self._compiling)}", SHORT_PROMPT, {})
         params = sampling_params({"max_tokens": 1})
         params.structured_outputs = outputs
         skip_grammar_checks(params)
@@ -328,6 +322,7 @@ class VllmEngine:
 
     def _params(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
         prompt_ids, reader = submission.prompt.token_ids, None
+        refuse_extra_args(submission.sampling)
         self._grammars.check_sizes(submission, client_outputs(submission))
         with refusals():
             sampling: Mapping[str, Any] = self._defaults.complete(submission.sampling, len(prompt_ids))

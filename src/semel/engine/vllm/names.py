@@ -87,6 +87,7 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("usage.usage_lib", "", "the engine's configuration", "UsageContext"),
     *_of("platforms", "", "what differs on a CPU", "current_platform"),
     *_of("platforms.interface", "Platform", "what differs on a CPU", "is_cpu"),
+    *_of("platforms.interface", "Platform", "the encoder's identity", "get_device_name", "get_device_capability"),
     *_of("plugins", "", "models that plug-ins add", "load_general_plugins"),
     *_of("utils.import_utils", "", "the worker of this platform", "resolve_obj_by_qualname(qualname)"),
     *_of("transformers_utils.repo_utils", "", "models in Mistral's own format", "any_pattern_in_repo_files"),
@@ -123,12 +124,24 @@ NAMES: Final[tuple[Name, ...]] = (
         *("mm_device_do_normalize", "mm_processor_kwargs", "media_io_kwargs", "interleave_mm_strings"),
         *("enable_mm_embeds", "allow_missing_mm_embeddings"),
     ),
+    *_of(
+        *("config.multimodal", "MultiModalConfig", "the encoder's identity", "compute_hash", "mm_encoder_attn_backend"),
+        *("mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "mm_encoder_tp_mode", "video_pruning_rate"),
+        since="0.32",
+    ),
+    *_of(
+        *("config", "CompilationConfig", "the encoder's identity", "mode", "backend", "custom_ops"),
+        *("compile_mm_encoder", "cudagraph_mm_encoder"),
+        since="0.32",
+    ),
+    *_of("model_executor.models.utils", "WeightsMapper", "the encoder's identity", "map_name(key)", since="0.32"),
     *_of("config.multimodal", "", "items that vLLM makes up", "AudioDummyOptions(length)"),
     *_of("config.multimodal", "", "items that vLLM makes up", "ImageDummyOptions(width, height)"),
     *_of("config.multimodal", "", "items that vLLM makes up", "VideoDummyOptions(num_frames, width, height)"),
     *_of("config.multimodal", "", "items that vLLM makes up", "MultiModalDummyOptions"),
     # The engine.
     *_of("v1.engine.async_llm", "", "the engine", "AsyncLLM"),
+    *_of("v1.engine.async_llm", "AsyncLLM", "what came for a request that the engine never got", "is_sleeping"),
     *_of(
         *("v1.engine.async_llm", "AsyncLLM", "the engine"),
         "from_vllm_config(vllm_config, usage_context, enable_log_requests, disable_log_stats, stat_loggers)",
@@ -301,6 +314,7 @@ NAMES: Final[tuple[Name, ...]] = (
         *("distributed.ec_transfer.ec_connector.base", "ECConnectorBase", "the embedding tier"),
         *("ensure_cache_available(request, num_computed_tokens)", "has_cache_item(identifier)"),
         *("update_state_after_alloc(request, index)", "build_connector_meta(scheduler_output)"),
+        "request_finished(request)",
         *("update_connector_output(connector_output)", "start_load_caches(encoder_cache)", "shutdown"),
         *("save_caches(encoder_cache, mm_hash)", "build_connector_worker_meta", "_connector_metadata"),
         since="0.32",
@@ -370,6 +384,7 @@ NAMES: Final[tuple[Name, ...]] = (
         *("v1.request", "Request", "planning"),
         *("mm_features", "num_computed_tokens", "num_output_placeholders", "status", "request_id"),
     ),
+    *_of("v1.request", "Request", "what came for a request", "ec_transfer_params", since="0.32"),
     *_of("v1.outputs", "", "items that do not fit", "ModelRunnerOutput", "AsyncModelRunnerOutput"),
     *_of("v1.outputs", "AsyncModelRunnerOutput", "items that do not fit", "get_output"),
     *_of(

@@ -20,7 +20,7 @@ import msgspec
 from semel.core import Output, PromptLogprob
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
-__all__ = ["Defaults", "outputs_of", "refusals", "sampling_params"]
+__all__ = ["Defaults", "outputs_of", "refusals", "refuse_extra_args", "sampling_params"]
 
 _MAX_PROMPT_LOGPROBS: Final = 131_072
 """What fits into one message to a frontend, at 128 bytes each (S18)."""
@@ -87,6 +87,12 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
             requested["repetition_detection"] = _made(RepetitionDetectionParams, detection)
         params = _made(SamplingParams.from_optional, requested)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+
+
+def refuse_extra_args(sampling: Mapping[str, Any]) -> None:
+    """Refuse what would reach vLLM's connectors and plug-ins (S26): a worker alone says from where an item comes."""
+    if sampling.get("extra_args"):
+        raise InvalidRequest("extra_args: arguments for plug-ins are the operator's to give; leave them out")
 
 
 @contextmanager

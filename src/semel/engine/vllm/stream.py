@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,8 @@ class VllmStream:
         self._begun = False
         self._has_output = False
         self._finished = False
+        self.on_close: Callable[[], None] = _pass
+        """Called when nothing more is wanted, and vLLM was told so."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """The outputs as they are generated."""
@@ -57,11 +59,14 @@ class VllmStream:
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
         self._collector.close()
-        if not self._finished:
-            self._finished = True
-            await self._llm.abort(self._collector.request_id, internal=True)
-            if self._steps is not None:
-                self._steps.review()
+        try:
+            if not self._finished:
+                self._finished = True
+                await self._llm.abort(self._collector.request_id, internal=True)
+                if self._steps is not None:
+                    self._steps.review()
+        finally:
+            self.on_close()
 
     def _failure(self, reason: object) -> SemelError:
         if (rejection := Rejection.of_reason(reason)) is not None:
@@ -69,6 +74,10 @@ class VllmStream:
         if self._begun or not self._referred:
             return EngineFailed("the engine gave up on the request; sending it again may succeed")
         return FeatureMissing(self._items.lost(self._referred))
+
+
+def _pass() -> None:
+    """Do nothing."""
 
 
 @contextmanager

@@ -10,6 +10,11 @@ before a worker process has reported it, a step's loads are those of requests wh
 are pinned until all have reported them (`semel.encoder.transfers`). A key whose output has another number of embeddings
 than the request expects is not loaded.
 
+What the embedding process has fetched for a request, and put into the staging part of the memory before it submitted
+the request (`semel.encoder.arrivals`), is loaded by the same rule: it is whole, nobody writes there before its ticket
+is done, and it has the number of embeddings that the request expects, in a form that this engine's own outputs have.
+`TierPage` tells that process what is on the shelf, and which tickets are done.
+
 Only keys that are digests are kept: with an adapter on the encoder vLLM puts the adapter's name into the key, and a
 name says nothing about its weights.
 """
@@ -25,11 +30,14 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 from vllm.platforms import current_platform
 
-from semel.encoder import CostAware, Eviction, OldestReleased, Shelf, Step, Transfers
+from semel.core import Digest
+from semel.encoder import CostAware, Eviction, OldestReleased, Shelf, Slot, Step, Transfers
+from semel.engine.vllm.arrival_params import Staging
 from semel.engine.vllm.compat import num_embeds
 from semel.engine.vllm.encoder_size import embedding_bytes
-from semel.engine.vllm.tier_config import TierConfig
+from semel.engine.vllm.tier_config import TierConfig, block_bytes_of
 from semel.engine.vllm.tier_copies import Copies, RankReport, StepMetadata, TierReports, copies_of
+from semel.engine.vllm.tier_page import TierPage
 
 __all__ = ["EmbeddingTier", "TierBooks"]
 
@@ -57,15 +65,30 @@ class TierBooks:
         ranks: int = 1,
         eviction: Eviction | None = None,
         patience: int | None = None,
+        staging: Staging | None = None,
+        page: TierPage | None = None,
     ) -> None:
         self.shelf = Shelf(blocks, eviction)
-        self.transfers = Transfers(self.shelf, ranks=ranks, patience=patience)
+        adopts = patience is None  # copies within the step
+        self.transfers = Transfers(self.shelf, ranks=ranks, patience=patience, adopts=adopts)
         self.on_change: Callable[[], None] = _pass
         """Called when a report has changed the totals."""
+        self._arrivals = self.transfers.arrivals
         self._block_bytes = block_bytes
         self._row_bytes = row_bytes
+        self._staging = staging
+        self._page = page
+        self._widths: set[tuple[int, str]] = set()
+        """Columns and type of what this engine's encoder makes."""
+        self._epoch = 0
         self._request: Any = None
         self._load_bytes = self._load_ns = self._save_bytes = self._save_ns = 0
+        self._arrival_bytes = self._arrival_ns = 0
+        self.transfers.on_saved = self._saved
+        if page is not None:
+            self._epoch = page.epoch
+            self.shelf.on_gone = self._gone
+            self._arrivals.on_use, self._arrivals.on_done = page.use, page.finish
 
     def totals(self) -> dict[str, int]:
         """What has been done so far, under the names of `EncoderTotals`."""
@@ -74,6 +97,9 @@ class TierBooks:
             "tier_loads": counts.loads,
             "tier_load_bytes": self._load_bytes,
             "tier_load_ns": self._load_ns,
+            "tier_arrivals": counts.arrivals,
+            "tier_arrival_bytes": self._arrival_bytes,
+            "tier_arrival_ns": self._arrival_ns,
             "tier_saves": counts.saves,
             "tier_save_bytes": self._save_bytes,
             "tier_save_ns": self._save_ns,
@@ -84,17 +110,34 @@ class TierBooks:
             "tier_pinned_bytes": shelf.pinned * self._block_bytes,
         }
 
-    def consider(self, request: Any) -> None:
-        """The request about which `has` will be asked."""
+    def consider(self, request: Any, computed: int = 0) -> None:
+        """The request about which `has` will be asked, and how many of its tokens are computed."""
         self._request = request
+        if request is not None and request.ec_transfer_params is not None:
+            self._receive(request)
+            self._arrivals.advance(request.request_id, computed)
 
     def has(self, identifier: str) -> bool:
         """Whether the request in question can have this output loaded."""
+        if self._request is None:
+            return False
         slot = self.shelf.filled(identifier)
-        if slot is None or self._request is None:
+        arrival = self._arrivals.get(self._request.request_id, identifier)
+        if slot is None and arrival is None:
             return False
         feature = next((one for one in self._request.mm_features if one.identifier == identifier), None)
-        return feature is not None and num_embeds(feature) == slot.rows
+        if feature is None:
+            return False
+        rows = num_embeds(feature)
+        if slot is not None and slot.rows == rows:
+            return True
+        return arrival is not None and arrival.form[0] == rows and arrival.form[1:] in self._widths
+
+    def finish(self, request: Any) -> None:
+        """A request has ended, however."""
+        if request.ec_transfer_params is not None:
+            self._receive(request)  # it may end before it was considered
+            self._arrivals.finish(request.request_id)
 
     def allocate(self, request: Any, index: int) -> None:
         """A request has space on the device for an output, to encode or to load it."""
@@ -115,10 +158,12 @@ class TierBooks:
             self.transfers.take(one.report)
             self._row_bytes = max(self._row_bytes, one.row_bytes)
             if one.has_new_weights:
-                self.reset()
+                self.reset(new_weights=True)
             if one.report.rank == 0:
                 self._load_bytes += one.load_bytes
                 self._load_ns += one.load_ns
+                self._arrival_bytes += one.arrival_bytes
+                self._arrival_ns += one.arrival_ns
                 self._save_bytes += one.save_bytes
                 self._save_ns += one.save_ns
         self.on_change()
@@ -128,9 +173,43 @@ class TierBooks:
         for identifier in identifiers:
             self.shelf.forget(identifier)
 
-    def reset(self) -> None:
-        """Do not load anything of before: the weights have changed."""
+    def reset(self, *, new_weights: bool = False) -> None:
+        """Do not load anything of before: the weights have changed, or an operator wants to be sure."""
+        self._epoch += 1
+        if self._page is not None:
+            self._page.reset(new_weights=new_weights)
         self.shelf.forget_all()
+        self._arrivals.forget_all()
+
+    def _receive(self, request: Any) -> None:
+        """Take what came for a request, once."""
+        name = request.request_id
+        if name in self._arrivals or self._staging is None:
+            return
+        try:
+            arrivals = self._staging.arrivals_of(request.ec_transfer_params)
+        except ValueError as error:
+            logger.warning("request %s comes with nothing that can be loaded: %s", name, error)
+            arrivals = ()
+        ends: dict[str, int] = {}
+        for feature in request.mm_features:
+            place = feature.mm_position
+            ends[feature.identifier] = max(place.offset + place.length, ends.get(feature.identifier, 0))
+        came = [(one.digest.hex(), one, ends.get(one.digest.hex(), 0)) for one in arrivals]
+        self._arrivals.add(name, came)
+        for key, one, _ in came:
+            if one.epoch != self._epoch or key not in ends:
+                self._arrivals.drop(name, key)
+
+    def _saved(self, slot: Slot) -> None:
+        form: Any = slot.form
+        self._widths.add(form[1:])
+        if self._page is not None:
+            self._page.saved(_digest_of(slot), slot.transfer, slot.extents, form)
+
+    def _gone(self, slot: Slot) -> None:
+        assert self._page is not None
+        self._page.gone(_digest_of(slot), slot.transfer)
 
 
 class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
@@ -139,29 +218,32 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         model = vllm_config.model_config
-        block_bytes = int(model.get_inputs_embeds_size() * model.dtype.itemsize)  # as vLLM's own copies have it
+        block_bytes = block_bytes_of(model)
         self.books: TierBooks | None = None
         self._copies: Copies | None = None
         if role == ECConnectorRole.WORKER:
             self._copies = copies_of(vllm_config, block_bytes)
             return
         config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        staging = config.staging_of(block_bytes)
         self.books = TierBooks(
-            config.nbytes // block_bytes,
+            staging.first,
             block_bytes,
             embedding_bytes(model),
             ranks=vllm_config.parallel_config.tensor_parallel_size,
             eviction=_EVICTIONS[config.eviction](),
             patience=None if current_platform.is_cpu() else _PATIENCE,
+            staging=staging if staging.blocks else None,
+            page=None if config.page is None else TierPage.open(config.page),
         )
         logger.info("the embedding tier has %.2f GB of the host's memory for encoder outputs", config.nbytes / 1e9)
 
     # In the engine core.
 
-    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:  # noqa: ARG002
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Take note of the request; nothing has to be waited for."""
         assert self.books is not None
-        self.books.consider(request)
+        self.books.consider(request, num_computed_tokens)
         return True
 
     def has_cache_item(self, identifier: str) -> bool:
@@ -179,6 +261,12 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
         assert self.books is not None
         step = self.books.plan(scheduler_output)
         return StepMetadata(step) if step.number else _NO_COPIES
+
+    def request_finished(self, request: Any) -> tuple[bool, None]:
+        """A request has ended. vLLM calls this for every one that its scheduler had."""
+        assert self.books is not None
+        self.books.finish(request)
+        return False, None
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the worker processes have reported with a step."""
@@ -217,6 +305,10 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
     def _step(self) -> Step:
         metadata: StepMetadata | None = self._connector_metadata
         return _NO_COPIES.step if metadata is None else metadata.step
+
+
+def _digest_of(slot: Slot) -> Digest:
+    return Digest(bytes.fromhex(str(slot.key)))
 
 
 def _pass() -> None:

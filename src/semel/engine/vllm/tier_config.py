@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from semel.core.flag import GIB
+from semel.engine.vllm.arrival_params import Staging
 from semel.engine.vllm.compat import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULER
 from semel.engine.vllm.names import release_of
 from semel.engine.vllm.versions import PLANNING_SINCE, TESTED
 from semel.errors import ConfigError
 
-__all__ = ["TIER", "TIER_MODULE", "TierConfig", "check_tier", "has_tier", "settle_tier"]
+__all__ = ["TIER", "TIER_MODULE", "TierConfig", "block_bytes_of", "check_tier", "has_tier", "settle_tier"]
 
 TIER: Final = "EmbeddingTier"
 TIER_MODULE: Final = "semel.engine.vllm.tier"
@@ -42,11 +43,15 @@ class TierConfig:
     """The file that vLLM's worker processes map; not on GPUs, where vLLM's own copies make one."""
     eviction: str = "cost-aware"
     """Which output goes first: `cost-aware` or `oldest-released`."""
+    page: str | None = None
+    """The file through which the embedding process is told what is saved and gone; None if nobody wants to know."""
+    staging: int = 0
+    """How many of the bytes are not the engine's to fill: what comes for requests is there, behind the rest."""
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
         """The settings, checked."""
-        known = {_BYTES, "region", "eviction"}
+        known = {_BYTES, "region", "eviction", "page", "staging"}
         if unknown := settings.keys() - known:
             raise ConfigError(
                 f"ec_connector_extra_config has no {', '.join(sorted(unknown))}: it takes {', '.join(sorted(known))}"
@@ -56,12 +61,22 @@ class TierConfig:
         eviction = settings.get("eviction", "cost-aware")
         if eviction not in ("cost-aware", "oldest-released"):
             raise ConfigError(f"unknown eviction {eviction!r}: choose one of cost-aware, oldest-released")
-        return cls(nbytes, settings.get("region"), eviction)
+        staging = settings.get("staging", 0)
+        if type(staging) is not int or not 0 <= staging < nbytes:
+            raise ConfigError(f"staging must be a part of the {nbytes:,} bytes of the tier, not {staging!r}")
+        return cls(nbytes, settings.get("region"), eviction, settings.get("page"), staging)
+
+    def staging_of(self, block_bytes: int) -> Staging:
+        """Where the staging part begins, and how large it is. What is before it is the shelf."""
+        blocks, staged = self.nbytes // block_bytes, self.staging // block_bytes
+        return Staging(blocks - staged, staged, block_bytes)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The engine arguments that plug the tier in."""
         settings = {_BYTES: self.nbytes, "region": self.region, "eviction": self.eviction}
+        if self.page is not None:
+            settings |= {"page": self.page, "staging": self.staging}
         return {
             "ec_transfer_config": {
                 "ec_connector": TIER,
@@ -70,6 +85,11 @@ class TierConfig:
                 "ec_connector_extra_config": settings,
             }
         }
+
+
+def block_bytes_of(model_config: Any) -> int:
+    """The unit of the tier's memory, as vLLM's own copies have it."""
+    return int(model_config.get_inputs_embeds_size() * model_config.dtype.itemsize)
 
 
 def has_tier(vllm_config: Any) -> bool:

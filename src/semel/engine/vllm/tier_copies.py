@@ -23,6 +23,7 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 from vllm.platforms import current_platform
 
+from semel.core import FORM_DTYPES, Form
 from semel.encoder import Load, Report, Save, Saved, Step
 from semel.encoder.extents import Extent
 from semel.engine.vllm.shared_file import open_file
@@ -40,10 +41,7 @@ __all__ = [
     "map_region",
 ]
 
-_DTYPES: Final = {str(dtype): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
-
-Form = tuple[int, int, str]
-"""Rows, columns and type of an encoder output."""
+_DTYPES: Final = {name: getattr(torch, name.removeprefix("torch.")) for name in FORM_DTYPES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class RankReport:
     """Whether everything that was saved before is of other weights."""
     load_bytes: int = 0
     load_ns: int = 0
+    arrival_bytes: int = 0
+    arrival_ns: int = 0
     save_bytes: int = 0
     save_ns: int = 0
 
@@ -108,8 +108,18 @@ class _Done:
     has_new_weights: bool = False
     load_bytes: int = 0
     load_ns: int = 0
+    arrival_bytes: int = 0
+    arrival_ns: int = 0
     save_bytes: int = 0
     save_ns: int = 0
+
+    def count_load(self, load: Load, nbytes: int, elapsed_ns: int = 0) -> None:
+        if load.is_arrival:
+            self.arrival_bytes += nbytes
+            self.arrival_ns += elapsed_ns
+        else:
+            self.load_bytes += nbytes
+            self.load_ns += elapsed_ns
 
     def report(self, rank: int, closed: int) -> RankReport:
         return RankReport(
@@ -118,6 +128,8 @@ class _Done:
             self.has_new_weights,
             self.load_bytes,
             self.load_ns,
+            self.arrival_bytes,
+            self.arrival_ns,
             self.save_bytes,
             self.save_ns,
         )
@@ -138,8 +150,9 @@ class HostCopies:
             started_ns = perf_counter_ns()
             encoder_cache[str(key)] = output = self._loaded(load)
             self._done.loaded.append(load.transfer)
-            self._done.load_bytes += output.nbytes
-            self._done.load_ns += perf_counter_ns() - started_ns
+            self._done.count_load(load, output.nbytes, perf_counter_ns() - started_ns)
+            if load.is_arrival:  # who asks for it next finds it on the shelf
+                self.save(step, str(key), output)
 
     def save(self, step: Step, key: str, output: torch.Tensor) -> None:
         """See `Copies`."""
@@ -218,7 +231,7 @@ class DeviceCopies:
             loads[str(key)] = (load.transfer, _blocks(load.extents), form[:2])
         self._worker.start_load_caches(encoder_cache, connector_metadata=ECCPUConnectorMetadata(loads=loads))
         for load in step.loads.values():
-            self._done.load_bytes += self._block_bytes * sum(count for _, count in load.extents)
+            self._done.count_load(load, self._block_bytes * sum(count for _, count in load.extents))
 
     def save(self, step: Step, key: str, output: torch.Tensor) -> None:
         """See `Copies`. vLLM's worker reports a save by its key: here that is its number, which no other save has."""

@@ -1,0 +1,44 @@
+"""What an engine tells of the encoder outputs in its host's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from semel.core import Digest, Form
+
+__all__ = ["Gone", "Overrun", "Reset", "Saved", "TierEvent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """An output is on the shelf, whole."""
+
+    digest: Digest
+    transfer: int
+    """No two outputs have the same, also not two of one digest."""
+    extents: tuple[tuple[int, int], ...]
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An output is not on the shelf any more; its blocks may be overwritten."""
+
+    digest: Digest
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Everything is gone from the shelf."""
+
+    new_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """Events were lost, because nobody read them in time: nothing is known to be on the shelf."""
+
+
+TierEvent: TypeAlias = Saved | Gone | Reset | Overrun
