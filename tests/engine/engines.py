@@ -20,6 +20,7 @@ from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
 from semel.engine.vllm.engine import VllmEngine
 from semel.engine.vllm.shared_file import create_file, path_of
 from semel.engine.vllm.tier_config import TierConfig
+from semel.engine.vllm.tier_page import TierPage
 from semel.processing.processor import ProcessorKind
 from tests.engine.parity import Rig
 
@@ -40,6 +41,14 @@ class Start:
     """What stands before its flags."""
     tier_bytes: int = 0
     """Host memory for encoder outputs."""
+    staging_bytes: int = 0
+    """How much of it is for those that are fetched."""
+
+    def tier(self, region: str) -> TierConfig | None:
+        """The memory, in this file."""
+        if not self.staging_bytes:
+            return TierConfig(self.tier_bytes, region) if self.tier_bytes else None
+        return TierConfig(self.tier_bytes, region, page=TierPage.create().path, staging=self.staging_bytes)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ async def running_as_worker(start: Start, folder: Path) -> AsyncIterator[Shipped
         str(folder),
         [*start.common, *start.flags],
         encoder_planning=start.encoder_planning,
-        embedding_tier=TierConfig(start.tier_bytes, path_of(region)) if start.tier_bytes else None,
+        embedding_tier=start.tier(path_of(region)),
         metrics=page.path,
     )
     engine = VllmEngine.start(arguments, processor=start.processor)

@@ -1,0 +1,194 @@
+"""A running engine with encoder outputs that were fetched for its requests: loaded instead of encoded, and given back.
+
+What is fetched here are the bytes that the same engine has saved before it was made to forget everything. Run by hand
+and every night: CI starts no engine for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from semel.core import Arrival, Digest, Form, Submission
+from semel.engine.tier_events import Reset
+from semel.engine.vllm.host_tier import HostTier, Staged
+from semel.errors import FeatureMissing, InvalidRequest
+from semel.render import Rendered
+from tests.engine.engines import Engines, ShippedRig, Start
+from tests.engine.families import FAMILIES
+from tests.engine.parity import Answer, image_part, joined, picture, random_chat, submission
+from tests.waiting import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
+
+START = Start("qwen2-vl", FAMILIES["qwen2-vl"].start.flags, tier_bytes=8 << 20, staging_bytes=4 << 20)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """An engine that knows nothing of a picture, and what another one has made of it."""
+
+    rig: ShippedRig
+    tier: HostTier
+    rendered: Rendered
+    digest: Digest
+    form: Form
+    content: bytes
+    answer: Answer
+
+    def stage(self, form: Form | None = None, content: bytes | None = None) -> Staged:
+        staged = self.tier.stage(self.digest, form or self.form)
+        assert staged is not None
+        left = memoryview(self.content if content is None else content)
+        for buffer in staged.buffers:
+            buffer[:] = left[: len(buffer)]
+            left = left[len(buffer) :]
+        return staged
+
+    def submission(self, arrival: Arrival, **sampling: object) -> Submission:
+        return replace(submission(self.rendered, **sampling), arrivals=(arrival,))
+
+    async def ask(self, arrival: Arrival) -> Answer:
+        stream = await self.rig.engine.submit(self.submission(arrival))
+        try:
+            return joined([output async for output in stream])
+        finally:
+            await stream.close()
+
+    async def is_given_back(self) -> None:
+        def nothing_is_out() -> bool:
+            self.tier.review()
+            return self.tier.staged_blocks == 0
+
+        await until(nothing_is_out)
+
+
+@pytest.fixture
+async def fetched(engines: Engines) -> AsyncIterator[Fetched]:
+    rig = await engines.of(START)
+    tier = rig.engine.tier
+    assert tier is not None
+    if tier.identity is None:
+        await rig.engine.warm()
+    rendered = await rig.render([{"role": "user", "content": [image_part(picture(np.random.default_rng(4)))]}])
+    answer = await rig.answer(rendered)
+    (item,) = rendered.prompt.items
+    shelved = tier.shelved(item.digest)
+    assert shelved is not None
+    content = b"".join(shelved.buffers)
+    assert shelved.is_intact()
+    await rig.engine.reset()
+    assert not shelved.is_intact()
+    assert Reset(new_weights=False) in tier.review()
+    assert not tier.holds(item.digest)
+    yield Fetched(rig, tier, rendered, item.digest, shelved.form, content, answer)
+    await rig.engine.reset()
+
+
+async def test_an_engine_that_is_warm_says_what_its_encoder_is(engines: Engines) -> None:
+    rig = await engines.of(START)
+    tier = rig.engine.tier
+    assert tier is not None
+    probes = []
+    for _ in range(2):
+        await rig.engine.warm()
+        assert (tier.epoch, tier.has_new_weights) == (0, False)
+        probes.append((tier.identity, tier.probe))
+    assert probes[0] == probes[1]
+    assert all(one is not None and len(one) == 32 for one in probes[0])
+
+
+async def test_what_was_fetched_is_not_encoded_and_the_answer_is_the_same(fetched: Fetched) -> None:
+    before = await fetched.rig.totals()
+    assert await fetched.ask(fetched.stage().arrival) == fetched.answer
+    await fetched.is_given_back()
+    after = await fetched.rig.totals()
+    assert after.planned - before.planned == after.tier_arrivals - before.tier_arrivals == 1, "nothing was encoded"
+    assert after.tier_arrival_bytes - before.tier_arrival_bytes == len(fetched.content)
+    adopted = fetched.tier.shelved(fetched.digest)
+    assert adopted is not None
+    assert b"".join(adopted.buffers) == fetched.content
+    assert adopted.is_intact()
+
+
+async def test_the_control_other_bytes_give_another_answer(fetched: Fetched) -> None:
+    noise = np.random.default_rng(1).standard_normal(len(fetched.content) // 4).astype(np.float32)
+    assert (await fetched.ask(fetched.stage(content=noise.tobytes()).arrival)).logprobs != fetched.answer.logprobs
+
+
+@pytest.mark.parametrize("fault", ["rows", "width"])
+async def test_what_does_not_fit_is_encoded(fetched: Fetched, fault: str) -> None:
+    rows, width, dtype = fetched.form
+    before = await fetched.rig.totals()
+    form = (rows - 1, width, dtype) if fault == "rows" else (rows, width // 2, dtype)
+    assert await fetched.ask(fetched.stage(form).arrival) == fetched.answer
+    after = await fetched.rig.totals()
+    assert (after.planned - before.planned, after.tier_arrivals - before.tier_arrivals) == (1, 0)
+    await fetched.is_given_back()
+
+
+async def test_what_came_before_a_reset_is_encoded_after_it(fetched: Fetched) -> None:
+    arrival = fetched.stage().arrival
+    await fetched.rig.engine.reset()
+    before = await fetched.rig.totals()
+    assert await fetched.ask(arrival) == fetched.answer
+    assert (await fetched.rig.totals()).tier_arrivals == before.tier_arrivals
+    await fetched.is_given_back()
+
+
+@pytest.mark.parametrize("outputs", [0, 1])
+async def test_a_request_that_is_aborted_gives_back_what_came_for_it(fetched: Fetched, outputs: int) -> None:
+    stream = await fetched.rig.engine.submit(fetched.submission(fetched.stage().arrival, max_tokens=64))
+    reading = aiter(stream)
+    for _ in range(outputs):
+        await anext(reading)
+    await stream.close()
+    await fetched.is_given_back()
+
+
+async def test_a_request_that_the_engine_never_gets_gives_back_what_came_for_it(fetched: Fetched) -> None:
+    with pytest.raises(InvalidRequest):
+        await fetched.rig.engine.submit(fetched.submission(fetched.stage().arrival, max_tokens=10**6))
+    await fetched.is_given_back()
+    by_reference = replace(fetched.submission(fetched.stage().arrival), features={})
+    with pytest.raises(FeatureMissing):
+        await fetched.rig.engine.submit(by_reference)
+    await fetched.is_given_back()
+
+
+async def test_several_answers_share_nothing_that_came(fetched: Fetched) -> None:
+    before = await fetched.rig.totals()
+    stream = await fetched.rig.engine.submit(fetched.submission(fetched.stage().arrival, n=2, max_tokens=2))
+    assert {output.index async for output in stream} == {0, 1}
+    await stream.close()
+    assert (await fetched.rig.totals()).tier_arrivals == before.tier_arrivals
+    await fetched.is_given_back()
+
+
+@pytest.mark.parametrize("name", ["ec_transfer_params", "kv_transfer_params"])
+async def test_where_outputs_come_from_is_not_a_frontends_to_say_S26(fetched: Fetched, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="extra_args"):
+        await fetched.rig.engine.submit(submission(fetched.rendered, extra_args={name: {"arrivals": []}}))
+
+
+async def test_a_storm_of_random_requests_is_answered_as_without_anything_fetched(fetched: Fetched) -> None:
+    rng = np.random.default_rng(8)
+    chats = [random_chat(rng, [image_part(picture(rng))]) for _ in range(4)]
+    renderings = [await fetched.rig.render(chat) for chat in chats]
+    expected = [await fetched.rig.answer(one) for one in renderings]
+    saved: dict[Digest, tuple[Form, bytes]] = {}
+    for one in renderings:
+        shelved = fetched.tier.shelved(one.prompt.items[0].digest)
+        assert shelved is not None
+        saved[one.prompt.items[0].digest] = (shelved.form, b"".join(shelved.buffers))
+    for _ in range(5):
+        await fetched.rig.engine.reset()
+        for rendering, answer in zip(renderings, expected, strict=True):
+            digest = rendering.prompt.items[0].digest
+            form, content = saved[digest]
+            other = replace(fetched, rendered=rendering, digest=digest, form=form, content=content)
+            assert await other.ask(other.stage().arrival) == answer
+    await fetched.is_given_back()
