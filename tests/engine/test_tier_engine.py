@@ -161,7 +161,9 @@ async def test_a_request_that_the_engine_never_gets_gives_back_what_came_for_it(
 
 async def test_several_answers_share_nothing_that_came(fetched: Fetched) -> None:
     before = await fetched.rig.totals()
-    stream = await fetched.rig.engine.submit(fetched.submission(fetched.stage().arrival, n=2, max_tokens=2))
+    stream = await fetched.rig.engine.submit(
+        fetched.submission(fetched.stage().arrival, n=2, temperature=1.0, max_tokens=2)
+    )
     assert {output.index async for output in stream} == {0, 1}
     await stream.close()
     assert (await fetched.rig.totals()).tier_arrivals == before.tier_arrivals

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semel.core import Digest, Feature, Modality, Prompt, Submission, Timeline, hash_parts
+from semel.engine.protocol import Engine
 from semel.engine.vllm.grammars import Grammars
 from semel.engine.vllm.host_tier import HostTier
 from semel.engine.vllm.item_delivery import ItemDelivery
 from semel.engine.vllm.sampling import sampling_params
 from semel.errors import EngineDead, SemelError
-
-if TYPE_CHECKING:
-    from semel.engine.vllm.engine import VllmEngine
 
 __all__ = ["ONE_TOKEN", "SHORT_PROMPT", "Warmup"]
 
@@ -37,7 +35,7 @@ class Warmup:
 
     def __init__(
         self,
-        engine: VllmEngine,
+        engine: Engine,
         samples: Mapping[Modality, Feature],
         delivery: ItemDelivery,
         grammars: Grammars | None,
