@@ -19,6 +19,7 @@ from rich.console import Console
 
 from semel.bench.ports import free_port
 from semel.bench.serving.alternate import Pair, order, take_turns
+from semel.bench.serving.bench import Bench, Effort
 from semel.bench.serving.client import Answer, Client
 from semel.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
 from semel.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
@@ -26,9 +27,10 @@ from semel.bench.serving.plots import draw, drawings
 from semel.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
 from semel.bench.serving.report import ServeReport, format_figure
 from semel.bench.serving.run import SCENARIOS, Options
-from semel.bench.serving.scenarios.evicted import evicted_rows
+from semel.bench.serving.scenarios.evicted import added_rows
 from semel.bench.serving.scenarios.latency import stream
 from semel.bench.serving.scenarios.mixed_load import Kind, drive, plan
+from semel.bench.serving.scenarios.restart import encoder_inputs, restart, running_store
 from semel.bench.serving.servers import Server, role_of
 from semel.bench.serving.socket_bytes import read_counts
 from semel.bench.serving.stages import stage_rows
@@ -231,7 +233,7 @@ def test_every_drawing_has_a_title_that_says_what_was_found(tmp_path: Path) -> N
 
 
 def test_only_names_scenarios_that_there_are() -> None:
-    assert Options().scenarios() == [name for name in SCENARIOS if name != "evicted"]
+    assert Options().scenarios() == [name for name in SCENARIOS if name not in ("evicted", "restart")]
     assert Options(only=("evicted",)).scenarios() == ["evicted"]
     assert Options(only=("again", "text")).scenarios() == ["text", "again"]
     with pytest.raises(ConfigError, match="--only nothing: there is no such scenario; choose from text"):
@@ -301,6 +303,7 @@ def test_the_kernel_tells_of_a_process_and_its_children() -> None:
 _SENDER = """
 import sys, zmq
 from pathlib import Path
+from semel.bench.serving.bench import Bench, Effort
 from semel.bench.serving.client import Answer, Client
 from semel.bench.serving.socket_bytes import count
 count(Path(sys.argv[1]))
@@ -331,6 +334,27 @@ def test_what_an_eviction_adds_is_compared_with_what_it_adds_to_bare_vllm() -> N
     resident = [100.0, 104.0, 96.0]
     slow = [(value + 1_300.0, value) for value in resident]
     for mine, is_kept in (([(value + 1.0, value) for value in resident], True), (slow, False)):
-        adds = evicted_rows("HD", Pair(mine, slow))[-1]
+        adds = added_rows("evicted: HD", "the eviction", Pair(mine, slow))[-1]
         assert adds.name == "evicted: HD, what the eviction adds"
         assert adds.ok is is_kept
+
+
+def test_what_vllm_encodes_is_read_from_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    step = "Iteration(3): 1 context requests, 20 context tokens"
+    log.write_text(f"{step}, encoder inputs: 2, encoder output embeddings: 90\n{step}\n{step}, encoder inputs: 1, e\n")
+    assert encoder_inputs(Server(("http://127.0.0.1:1",), log=log)) == 3
+
+
+async def test_a_restart_needs_servers_that_are_started_here() -> None:
+    sides = Pair(None, None)
+    bench = Bench(sides, None, Pictures(1), Effort.of(quick=True), lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--baseline"):
+        await restart(bench)
+
+
+async def test_without_a_server_for_the_store_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="install valkey-server or redis-server"):
+        async with running_store():
+            pass

@@ -90,7 +90,7 @@ class Counts:
             encoder_queries=total(back, metrics.ENCODER_CACHE_QUERIES),
             encoder_hits=total(back, metrics.ENCODER_CACHE_HITS),
             encoder_evictions=total(back, metrics.ENCODER_CACHE_EVICTIONS),
-            encoded=total(back, metrics.ENCODER_PLANNED),
+            encoded=total(back, metrics.ENCODER_PLANNED) - total(back, metrics.EMBEDDING_LOADS),
             vllm_queries=total(f"{front}\n{back}", metrics.VLLM_MM_CACHE_QUERIES),
             vllm_hits=total(f"{front}\n{back}", metrics.VLLM_MM_CACHE_HITS),
         )

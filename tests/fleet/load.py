@@ -5,6 +5,7 @@ a time, of which a tenth is aborted and a tenth refused, have to be answered exa
 
 With `--compare` the requests are for images that come again (`--repeats`), none is aborted or refused, and they go
 through frontends that choose workers as semel does and, in turns, through others that ask one worker after another.
+With `--store` the workers share their encoder outputs in a Redis that is started for the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from semel.bench.serving.scenarios.restart import restart_flags
+from tests.embeddings.redis import running_redis
 from tests.fleet.bare import running_bare
 from tests.fleet.comparing import ROOMY_GB, Figures, begin_rivals, compare
 from tests.fleet.counters import Counts, settled
@@ -70,8 +74,8 @@ def main(words: list[str] | None = None) -> int:
             with running_bare(model) as server:
                 result = _result(asyncio.run(drive([server.url], load, progress=True)))
         else:
-            sizes = {"workers": options.workers or 2, "frontends": options.frontends or 3}
-            with running_fleet(model, cache=options.cache, **sizes) as fleet:
+            workers, frontends = options.workers or 2, options.frontends or 3
+            with running_fleet(model, cache=options.cache, workers=workers, frontends=frontends) as fleet:
                 tally, counts = asyncio.run(drive_fleet(fleet, load, progress=True))
             result = _result(tally) | asdict(counts)
     _print({"value": result}, as_json=options.json)
@@ -83,13 +87,28 @@ def _compare(model: Path, options: argparse.Namespace) -> int:
     load = Repeats(
         options.requests, options.repeats, tokens=options.tokens, at_a_time=options.clients, seed=options.seed
     )
-    with running_fleet(model, workers=options.workers or 3, frontends=0, item_cache_gb=ROOMY_GB) as fleet:
+    workers = options.workers or 3
+    with (
+        _store(options) as flags,
+        running_fleet(model, workers=workers, frontends=0, item_cache_gb=ROOMY_GB, worker_flags=flags) as fleet,
+    ):
         rivals = drive_rivals(fleet, load, frontends=options.frontends or 2, rounds=options.rounds)
         found = asyncio.run(rivals)
     for failure in [told for figures in found.values() for told in figures.failures][:MAX_TOLD]:
         sys.stderr.write(f"{failure[:400]}\n")
     _print({name: figures.table() for name, figures in found.items()}, as_json=options.json)
     return int(any(figures.failures for figures in found.values()))
+
+
+@contextmanager
+def _store(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """The flags of workers that share their encoder outputs, and the store in which they do; none without --store."""
+    if not options.store:
+        yield ()
+        return
+    with tempfile.TemporaryDirectory(prefix="semel-store-") as home, running_redis(Path(home)) as redis:
+        publish_after = str(options.publish_after)
+        yield (*restart_flags(redis.url), "--embedding-publish-after", publish_after)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,6 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     comparing.add_argument("--repeats", type=float, default=0.8, help="the share of requests whose image came before")
     comparing.add_argument("--clients", type=int, default=8, help="requests at a time")
     comparing.add_argument("--tokens", type=int, default=TOKENS, help="of every answer")
+    comparing.add_argument("--store", action="store_true", help="workers share encoder outputs in a Redis")
+    comparing.add_argument("--publish-after", type=int, default=2, help="asks after which an output is shared")
     comparing.add_argument("--rounds", type=int, default=4, help="how often both get the requests, in turns")
     return parser
 

@@ -133,6 +133,9 @@ class Fleet:
     home: Path
     key: Key
     admin_key: str
+    worker_flags: tuple[str, ...] = ()
+    """Of every worker that is started."""
+
     workers: list[Node] = field(default_factory=list)
     frontends: list[Node] = field(default_factory=list)
 
@@ -164,7 +167,7 @@ class Fleet:
         command = ["worker", self.model, "--listen", address, "--key-file", self.home / "key"]
         command += ["--admin-port", port, "--admin-key-file", self.home / "admin-key", *ENGINE_FLAGS]
         command += ["--drain-delay-s", 0]
-        command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}"]
+        command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}", *self.worker_flags]
         core = len(self.workers) % (os.cpu_count() or 1)
         process, log = self._start(name, command, {"VLLM_CPU_OMP_THREADS_BIND": str(core)})
         worker = Node(name, process, f"http://127.0.0.1:{port}", log, address)
@@ -229,14 +232,20 @@ class Fleet:
 
 @contextmanager
 def running_fleet(
-    model: Path, *, workers: int = 2, frontends: int = 3, cache: str = "shared", item_cache_gb: float = ITEM_CACHE_GB
+    model: Path,
+    *,
+    workers: int = 2,
+    frontends: int = 3,
+    cache: str = "shared",
+    item_cache_gb: float = ITEM_CACHE_GB,
+    worker_flags: Sequence[str] = (),
 ) -> Iterator[Fleet]:
     """A fleet, up and connected; all of it is ended at the end, whatever happens."""
     home = Path(tempfile.mkdtemp(prefix="semel-fleet-"))
     admin_key = secrets.token_hex(16)
     (home / "admin-key").touch(mode=0o600)
     (home / "admin-key").write_text(admin_key)
-    fleet = Fleet(model, home, create_key(home / "key"), admin_key)
+    fleet = Fleet(model, home, create_key(home / "key"), admin_key, tuple(worker_flags))
     try:
         for _ in range(workers):
             fleet.begin_worker(cache_gb=item_cache_gb)

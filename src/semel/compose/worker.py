@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 from semel.cache import Borrower
 from semel.compose.interpreter import tune_interpreter
 from semel.core import EngineWindow, Key, Modality
+from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import EngineHung
@@ -25,6 +26,7 @@ from semel.settings import (
     WorkerSettings,
     default_folder,
     default_variable,
+    embedding_store_nodes,
     read_admin_key,
     read_key,
     trace_collector,
@@ -41,11 +43,15 @@ if TYPE_CHECKING:
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
     from semel.engine.vllm.tier_config import TierConfig
+    from semel.worker.keeper import Keeper
     from semel.worker.worker import Worker
 
 __all__ = ["WorkerOptions", "run_worker", "serve_engine"]
 
 _SERVICE: Final = "semel-worker"
+_PUBLISH_S: Final = 10.0
+"""How long a worker that ends publishes encoder outputs at the most."""
+
 _HUNG_EXIT_S: Final = 15.0
 """How long a process whose engine was hung has for its own end: what belongs to the engine may be hung as well."""
 
@@ -77,8 +83,8 @@ class WorkerOptions:
     embedding_tier_bytes: int = 0
     """Host memory for encoder outputs; 0 for none."""
 
-    embedding_staging_bytes: int = 0
-    """How much of it is for encoder outputs that are fetched for requests; 0 if they are not shared."""
+    embedding_store: EmbeddingStoreSettings = field(default_factory=EmbeddingStoreSettings)
+    """Where encoder outputs are shared with other workers, if they are."""
 
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     """What schemas and grammars may cost."""
@@ -111,6 +117,7 @@ class WorkerOptions:
             ship_resident_items=settings.encoder.ship_resident_items,
             encoder_cache_embeddings=settings.encoder.encoder_cache_embeddings,
             embedding_tier_bytes=settings.encoder.embedding_tier_bytes,
+            embedding_store=settings.encoder.store,
             grammars=settings.grammars,
             tenant_turns=not settings.turns.disable_tenant_turns,
             progress=settings.progress,
@@ -147,8 +154,9 @@ async def run_worker(options: WorkerOptions) -> None:
             await engine.warm()
             tune_interpreter()
             window = engine.window if options.tenant_turns else None
-            async with _running(engine.log_statistics()):
-                await serve_engine(options, engine, partial(_admin, options, engine, page), window)
+            async with _running(engine.log_statistics()), _keeper(options, engine) as keeper:
+                admin = partial(_admin, options, engine, page, keeper)
+                await serve_engine(options, engine, admin, window, keeper)
         finally:
             await engine.close()
 
@@ -158,10 +166,12 @@ async def serve_engine(
     engine: Engine,
     admin: Callable[[Worker], contextlib.AbstractAsyncContextManager[None]] | None = None,
     window: EngineWindow | None = None,
+    keeper: Keeper | None = None,
 ) -> None:
     """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once.
 
-    With the window of the engine tenants take turns at it; without, it gets every request when it comes.
+    With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a keeper
+    encoder outputs are shared with other workers.
     """
     from semel.worker.turns import EngineTurns
     from semel.worker.worker import Worker
@@ -175,7 +185,8 @@ async def serve_engine(
         tracing = start_tracing(options.collector, _SERVICE)
         stack.push_async_callback(tracing.close)
         turns, progress_s = EngineTurns(window), options.progress.engine_progress_s
-        worker = Worker(engine, listener, borrowers, tracing=tracing, turns=turns, progress_s=progress_s)
+        submit = None if keeper is None else keeper.submit
+        worker = Worker(engine, listener, borrowers, tracing=tracing, turns=turns, progress_s=progress_s, submit=submit)
         if options.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker))
         stopping = ShutdownSignal.listening()
@@ -188,6 +199,8 @@ async def serve_engine(
                 await stopping.unless_forced(asyncio.sleep(delay_s))
             logger.info("the worker ends when its requests have, within %g s", options.drain_s)
             await stopping.unless_forced(worker.drain(options.drain_s))
+            if keeper is not None:
+                await stopping.unless_forced(keeper.drain(min(options.drain_s, _PUBLISH_S)))
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:
@@ -197,7 +210,9 @@ async def serve_engine(
 
 
 @contextlib.asynccontextmanager
-async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, worker: Worker) -> AsyncIterator[None]:
+async def _admin(
+    options: WorkerOptions, engine: VllmEngine, page: EncoderPage, keeper: Keeper | None, worker: Worker
+) -> AsyncIterator[None]:
     """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
     from semel.engine.vllm.statistics import export_metrics
     from semel.web.server import HttpServer
@@ -213,6 +228,7 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
         partial(_eviction_samples, engine),
         engine.grammars.samples,
         lookups.samples,
+        *(() if keeper is None else (keeper.samples,)),
     ):
         meter.watch(read)
     export_metrics(meter)
@@ -228,6 +244,31 @@ async def _admin(options: WorkerOptions, engine: VllmEngine, page: EncoderPage, 
     server = HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host")
     async with server.running(), _running(lookups.log_lines()):
         yield
+
+
+@contextlib.asynccontextmanager
+async def _keeper(options: WorkerOptions, engine: VllmEngine) -> AsyncIterator[Keeper | None]:
+    """What shares the engine's encoder outputs with other workers; None if nobody does."""
+    from semel.embeddings.sealed import SealedStore
+    from semel.worker.keeper import Keeper
+
+    settings = options.embedding_store
+    nodes = None if engine.tier is None else embedding_store_nodes(settings)
+    if engine.tier is None or nodes is None:
+        yield None
+        return
+
+    def store(identity: bytes) -> SealedStore:
+        return SealedStore(options.key, identity, nodes, settings.ttl_s)
+
+    fetch_s, publish_after = settings.fetch_ms / 1_000, settings.publish_after
+    keeper = Keeper(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after)
+    try:
+        async with _running(keeper.run()):
+            yield keeper
+    finally:
+        nodes.close()
+        await keeper.close()
 
 
 @contextlib.asynccontextmanager
@@ -250,10 +291,10 @@ def _tier(options: WorkerOptions) -> TierConfig | None:
     if not options.embedding_tier_bytes:
         return None
     region = path_of(create_file("semel-embedding-tier"))
-    if not options.embedding_staging_bytes:
+    if options.embedding_store.locations is None:
         return TierConfig(options.embedding_tier_bytes, region)
-    page = TierPage.create().path
-    return TierConfig(options.embedding_tier_bytes, region, page=page, staging=options.embedding_staging_bytes)
+    page, staging = TierPage.create().path, options.embedding_store.staging_bytes
+    return TierConfig(options.embedding_tier_bytes, region, page=page, staging=staging)
 
 
 def _exit_within(seconds: float) -> None:

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from semel.core import Digest
 from semel.core.rendezvous import rank
@@ -100,6 +100,13 @@ class Nodes:
             else:
                 found[node.name] = None
         return found
+
+    def revive(self, timeout_s: float) -> None:
+        """Ask every node that is down, and due to be tried, whether it answers again."""
+        for node in self._nodes:
+            if not node.is_up:
+                with suppress(StoreError), node.attempt() as blobs:
+                    blobs.ping(time.monotonic() + timeout_s)
 
     def close(self) -> None:
         """Close all connections."""

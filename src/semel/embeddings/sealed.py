@@ -66,6 +66,10 @@ class SealedStore:
         """Whether any node is asked at all."""
         return self._nodes.is_up
 
+    def revive(self, timeout_s: float) -> None:
+        """Try nodes again that failed, if it is time for that."""
+        self._nodes.revive(timeout_s)
+
     def close(self) -> None:
         """Close all connections; calls under way fail."""
         self._nodes.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from typing import Final
 from msgspec import structs
 
 from semel.cache import Borrower, borrowed_feature
-from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Turn
+from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Submission, Turn
 from semel.core.slices import in_slices
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
@@ -76,6 +76,9 @@ _FEW_ITEMS: Final = 64
 _MAX_SUBMISSIONS: Final = 3
 """Of one request to the engine, which may turn out to have lost what it held."""
 
+Submitting = Callable[[Submission], Awaitable[Stream]]
+"""How a submission gets to the engine: `Engine.submit`, or what does more before it."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -106,12 +109,14 @@ class Worker:
         tracing: Tracing = NO_TRACING,
         turns: EngineTurns | None = None,
         progress_s: float = 0.0,
+        submit: Submitting | None = None,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
 
         self.resubmissions = 0
         self._engine = engine
+        self._submitting = engine.submit if submit is None else submit
         self._listener = listener
         self._borrowers = borrowers
         self._tracing = tracing
@@ -368,7 +373,7 @@ class Worker:
                 if request.turn is None:
                     submission = await self._engine.prepare(submission)  # who waits for that takes no place
                     request.turn = await self._turns.take(submission)
-                return await self._engine.submit(submission)
+                return await self._submitting(submission)
             except FeatureMissing as error:
                 missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)

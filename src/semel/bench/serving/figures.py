@@ -48,6 +48,8 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "evicted: 1024, what the eviction adds": Limit("ratio", "at most", 0.05),
     "evicted: HD, what the eviction adds": Limit("ratio", "at most", 0.05),
     "evicted: encodes of pictures that were encoded before": Limit("semel", "at most", 0.0),
+    "restart: HD, what the restart adds": Limit("semel", "at most", 10.0),
+    "restart: encodes of published pictures": Limit("semel", "at most", 0.0),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
 """The limits by the names of rows."""

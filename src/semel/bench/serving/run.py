@@ -27,6 +27,7 @@ from semel.bench.serving.scenarios.latency import again, conversation, new, repe
 from semel.bench.serving.scenarios.memory import memory
 from semel.bench.serving.scenarios.mixed_load import mixed
 from semel.bench.serving.scenarios.rendering import generate, render
+from semel.bench.serving.scenarios.restart import restart, restart_flags, running_store
 from semel.bench.serving.scenarios.saturation import saturation
 from semel.bench.serving.servers import Launch, Server, semel_server, vllm_server
 from semel.errors import ConfigError
@@ -49,10 +50,11 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "saturation": saturation,
     "memory": memory,
     "frontends": frontends,
+    "restart": restart,
 }
 """In the order in which they run."""
 
-_BY_NAME: Final = ("evicted",)
+_BY_NAME: Final = ("evicted", "restart")
 """Those that run only if they are named: semel's side has an embedding tier then, for all scenarios of the run."""
 
 _AFTER_VLLM: Final[Mapping[str, Scenario]] = {"agent": beside_the_engine, "frontends": frontends}
@@ -110,8 +112,8 @@ async def run(options: Options, tell: Tell) -> ServeReport:
     pictures = Pictures(secrets.randbits(32))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="semel-bench-", ignore_cleanup_errors=True) as scratch:
-        launch = None if options.are_elsewhere() else await _launch(options, Path(scratch), tell)
         async with AsyncExitStack() as outer, AsyncExitStack() as inner:
+            launch = None if options.are_elsewhere() else await _launch(options, Path(scratch), outer, tell)
             tell("starting the servers", 0, 1)
             servers = await _servers(options, launch, outer, inner, names)
             sides = await _clients(options, servers, inner)
@@ -152,8 +154,11 @@ async def _clients(options: Options, servers: Pair[Server], stack: AsyncExitStac
     return Pair(Side(servers.semel, mine), Side(servers.vllm, theirs))
 
 
-async def _launch(options: Options, scratch: Path, tell: Tell) -> Launch:
-    flags, own = (COMMON_FLAGS, SEMEL_FLAGS) if "evicted" in options.only else ((), ())
+async def _launch(options: Options, scratch: Path, stack: AsyncExitStack, tell: Tell) -> Launch:
+    flags = COMMON_FLAGS if set(_BY_NAME) & set(options.only) else ()
+    own: tuple[str, ...] = SEMEL_FLAGS if "evicted" in options.only else ()
+    if "restart" in options.only:
+        own = restart_flags(await stack.enter_async_context(running_store()))
     if options.model is not None:
         return Launch(options.model, (*flags, *options.flags), scratch, semel_flags=own)
     tell("making a tiny model", 0, 1)

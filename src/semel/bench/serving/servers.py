@@ -33,6 +33,7 @@ __all__ = [
     "more_frontends",
     "role_of",
     "semel_server",
+    "vllm_again",
     "vllm_server",
     "vllm_with_two_frontends",
 ]
@@ -84,6 +85,9 @@ class Server:
 
     admin_url: str | None = None
     """The URL of its worker's metrics, if it has a worker that was started here."""
+
+    log: Path | None = None
+    """What it printed, if it was started here."""
 
     @property
     def url(self) -> str:
@@ -147,6 +151,14 @@ async def vllm_server(launch: Launch) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
+async def vllm_again(launch: Launch) -> AsyncIterator[Server]:
+    """vLLM's own server once more. Its log tells what each step encodes."""
+    command = [*_PYTHON, "vllm.entrypoints.openai.api_server", "--enable-logging-iteration-details", "--model"]
+    async with _started(launch, "vllm-again", [*command, launch.model, *launch.flags], ready="/health") as server:
+        yield server
+
+
+@asynccontextmanager
 async def vllm_with_two_frontends(launch: Launch) -> AsyncIterator[Server]:
     """The same with two API servers behind one address, which count the bytes that they send."""
     command = [*_COUNTING, "vllm", "serve", launch.model, "--api-server-count", "2", *launch.flags]
@@ -193,7 +205,7 @@ async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: 
     url = f"http://127.0.0.1:{port}"
     try:
         await _until_up(url, ready, process, log)
-        yield Server((url,), (process.pid,), counts)
+        yield Server((url,), (process.pid,), counts, log=log)
     finally:
         await end_process(process)
 

@@ -21,7 +21,7 @@ from semel.bench.serving.statistics import added, added_ratio
 from semel.telemetry.metrics import EMBEDDING_LOADS, ENCODER_CACHE_CAPACITY, ENCODER_PLANNED
 from semel.telemetry.scrape import Scrape
 
-__all__ = ["COMMON_FLAGS", "SEMEL_FLAGS", "evicted", "evicted_rows"]
+__all__ = ["COMMON_FLAGS", "SEMEL_FLAGS", "Turn", "added_rows", "evicted", "worker_metrics"]
 
 COMMON_FLAGS: Final = ("--limit-mm-per-prompt", '{"video": 0}')
 """Of both sides: else a video of the largest size decides how many embeddings the encoder cache holds."""
@@ -37,13 +37,13 @@ Turn = tuple[float, float]
 
 async def evicted(bench: Bench) -> list[Row]:
     """What an eviction adds to an ask, and how many asks were encoded."""
-    before = await _worker_metrics(bench.sides.semel)
+    before = await worker_metrics(bench.sides.semel)
     rows, asks = [], 0
     for name, (size, count) in _CYCLES.items():
         turns = count + max(count, 2 * bench.effort.long_turns)
-        rows += evicted_rows(name, await _cycle(bench, name, size, count, turns))
+        rows += added_rows(f"evicted: {name}", "the eviction", await _cycle(bench, name, size, count, turns))
         asks += 2 * (turns - count)
-    after = await _worker_metrics(bench.sides.semel)
+    after = await worker_metrics(bench.sides.semel)
     if before is not None and after is not None:
         # Every picture is encoded once, in the turns that warm up.
         pictures = sum(count for _, count in _CYCLES.values())
@@ -70,19 +70,19 @@ async def _cycle(bench: Bench, name: str, size: Size, count: int, turns: int) ->
     return await bench.turns(f"evicted pictures, {name}", ask, turns=turns - count, warming=count)
 
 
-def evicted_rows(name: str, turns: Pair[list[Turn]]) -> list[Row]:
-    """The figures of a cycle."""
+def added_rows(prefix: str, cause: str, turns: Pair[list[Turn]]) -> list[Row]:
+    """The figures of asks in pairs: the first without a resident encoder output, for some cause, the second with it."""
     gone, there = (_column(turns, place) for place in (0, 1))
     adds = Row(
-        f"evicted: {name}, what the eviction adds",
+        f"{prefix}, what {cause} adds",
         "ms",
         added(gone.semel, there.semel),
         added(gone.vllm, there.vllm),
         added_ratio(gone.semel, there.semel, gone.vllm, there.vllm),
     )
     return [
-        compared(f"evicted: {name}, latency", "ms", gone),
-        compared(f"evicted: {name}, latency of a resident one", "ms", there),
+        compared(f"{prefix}, latency", "ms", gone),
+        compared(f"{prefix}, latency of a resident one", "ms", there),
         adds,
     ]
 
@@ -94,7 +94,8 @@ def _column(turns: Pair[list[Turn]], place: int) -> Pair[list[float]]:
     return Pair(of(turns.semel), of(turns.vllm))
 
 
-async def _worker_metrics(side: Side) -> Scrape | None:
+async def worker_metrics(side: Side) -> Scrape | None:
+    """The metrics of semel's worker, if it was started here."""
     if side.server.admin_url is None:
         return None
     async with Client(side.server.admin_url) as admin:

@@ -1,0 +1,261 @@
+"""Encoder outputs between an engine's host memory and the fleet's store.
+
+What a request needs and this host lacks is fetched before the request is submitted, for a bounded time: what has not
+come by then is encoded. What this engine has encoded is published beside requests, once it was shown often enough, and
+when the worker drains. So nothing inside the engine waits for a network, and no request fails for want of the store.
+
+The store is used only while this engine's encoder is the fleet's: their probes are compared first, and new weights end
+it for good. After a reset that keeps the weights everything has another name, so nothing from before is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Final, TypeVar
+
+from semel.core import Digest, Form, Submission, form_bytes
+from semel.embeddings.protocol import StoreError
+from semel.embeddings.publishing import Publishing
+from semel.embeddings.sealed import Fetched, SealedStore
+from semel.engine import Engine, Stream
+from semel.engine.protocol import Staged, Tier
+from semel.engine.tier_events import Gone, Overrun, Reset, Saved
+from semel.telemetry import metrics
+from semel.telemetry.meter import Sample
+
+__all__ = ["Keeper"]
+
+_FETCHES: Final = 4
+"""Calls of the store at a time for requests. One more publishes."""
+
+_MAX_ITEMS: Final = 64
+"""Encoder outputs that are fetched for one request; it encodes the rest."""
+
+_LOOK_S: Final = 0.02
+"""How often there is a look for something to publish."""
+
+_PROBE_S: Final = 5.0
+_AGAIN_S: Final = 1.0
+_PUBLISH_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class Keeper:
+    """Joins one engine to the fleet's store. Its methods are called on the worker's event loop."""
+
+    def __init__(
+        self, engine: Engine, tier: Tier, store: Callable[[bytes], SealedStore], *, fetch_s: float, publish_after: int
+    ) -> None:
+        """`store` makes the store of an encoder with this identity."""
+        self._engine = engine
+        self._tier = tier
+        self._store_of = store
+        self._fetch_s = fetch_s
+        self._publishing = Publishing(publish_after)
+        self._fetching = ThreadPoolExecutor(_FETCHES, "embedding-fetch")
+        self._writing = ThreadPoolExecutor(1, "embedding-publish")
+        self._store: SealedStore | None = None
+        """The store, while it is used."""
+        self._epoch = -1
+        """That of the store's names."""
+        self._refusal = ""
+        """Why the store is not used, and will not be."""
+        self._has_warned = False
+        self._probe_at = 0.0
+        self._lock = threading.Lock()
+        self._outcomes: Counter[str] = Counter()
+        self._publications: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    async def submit(self, submission: Submission) -> Stream:
+        """Submit to the engine, with what the store has of the request's encoder outputs."""
+        staged = await self._fetch(submission)
+        arrivals = tuple(one.arrival for one in staged)
+        return await self._engine.submit(replace(submission, arrivals=arrivals) if arrivals else submission)
+
+    async def run(self) -> None:
+        """Publish, for ever."""
+        while True:
+            if self._store is not None and not self._store.is_up:
+                await self._call(self._writing, "ping", partial(self._store.revive, _PROBE_S))
+            if not await self._publish_next():
+                await asyncio.sleep(_LOOK_S)
+
+    async def drain(self, within_s: float) -> None:
+        """Publish all that is on the shelf: the worker ends, and its memory with it."""
+        self._review()
+        self._publishing.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while await self._publish_next():
+                    pass
+
+    async def close(self) -> None:
+        """Wait for calls of the store that are under way. Whoever has opened its nodes closes them first."""
+        for threads in (self._fetching, self._writing):
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+
+    def samples(self) -> Iterator[Sample]:
+        """What there is to see of it."""
+        yield metrics.EMBEDDING_STORE_UP, float(self._store is not None and self._store.is_up), ()
+        for outcome, count in self._outcomes.items():
+            yield metrics.EMBEDDING_FETCHES, count, (outcome,)
+        yield metrics.EMBEDDING_PUBLISHED, self._publications["published"], ()
+        for outcome, count in self._publications.items():
+            if outcome != "published":
+                yield metrics.EMBEDDING_NOT_PUBLISHED, count, (outcome,)
+        for operation, count in self._calls.items():
+            yield metrics.EMBEDDING_STORE_CALLS, count, (operation,)
+            yield metrics.EMBEDDING_STORE_SECONDS, self._seconds[operation], (operation,)
+
+    async def _fetch(self, submission: Submission) -> list[Staged]:
+        """Memory with what the store has of the request's items, which this host lacks."""
+        self._review()
+        prompt = submission.prompt
+        rows = {item.digest: place.num_embeds for item, place in zip(prompt.items, prompt.timeline, strict=True)}
+        for digest in rows:
+            self._publishing.show(digest)
+        wanted = dict(islice(((one, count) for one, count in rows.items() if not self._tier.holds(one)), _MAX_ITEMS))
+        store = self._store
+        if store is None or not wanted or submission.sampling.get("n") not in (None, 1):
+            return []
+        if not store.is_up:  # it is tried again beside requests, not by one that waits for its answer
+            self._outcomes["down"] += len(wanted)
+            return []
+        fetch = _Fetch(self._tier, self._epoch)
+        deadline = time.monotonic() + self._fetch_s
+        loop = asyncio.get_running_loop()
+        call = partial(self._timed, "fetch", partial(store.fetch, wanted, fetch.stage, deadline))
+        running = loop.run_in_executor(self._fetching, call)
+        try:
+            done, _ = await asyncio.wait({running}, timeout=self._fetch_s)
+        except BaseException:
+            running.add_done_callback(fetch.abandon)
+            raise
+        if not done:
+            self._outcomes["late"] += len(wanted)
+            running.add_done_callback(fetch.abandon)
+            return []
+        found = running.result()
+        self._outcomes.update(one.outcome for one in found)
+        return fetch.hits(found)
+
+    async def _publish_next(self) -> bool:
+        """Publish an output, if there is one to publish."""
+        self._review()
+        store = await self._usable_store()
+        if store is None or (digest := self._publishing.take(time.monotonic())) is None:
+            return False
+        shelved, outcome = self._tier.shelved(digest), "changed"
+        try:
+            if shelved is not None:
+                deadline = time.monotonic() + _PUBLISH_S
+                call = partial(store.publish, digest, shelved.form, shelved.buffers, shelved.is_intact, deadline)
+                outcome = await self._call(self._writing, "publish", call)
+        finally:
+            self._publishing.done(digest, outcome in ("published", "already_there"))
+            self._publications[outcome] += 1
+        return True
+
+    async def _usable_store(self) -> SealedStore | None:
+        """The store, if this encoder's probe is the fleet's. Asks it for that when there is none yet."""
+        if self._store is not None or self._refusal or time.monotonic() < self._probe_at:
+            return self._store
+        identity, probe = self._tier.identity, self._tier.probe
+        if identity is None or probe is None:
+            self._refuse("this engine's encoder has no identity; its log says why" if identity is None else "no probe")
+            return None
+        epoch = self._tier.epoch
+        store = self._store_of(identity + epoch.to_bytes(8, "little"))
+        try:
+            call = partial(store.compare_probe, probe, time.monotonic() + _PROBE_S)
+            fleets = await self._call(self._writing, "probe", call)
+        except StoreError as error:
+            self._probe_at = time.monotonic() + _AGAIN_S
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("the embedding store cannot be reached, and is tried again: %s", error)
+            return None
+        if fleets != probe:
+            self._refuse(f"its probe is {probe.hex()[:16]}, the fleet's is {fleets.hex()[:16]}: the encoders differ")
+            return None
+        if epoch == self._tier.epoch:
+            self._store, self._epoch = store, epoch
+            logger.info("the embedding store is used")
+        return self._store
+
+    def _review(self) -> None:
+        """What the engine has saved and given up since the last look."""
+        for event in self._tier.review():
+            match event:
+                case Saved(digest=digest, form=form):
+                    self._publishing.saved(digest, form_bytes(form))
+                case Gone(digest=digest):
+                    self._publishing.gone(digest)
+                case Reset() | Overrun():
+                    self._publishing.forget_all()
+        if self._tier.has_new_weights:
+            self._refuse("the engine has new weights")
+        elif self._store is not None and self._epoch != self._tier.epoch:
+            self._store = None  # until the next publication asks for one under new names
+
+    def _refuse(self, reason: str) -> None:
+        self._store = None
+        if not self._refusal:
+            self._refusal = reason
+            logger.error("this worker does not use the embedding store: %s", reason)
+
+    async def _call(self, threads: ThreadPoolExecutor, operation: str, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(self._timed, operation, call))
+
+    def _timed(self, operation: str, call: Callable[[], _Result]) -> _Result:
+        began = time.perf_counter()
+        try:
+            return call()
+        finally:
+            with self._lock:
+                self._calls[operation] += 1
+                self._seconds[operation] += time.perf_counter() - began
+
+
+class _Fetch:
+    """The memory that one fetch reserves, from a thread."""
+
+    def __init__(self, tier: Tier, epoch: int) -> None:
+        self._tier = tier
+        self._epoch = epoch
+        self._staged: dict[Digest, Staged] = {}
+
+    def stage(self, digest: Digest, form: Form) -> list[memoryview] | None:
+        """Reserve memory for an output."""
+        staged = self._tier.stage(digest, form)
+        if staged is None:
+            return None
+        self._staged[digest] = staged
+        return list(staged.buffers) if staged.epoch == self._epoch else None
+
+    def hits(self, found: Sequence[Fetched]) -> list[Staged]:
+        """What has come, whole and verified. The rest of the memory is let go."""
+        whole = {one.digest for one in found if one.outcome == "hit"}
+        for digest in self._staged.keys() - whole:
+            self._tier.release(self._staged[digest])
+        return [staged for digest, staged in self._staged.items() if digest in whole]
+
+    def abandon(self, _: asyncio.Future[list[Fetched]]) -> None:
+        """Nobody waits for it any more, and no thread writes: let go of everything."""
+        for staged in self._staged.values():
+            self._tier.release(staged)

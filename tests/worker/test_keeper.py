@@ -1,0 +1,302 @@
+"""What a worker fetches from the fleet's store, and what it publishes there.
+
+The host's memory and the page beside it are those of an engine; the test writes what the engine core would. The store
+is one in memory, which can fail in every way; `tests/fleet/test_store.py` has real engines and a real Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
+from semel.embeddings.nodes import Node, Nodes
+from semel.embeddings.sealed import SealedStore
+from semel.engine import Engine
+from semel.engine.vllm.arrival_params import Staging
+from semel.engine.vllm.host_tier import HostTier
+from semel.engine.vllm.shared_file import create_file, path_of
+from semel.engine.vllm.tier_page import TierPage
+from semel.telemetry import metrics
+from semel.testing.embedding_store import MemoryBlobs
+from semel.worker import keeper as module
+from semel.worker.keeper import Keeper
+
+BLOCK_BYTES = 64
+SHELF, STAGED = 32, 32
+"""Blocks of either part of the memory."""
+
+KEY = Key(bytes(range(32)))
+FORM: Form = (8, 16, "torch.float32")
+NBYTES = 8 * 16 * 4
+FETCH_S = 0.3
+SOON_S = 10.0
+PICTURE, OTHER = Digest(b"p" * 32), Digest(b"q" * 32)
+
+
+@dataclass
+class Sink:
+    """An engine that takes everything, and knows what it was given."""
+
+    submissions: list[Submission] = field(default_factory=list)
+
+    async def submit(self, submission: Submission) -> None:
+        self.submissions.append(submission)
+
+    @property
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Of the last submission."""
+        return self.submissions[-1].arrivals
+
+
+class Host:
+    """A worker's host: memory for encoder outputs, the engine core's side of it, and the keeper."""
+
+    def __init__(self, blobs: MemoryBlobs, *, publish_after: int = 2, probe: bytes = b"probe") -> None:
+        self.blobs, self.engine, self.page = blobs, Sink(), TierPage.create()
+        region = create_file("test-region")
+        os.ftruncate(region, BLOCK_BYTES * (SHELF + STAGED))
+        staging = Staging(SHELF, STAGED, BLOCK_BYTES)
+        self.tier = HostTier.open(path_of(region), BLOCK_BYTES * (SHELF + STAGED), staging, self.page)
+        self.tier.identity, self.tier.probe = b"identity", probe
+        self.nodes = Nodes([Node("memory", blobs)])
+        self.keeper = Keeper(
+            cast("Engine", self.engine),
+            self.tier,
+            lambda identity: SealedStore(KEY, identity, self.nodes, 3_600),
+            fetch_s=FETCH_S,
+            publish_after=publish_after,
+        )
+        self._transfers = 0
+
+    def save(self, digest: Digest, content: bytes, first: int = 0) -> None:
+        """What the engine core does when an output is encoded."""
+        self._transfers += 1
+        self.tier._memory[first * BLOCK_BYTES : first * BLOCK_BYTES + NBYTES] = content
+        self.page.saved(digest, self._transfers, ((first, NBYTES // BLOCK_BYTES),), FORM)
+
+    async def ask(self, *digests: Digest, rows: int = FORM[0], **sampling: Any) -> tuple[bytes, ...]:
+        """Submit a request with these items. What came for it from the store."""
+        places = [Placeholder(1 + index * rows, rows) for index in range(len(digests))]
+        items = tuple(Item("image", digest) for digest in digests)
+        prompt = Prompt((0,) * (2 + rows * len(digests)), Timeline.decoder(places), items)
+        await self.keeper.submit(Submission("r", prompt, {}, sampling))
+        contents = []
+        for arrival in self.engine.arrivals:
+            spans = [self.tier._memory[f * BLOCK_BYTES : (f + n) * BLOCK_BYTES] for f, n in arrival.extents]
+            contents.append(b"".join(spans)[:NBYTES])
+        return tuple(contents)
+
+    def total(self, metric: metrics.Metric, *labels: str) -> float:
+        return sum(
+            value for one, value, have in self.keeper.samples() if one is metric and have[: len(labels)] == labels
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SOON_S
+        while not condition():
+            assert time.monotonic() < deadline, dict(self.keeper._publications)
+            await asyncio.sleep(0.005)
+
+    async def until_published(self, count: int) -> None:
+        await self.until(lambda: self.total(metrics.EMBEDDING_PUBLISHED) >= count)
+
+    async def until_up(self) -> None:
+        await self.until(lambda: self.total(metrics.EMBEDDING_STORE_UP) == 1)
+
+
+@asynccontextmanager
+async def running(host: Host) -> AsyncIterator[Host]:
+    task = asyncio.create_task(host.keeper.run())
+    try:
+        yield host
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await host.keeper.close()
+
+
+def content(seed: int) -> bytes:
+    return bytes((seed + index) % 256 for index in range(NBYTES))
+
+
+@asynccontextmanager
+async def published(blobs: MemoryBlobs, digest: Digest = PICTURE) -> AsyncIterator[None]:
+    """Another worker of the fleet has published an output, and is gone."""
+    async with running(Host(blobs, publish_after=1)) as first:
+        await first.ask(digest)
+        first.save(digest, content(1 if digest == PICTURE else 2))
+        await first.until_published(1)
+    yield
+
+
+async def test_what_one_worker_has_shown_twice_comes_to_another_with_its_first_request() -> None:
+    blobs = MemoryBlobs()
+    async with running(Host(blobs)) as first:
+        await first.ask(PICTURE)
+        first.save(PICTURE, content(1))
+        first.save(OTHER, content(2), first=8)
+        await first.until_up()
+        assert first.total(metrics.EMBEDDING_PUBLISHED) == 0, "it was shown once"
+        await first.ask(PICTURE)
+        await first.until_published(1)
+        async with running(Host(blobs)) as second:
+            await second.until_up()
+            assert await second.ask(PICTURE, OTHER) == (content(1),)
+            assert [one.form for one in second.engine.arrivals] == [FORM]
+            assert second.total(metrics.EMBEDDING_FETCHES, "hit") == 1
+            assert second.total(metrics.EMBEDDING_FETCHES, "miss") == 1
+            second.page.use(second.engine.arrivals[0].ticket)
+            second.tier.submit(second.engine.arrivals)
+            second.page.finish(second.engine.arrivals[0].ticket)
+            await second.until(lambda: second.tier.staged_blocks == 0)
+
+
+async def test_what_is_on_the_shelf_is_not_fetched() -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        host.save(PICTURE, content(1))
+        assert await host.ask(PICTURE) == ()
+        assert host.total(metrics.EMBEDDING_FETCHES) == 0
+
+
+async def test_several_sequences_of_one_request_are_encoded() -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        assert await host.ask(PICTURE, n=2) == ()
+        assert await host.ask(PICTURE, n=1) == (content(1),)
+
+
+async def check_nothing_stays_of_a_late_fetch() -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        slow = threading_delay(blobs, "get_into", 2 * FETCH_S)
+        began = time.monotonic()
+        assert await host.ask(PICTURE) == ()
+        assert time.monotonic() - began < SOON_S / 2
+        assert host.total(metrics.EMBEDDING_FETCHES, "late") == 1
+        slow()
+        await host.until(lambda: host.tier.staged_blocks == 0)
+
+
+def threading_delay(blobs: MemoryBlobs, name: str, seconds: float) -> Callable[[], None]:
+    """Let an operation take longer than its deadline says, as a thread does that gets no processor."""
+    operation = getattr(blobs, name)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return operation(*arguments[:-1], time.monotonic() + SOON_S)
+
+    setattr(blobs, name, slow)
+    return lambda: setattr(blobs, name, operation)
+
+
+async def test_what_comes_too_late_is_encoded_and_its_memory_is_free_again() -> None:
+    await check_nothing_stays_of_a_late_fetch()
+
+
+async def test_a_mutant_that_keeps_the_memory_of_a_late_fetch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Fetch, "abandon", lambda *_: None)
+    monkeypatch.setattr(f"{__name__}.SOON_S", 2.0)
+    with pytest.raises(AssertionError):
+        await check_nothing_stays_of_a_late_fetch()
+
+
+async def test_a_request_that_is_given_up_while_it_waits_leaves_no_memory_behind() -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        threading_delay(blobs, "get_into", FETCH_S / 2)
+        asking = asyncio.create_task(host.ask(PICTURE))
+        await host.until(lambda: host.tier.staged_blocks > 0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert not host.engine.submissions
+        await host.until(lambda: host.tier.staged_blocks == 0)
+
+
+async def test_a_store_that_is_gone_is_not_waited_for_after_three_requests_and_used_again_when_it_is_back() -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        blobs.is_down = True
+        for _ in range(3):
+            assert await host.ask(PICTURE) == ()
+        calls = blobs.calls.count("get_many")
+        for _ in range(20):
+            assert await host.ask(PICTURE) == ()
+        assert blobs.calls.count("get_many") == calls, "no request asks a store that is down"
+        assert host.total(metrics.EMBEDDING_FETCHES, "down") == 23
+        assert host.total(metrics.EMBEDDING_STORE_UP) == 0
+        blobs.is_down = False
+        await host.until_up()
+        assert await host.ask(PICTURE) == (content(1),)
+
+
+async def test_a_worker_whose_encoder_makes_something_else_of_the_probe_leaves_the_store_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs, probe=b"another", publish_after=1)) as host:
+        with caplog.at_level(logging.ERROR):
+            await host.until(lambda: "the encoders differ" in caplog.text)
+        before = dict(blobs.values)
+        assert await host.ask(PICTURE) == ()
+        host.save(OTHER, content(3))
+        await host.ask(OTHER)
+        await asyncio.sleep(5 * module._LOOK_S)
+        assert blobs.values == before
+
+
+async def test_new_weights_end_it_and_a_reset_gives_everything_another_name() -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        assert await host.ask(PICTURE) == (content(1),)
+        host.page.reset(new_weights=False)
+        await host.until(lambda: host.keeper._epoch == 1)
+        assert await host.ask(PICTURE) == ()
+        assert host.total(metrics.EMBEDDING_FETCHES, "miss") == 1
+        host.page.reset(new_weights=True)
+        assert await host.ask(PICTURE) == ()
+        assert host.total(metrics.EMBEDDING_STORE_UP) == 0
+        assert host.total(metrics.EMBEDDING_FETCHES) == 2, "the store is not asked any more"
+
+
+async def test_what_changes_while_it_is_published_is_not_published() -> None:
+    blobs = MemoryBlobs()
+    async with running(Host(blobs, publish_after=1)) as host:
+        await host.until_up()
+        put = blobs.put
+
+        def evicting(*arguments: Any) -> None:
+            put(*arguments)
+            host.page.gone(PICTURE, 1)
+
+        setattr(blobs, "put", evicting)  # noqa: B010
+        await host.ask(PICTURE)
+        host.save(PICTURE, content(1))
+        await host.until(lambda: host.total(metrics.EMBEDDING_NOT_PUBLISHED, "changed") == 1)
+        assert host.total(metrics.EMBEDDING_PUBLISHED) == 0
+
+
+async def test_a_worker_that_drains_publishes_what_is_on_its_shelf() -> None:
+    blobs = MemoryBlobs()
+    host = Host(blobs, publish_after=100)
+    for index, digest in enumerate((PICTURE, OTHER)):
+        await host.ask(digest)
+        host.save(digest, content(index), first=8 * index)
+    await host.keeper.drain(SOON_S)
+    assert host.total(metrics.EMBEDDING_PUBLISHED) == 2
+    await host.keeper.close()
