@@ -5,7 +5,8 @@ as much as a valid request may.
 
 A line "go" on standard input lets them begin, and "begun" is printed when each kind has been answered; a line "stop"
 ends them all at once and prints what they were answered: by kind, how often with which status. Each client sends its
-next request as soon as the last one is answered, so fifty are there at any time.
+next request as soon as the last one is answered, so fifty are there at any time. They are on other machines in life:
+here they run after the frontend, so that what they spend on making requests is not taken from it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CLIENTS: Final = 50
 CHAT: Final = "/v1/chat/completions"
 CHUNK: Final = 65_536
 SLOW_S: Final = 0.05
+NICE: Final = 10
 
 Chunks = AsyncIterator[bytes]
 """A request on its way, head and all."""
@@ -201,4 +203,5 @@ async def main(port: int, kinds: Kinds) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(NICE)
     asyncio.run(main(int(sys.argv[1]), DEAR if sys.argv[3] == "dear" else REFUSED))
