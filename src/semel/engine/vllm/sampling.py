@@ -90,7 +90,7 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
 
 
 def refuse_extra_args(sampling: Mapping[str, Any]) -> None:
-    """Refuse what would reach vLLM's connectors and plug-ins (S26): a worker alone says from where an item comes."""
+    """Refuse what would reach vLLM's connectors and plug-ins: a worker alone says from where an item comes."""
     if sampling.get("extra_args"):
         raise InvalidRequest("extra_args: arguments for plug-ins are the operator's to give; leave them out")
 
