@@ -171,7 +171,7 @@ async def test_several_answers_share_nothing_that_came(fetched: Fetched) -> None
 
 
 @pytest.mark.parametrize("name", ["ec_transfer_params", "kv_transfer_params"])
-async def test_where_outputs_come_from_is_not_a_frontends_to_say(fetched: Fetched, name: str) -> None:
+async def test_where_outputs_come_from_is_not_a_frontends_to_say_S26(fetched: Fetched, name: str) -> None:
     with pytest.raises(InvalidRequest, match="extra_args"):
         await fetched.rig.engine.submit(submission(fetched.rendered, extra_args={name: {"arrivals": []}}))
 

@@ -126,6 +126,10 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s24_upstream_answers.py::test_a_directive_of_blanks_takes_linear_time",
         "test_s24_upstream_answers.py::test_mutant_quantifiers_that_share_their_blanks_take_quadratic_time",
     ),
+    26: (
+        "test_s26_embeddings.py::test_what_somebody_else_has_written_is_never_loaded_and_counted",
+        "test_s26_embeddings.py::test_control_vllms_example_connector_loads_whatever_lies_under_the_hash",
+    ),
 }
 """By row: the tests without which it would be an empty promise. Their controls are among them."""
 
