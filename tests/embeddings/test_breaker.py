@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from semel.embeddings.breaker import Breaker
+
+Script = tuple[tuple[Any, ...], ...]
+"""Names of a machine's rules, each with its values."""
 
 STEPS = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
@@ -78,18 +82,18 @@ class Machine(RuleBasedStateMachine):
             self.calls.append((ticket, call))
             self.trial = call if opened else None
 
-    @rule(data=st.data(), is_ok=st.booleans())
-    def end(self, data: st.DataObject, is_ok: bool) -> None:
+    @rule(number=st.integers(0, 9), is_ok=st.booleans())
+    def end(self, number: int, is_ok: bool) -> None:
         if not self.calls:
             return
-        ticket, call = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
+        ticket, call = self.calls.pop(number % len(self.calls))
         call.is_ok = is_ok
         self.model.results.append((call, is_ok, self.now))
         self.breaker.end(ticket, self.now, is_ok=is_ok)
 
 
 def test_a_breaker_does_what_the_model_says() -> None:
-    run_state_machine_as_test(Machine, settings=settings(STEPS, max_examples=100))
+    run_state_machine_as_test(Machine, settings=settings(STEPS, max_examples=60))
 
 
 class _OpensLate(Breaker):
@@ -126,15 +130,30 @@ class _NeverForgives(Breaker):
             self._failures = failures
 
 
-@pytest.mark.parametrize("mutant", [_OpensLate, _ManyTrials, _BelievesStragglers, _WaitsTheSame, _NeverForgives])
+FAIL: Script = (("begin",), ("end", 0, False))
+OPEN: Script = 3 * FAIL
+SCRIPTS: dict[type[Breaker], Script] = {
+    _OpensLate: (*OPEN, ("begin",)),
+    _ManyTrials: (*OPEN, ("wait", 1.0), ("begin",), ("begin",)),
+    _BelievesStragglers: (("begin",), *OPEN, ("end", 0, True), ("begin",)),
+    _WaitsTheSame: (*OPEN, ("wait", 1.0), *FAIL, ("wait", 1.0), ("begin",)),
+    _NeverForgives: (*FAIL, *FAIL, ("begin",), ("end", 0, True), *FAIL, ("begin",)),
+}
+
+
+@pytest.mark.parametrize("mutant", SCRIPTS)
 def test_the_model_catches_a_broken_breaker(mutant: type[Breaker]) -> None:
     class Broken(Machine):
         make = mutant
 
+    play(Machine(), SCRIPTS[mutant])
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(
-            Broken, settings=settings(STEPS, max_examples=1_000, phases=(Phase.generate,), print_blob=False)
-        )
+        play(Broken(), SCRIPTS[mutant])
+
+
+def play(machine: Machine, script: Script) -> None:
+    for name, *values in script:
+        getattr(machine, name)(*values)
 
 
 def test_a_store_that_stays_away_is_asked_after_1_2_4_up_to_60_s() -> None:

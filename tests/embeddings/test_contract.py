@@ -101,7 +101,7 @@ def test_of_a_long_value_a_byte_more_is_returned_than_was_asked_for(store: BlobS
     keys = [name + b"a", name + b"b", name + b"c"]
     store.put(keys, [[memoryview(content(one))] for one in (10, size, 10)], TTL_MS, soon())
     first, second, _ = store.get_many(keys, 10, soon())  # after one of over 1 MiB the rest may be missing
-    assert (first, second) == (bytes(content(10)), bytes(content(11)))
+    assert (first, second) == (bytes(content(10)), bytes(content(size)[:11]))
     assert store.get_many(keys[2:], 10, soon()) == [bytes(content(10))]
 
 

@@ -26,7 +26,9 @@ class Connection:
     """Used by one thread at a time. After any exception but a `Refusal` it can only be closed."""
 
     def __init__(self, raw: socket.socket) -> None:
+        raw.setblocking(False)  # a socket with a timeout makes two more system calls for each one that reads
         self._socket = raw
+        self._poll = select.poll()
         self._deadline = 0.0
         self.replies = Replies(self._receive)
 
@@ -57,10 +59,9 @@ class Connection:
         """Whether nobody has closed it, and nothing has come that was not asked for."""
         if not self.replies.is_empty:
             return False
-        poll = select.poll()
         try:
-            poll.register(self._socket, select.POLLIN)
-            return not poll.poll(0)
+            self._poll.register(self._socket, select.POLLIN)
+            return not self._poll.poll(0)
         except (OSError, ValueError):
             return False
 
@@ -93,14 +94,33 @@ class Connection:
         with memoryview(data) as view:
             position = 0
             while position < view.nbytes:
-                self._socket.settimeout(_remaining(self._deadline))
-                position += self._socket.send(view[position:])
+                _remaining(self._deadline)
+                try:
+                    position += self._socket.send(view[position:])
+                except (BlockingIOError, ssl.SSLWantWriteError):
+                    self._wait(select.POLLOUT)
+                except ssl.SSLWantReadError:
+                    self._wait(select.POLLIN)
 
     def _receive(self, target: memoryview) -> int:
-        self._socket.settimeout(_remaining(self._deadline))
-        if not (count := self._socket.recv_into(target)):
-            raise StoreDown("the embedding store closed the connection")
-        return count
+        while True:
+            _remaining(self._deadline)
+            try:
+                count = self._socket.recv_into(target)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._wait(select.POLLIN)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+            else:
+                if not count:
+                    raise StoreDown("the embedding store closed the connection")
+                return count
+
+    def _wait(self, event: int) -> None:
+        """Wait until the socket can be read or written, or the deadline is over."""
+        self._poll.register(self._socket, event)
+        if not self._poll.poll(1_000 * _remaining(self._deadline)):
+            raise StoreLate("the embedding store did not answer in time")
 
 
 def connect(address: StoreAddress, tls: ssl.SSLContext | None, password: str | None, deadline: float) -> Connection:
