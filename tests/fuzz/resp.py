@@ -98,7 +98,7 @@ def _read_value(replies: Replies) -> bytes:
         replies.skip(length - _MAX_SMALL)
         raise _End  # what was skipped cannot be compared
     replies.end()
-    return b"$%d\r\n%b\r\n" % (length, value)
+    return b"$%d\r\n%b\r\n" % (length, bytes(value))
 
 
 _READERS: Final[tuple[Callable[[Replies], bytes], ...]] = (_read_word, _read_stored, _read_count, _read_value)
