@@ -116,7 +116,7 @@ class Worker:
 
         self.resubmissions = 0
         self._engine = engine
-        self._submitting = engine.submit if submit is None else submit
+        self._submitting = submit
         self._listener = listener
         self._borrowers = borrowers
         self._tracing = tracing
@@ -373,7 +373,7 @@ class Worker:
                 if request.turn is None:
                     submission = await self._engine.prepare(submission)  # who waits for that takes no place
                     request.turn = await self._turns.take(submission)
-                return await self._submitting(submission)
+                return await (self._submitting or self._engine.submit)(submission)
             except FeatureMissing as error:
                 missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)
