@@ -122,7 +122,7 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["worker", "serve"])
 def test_a_command_refuses_a_store_without_a_host_tier_before_it_starts(tmp_path: Path, command: str) -> None:
-    values = {"model": str(tmp_path), "embedding_store": "unix:///s"}
+    values: dict[str, object] = {"model": str(tmp_path), "embedding_store": "unix:///s"}
     if command == "serve":
         findings = list(serve_findings(fill(ServeSettings, values), ()))
     else:
