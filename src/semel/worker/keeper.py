@@ -91,7 +91,7 @@ class Keeper:
         """Publish, for ever."""
         while True:
             if self._store is not None and not self._store.is_up:
-                await self._call(self._writing, "ping", partial(self._store.revive, _PROBE_S))
+                await self._call(self._writing, "ping", partial(self._store.revive, self._fetch_s))
             if not await self._publish_next():
                 await asyncio.sleep(_LOOK_S)
 

@@ -7,13 +7,12 @@ it is written, so a reader never sees half of an update.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
-from typing import Final, Self
+from typing import Final
 
-from semel.engine.vllm.shared_file import create_file, open_file, path_of
+from semel.engine.vllm.shared_file import SharedPage
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
@@ -76,30 +75,12 @@ class EncoderTotals:
     tier_arrival_ns: int = 0
 
 
-class EncoderPage:
+class EncoderPage(SharedPage):
     """The rows of all engine cores of one embedding process."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        if os.fstat(descriptor).st_size < _BYTES:
-            os.ftruncate(descriptor, _BYTES)
-        self._memory = mmap.mmap(descriptor, _BYTES)
-        self._cells = memoryview(self._memory).cast("q")
-
-    @classmethod
-    def create(cls) -> Self:
-        """A new page, without a name in the file system; it lasts as long as someone has it open."""
-        return cls(create_file("semel-encoder-metrics"))
-
-    @classmethod
-    def open(cls, path: str) -> Self:
-        """The page at `path`; a file that is not there is made."""
-        return cls(open_file(path, "the encoder's metrics"))
-
-    @property
-    def path(self) -> str:
-        """Where other processes of the same user find it, while this process lives."""
-        return path_of(self._descriptor)
+    file_name = "semel-encoder-metrics"
+    purpose = "the encoder's metrics"
+    nbytes = _BYTES
 
     def write(self, row: int, totals: EncoderTotals) -> None:
         """Replace a row. One process writes a row; rows past the page are not kept."""

@@ -1,17 +1,20 @@
 """Files in memory that vLLM's processes and the process that embeds them map together.
 
 A file without a name lasts as long as someone has it open; others of the same user open it through `/proc`. A file with
-a name works as well, for `vllm serve` without semel around it.
+a name works as well, for `vllm serve` without semel around it. `SharedPage` is such a file as cells of eight bytes,
+which one process writes and others read.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
+from typing import ClassVar, Self
 
 from semel.errors import ConfigError
 
-__all__ = ["create_file", "open_file", "path_of"]
+__all__ = ["SharedPage", "create_file", "open_file", "path_of"]
 
 
 def create_file(name: str) -> int:
@@ -30,3 +33,33 @@ def open_file(path: str, purpose: str) -> int:
 def path_of(descriptor: int) -> str:
     """Where other processes of the same user find an open file, while this process lives."""
     return str(Path("/proc") / str(os.getpid()) / "fd" / str(descriptor))
+
+
+class SharedPage:
+    """A file as cells of eight bytes. Each is written by one store, so nobody reads half of one."""
+
+    file_name: ClassVar[str]
+    purpose: ClassVar[str]
+    nbytes: ClassVar[int]
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        if os.fstat(descriptor).st_size < self.nbytes:
+            os.ftruncate(descriptor, self.nbytes)
+        self._memory = mmap.mmap(descriptor, self.nbytes)
+        self._cells = memoryview(self._memory).cast("q")
+
+    @classmethod
+    def create(cls) -> Self:
+        """A new page, without a name in the file system; it lasts as long as someone has it open."""
+        return cls(create_file(cls.file_name))
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """The page at `path`; a file that is not there is made."""
+        return cls(open_file(path, cls.purpose))
+
+    @property
+    def path(self) -> str:
+        """Where other processes of the same user find it, while this process lives."""
+        return path_of(self._descriptor)

@@ -15,15 +15,14 @@ Without anything to say nothing is written.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterable
-from typing import Final, Self
+from typing import Final
 
 from semel.core import FORM_DTYPES, Digest, Form
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.shared_file import create_file, open_file, path_of
+from semel.engine.vllm.shared_file import SharedPage
 
 __all__ = ["TICKET_SLOTS", "TierPage", "generation_of", "slot_of"]
 
@@ -56,30 +55,12 @@ def generation_of(ticket: int) -> int:
     return ticket // TICKET_SLOTS
 
 
-class TierPage:
+class TierPage(SharedPage):
     """The page between one engine core and the process that embeds it."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        if os.fstat(descriptor).st_size < _BYTES:
-            os.ftruncate(descriptor, _BYTES)
-        self._memory = mmap.mmap(descriptor, _BYTES)
-        self._cells = memoryview(self._memory).cast("q")
-
-    @classmethod
-    def create(cls) -> Self:
-        """A new page, without a name in the file system; it lasts as long as someone has it open."""
-        return cls(create_file("semel-tier-page"))
-
-    @classmethod
-    def open(cls, path: str) -> Self:
-        """The page at `path`."""
-        return cls(open_file(path, "the embedding tier's events"))
-
-    @property
-    def path(self) -> str:
-        """Where other processes of the same user find it, while this process lives."""
-        return path_of(self._descriptor)
+    file_name = "semel-tier-page"
+    purpose = "the embedding tier's events"
+    nbytes = _BYTES
 
     # The engine core writes.
 
