@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import random
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -77,9 +78,9 @@ def store(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
 
 @contextmanager
 def paused(store: Store) -> Iterator[None]:
-    store.redis.ask("CLIENT", "PAUSE", 600_000, "ALL")
+    store.redis.process.send_signal(signal.SIGSTOP)
     yield
-    store.redis.ask("CLIENT", "UNPAUSE")
+    store.redis.process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
