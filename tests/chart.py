@@ -156,7 +156,8 @@ def _flag_faults(container: Object, pod: Object, objects: Sequence[Object]) -> I
         listening.add(int(listen.rpartition(":")[2]))
     if listening != (told := {port["containerPort"] for port in container["ports"]}):
         yield f"it listens at {sorted(listening)} and tells {sorted(told)}"
-    files = {value.parent for value in values.values() if isinstance(value, Path)}
+    paths = {name: value for name, value in values.items() if isinstance(value, Path)}
+    files = {value if name == "key-dir" else value.parent for name, value in paths.items()}
     if not files <= {Path(mount["mountPath"]) for mount in container["volumeMounts"]}:
         yield f"it reads {sorted(map(str, files))}, which is not mounted"
     yield from _discovery_faults(container["name"], values, pod, objects)

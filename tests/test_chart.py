@@ -91,6 +91,20 @@ def test_each_group_has_workers_a_service_and_a_budget_and_frontends_know_all_of
     assert {f"--workers-slices=ml/{name}:wire" for name in names} <= {*arguments}
 
 
+def test_each_role_gets_its_own_keys_and_sees_new_ones_without_a_restart() -> None:
+    """Control: with the Secret of the other role, or a `subPath`, which a kubelet never updates, this fails."""
+    for one in (found for found in render() if found["kind"] == "Deployment"):
+        pod = one["spec"]["template"]["spec"]
+        role = one["metadata"]["labels"]["app.kubernetes.io/component"]
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "keys"]
+        assert volume["secret"]["secretName"] == f"semel-{role}-keys"
+        (container,) = pod["containers"]
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "keys"]
+        assert f"--key-dir={mount['mountPath']}" in container["args"]
+        assert "subPath" not in mount
+        assert "items" not in volume["secret"]
+
+
 MUTATIONS: dict[str, tuple[str, str, str]] = {
     "a flag that there is not": ("templates/frontend.yaml", "--metrics-host=", "--metrics-hosts="),
     "a value that a flag does not take": ("templates/worker.yaml", "--log-format=json", "--log-format=xml"),
@@ -172,7 +186,8 @@ def test_mutant_what_is_wrong_with_a_chart_is_found(name: str, tmp_path: Path) -
         {"groups": []},
         {"groups": [{"name": "A_1", "replicas": 1, "resources": {}}]},
         {"discovery": "zookeeper"},
-        {"secrets": {"fleetKey": {"name": "", "key": "k"}}},
+        {"secrets": {"frontendKeys": ""}},
+        {"secrets": {"workerKeys": {"name": "n", "key": "k"}}},
         {"frontend": {"drainSeconds": "2m"}},
         {"podSecurity": {"userId": 0}},
         {"model": {"volume": {"hostPath": {"path": "/m"}, "nfs": {}, "persistentVolumeClaim": None}}},

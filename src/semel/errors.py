@@ -8,6 +8,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── HeadTooLarge        431  its request line and headers are over a limit
     │   ├── AmbiguousMedia      409  a name alone that its tenant has given to two contents
     │   ├── InvalidKey          401  no API key, or one that this server does not know
+    │   ├── MisdirectedRequest  421  the request names another host
     │   ├── MediaError          400  the media cannot be used
     │   │   ├── MediaUndecodable     400  not a file of an accepted format, or a damaged one
     │   │   ├── MediaDegenerate      400  decodes, but is too small or empty to mean anything
@@ -30,6 +31,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── WorkerLost          503  the connection to the worker broke while it answered
     │   ├── MediaStoreUnavailable 503  the media store is slow, full or gone
     │   ├── NotReady            503  nothing can be served yet, or not any more
+    │   ├── TooManyConnections  503  the server has as many connections as it takes
     │   ├── RequestQuarantined  503  two engines died with the request under way
     │   ├── DeadlineExceeded    504  the request took longer than the operator lets it
     │   └── Busy                429  too many requests wait already
@@ -67,6 +69,7 @@ __all__ = [
     "MediaTooLarge",
     "MediaUnavailable",
     "MediaUndecodable",
+    "MisdirectedRequest",
     "ModelNotFound",
     "NoMediaStore",
     "NotReady",
@@ -79,6 +82,7 @@ __all__ = [
     "ServiceError",
     "TemplateError",
     "TooManyBytes",
+    "TooManyConnections",
     "UnknownFeatures",
     "UnknownMedia",
     "UnsupportedEncoding",
@@ -139,6 +143,13 @@ class InvalidKey(RequestError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class MisdirectedRequest(RequestError):
+    """The request names a host that this server is not (threats S25)."""
+
+    status = 421
+    code = "misdirected_request"
 
 
 class MediaError(RequestError):
@@ -290,6 +301,13 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
+
+
+class TooManyConnections(ServiceError):
+    """The server has as many connections as it takes; on this one it answers probes only (threats S25)."""
+
+    status = 503
+    code = "too_many_connections"
 
 
 class RequestQuarantined(ServiceError):

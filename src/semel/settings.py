@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from semel.cells.settings import CellSettings
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
@@ -29,11 +30,16 @@ from semel.media.decode.limits import DecodeLimits, ProcessingLimits
 from semel.media.fetch.settings import FetchSettings
 from semel.store.settings import MediaStoreSettings
 from semel.web.limits import ConnectionLimits
+from semel.web.peers import PeerSettings
+from semel.web.tls import TlsSettings
+from semel.worker.session_settings import SessionSettings
 
 if TYPE_CHECKING:
     from semel.embeddings.nodes import Nodes
     from semel.fleet.kubernetes_api import KubernetesApi
     from semel.telemetry.tracing import Collector
+    from semel.wire.keys import TransportKeys
+    from semel.wire.proof import Role
 
 __all__ = [
     "SERVICE_NAME",
@@ -62,6 +68,7 @@ __all__ = [
     "read_admin_key",
     "read_api_keys",
     "read_key",
+    "read_transport_keys",
     "trace_collector",
 ]
 
@@ -134,7 +141,8 @@ class ApiKeySettings:
     )
     api_keys_file: Path | None = flag(
         None,
-        help="File of keys, one line `TENANT KEY` for each; tenants share no cached data.",
+        help="File of keys, one line `TENANT KEY` for each; tenants share no cached data. KEY may be the key's hash, "
+        "sha256:HEX. Changes are picked up within a second.",
         group="Keys",
     )
     priority_tenants: tuple[str, ...] = flag(
@@ -161,6 +169,12 @@ class PreprocessingSettings:
     trust_remote_code: bool = flag(
         False,
         help="Run code of the model folder, as vLLM does under this flag. Every worker and frontend needs it.",
+        group="Preprocessing",
+    )
+    require_sandbox: bool = flag(
+        False,
+        help="Refuse to start where the kernel lacks a layer of the sandbox of preprocessing processes (Landlock, "
+        "seccomp). Without the flag a log line says what is missing.",
         group="Preprocessing",
     )
     limits: ProcessingLimits = section(ProcessingLimits)
@@ -216,6 +230,8 @@ class ServingSettings:
     """All of a frontend but its model, its fleet key and its workers."""
 
     server: ServerSettings = section(ServerSettings)
+    tls: TlsSettings = section(TlsSettings)
+    peers: PeerSettings = section(PeerSettings)
     keys: ApiKeySettings = section(ApiKeySettings)
     fetch: FetchSettings = section(FetchSettings)
     media_store: MediaStoreSettings = section(MediaStoreSettings)
@@ -235,6 +251,7 @@ class ServingSettings:
     )
     connections: ConnectionLimits = section(ConnectionLimits)
     cache: CacheSettings = section(CacheSettings)
+    cell: CellSettings = section(CellSettings)
     logs: LogSettings = section(LogSettings)
     disable_access_log: bool = flag(
         False,
@@ -255,6 +272,12 @@ class ServingSettings:
         "Metrics cover all tenants, and need no key.",
         group="Logs, metrics and traces",
     )
+    disable_metrics_per_worker: bool = flag(
+        False,
+        help="Do not export metrics of each worker, only of all of them by state: every frontend has as many time "
+        "series as there are workers. Alerts and panels that name workers stay empty then.",
+        group="Logs, metrics and traces",
+    )
     metrics_per_tenant: bool = flag(
         False,
         help="Export metrics of each tenant of the API keys too: as many time series as there are tenants.",
@@ -269,7 +292,17 @@ class FrontendSettings:
     model: str = flag(
         REQUIRED, help="A model folder, or a model's name on the Hugging Face hub.", group="Serve", is_positional=True
     )
-    key_file: Path = flag(REQUIRED, help="File with the fleet key; `semel key FILE` makes one.", group="Keys")
+    key_file: Path | None = flag(
+        None,
+        help="File with the fleet key, which everything else is derived from; `semel key fleet FILE` makes one. Or use "
+        "--key-dir.",
+        group="Keys",
+    )
+    key_dir: Path | None = flag(
+        None,
+        help="Folder with this role's own keys, of `semel key make`. Transport keys are read again when they change.",
+        group="Keys",
+    )
     discovery: DiscoverySettings = section(DiscoverySettings)
     ejection: EjectionLimits = section(EjectionLimits)
     drain_delay_s: float = flag(
@@ -298,8 +331,8 @@ class AdminSettings:
     )
     admin_key_file: Path | None = flag(
         None,
-        help="File with the key for injection and reset, at least 16 printable characters. Without it, the admin port "
-        "serves metrics only.",
+        help="File with the key for injection and reset, at least 16 printable characters. Without it, and without "
+        "admin.key in --key-dir, the admin port serves metrics only.",
         group="Worker",
     )
 
@@ -354,7 +387,8 @@ class WorkerSettings:
     listen: str = flag(
         REQUIRED, help="Address to listen on: ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).", group="Fleet"
     )
-    key_file: Path = same_flag(FrontendSettings, "key_file")
+    key_file: Path | None = same_flag(FrontendSettings, "key_file")
+    key_dir: Path | None = same_flag(FrontendSettings, "key_dir")
     drain_delay_s: float = same_flag(FrontendSettings, "drain_delay_s")
     drain_s: float = same_flag(ServerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(PreprocessingSettings, "processor")
@@ -365,6 +399,8 @@ class WorkerSettings:
     turns: TurnSettings = section(TurnSettings)
     grammars: GrammarLimits = section(GrammarLimits)
     progress: ProgressLimits = section(ProgressLimits)
+    cell: CellSettings = section(CellSettings)
+    sessions: SessionSettings = section(SessionSettings)
     logs: LogSettings = section(LogSettings)
     start: StartSettings = section(StartSettings)
 
@@ -376,6 +412,9 @@ class ServeSettings:
     model: str = same_flag(FrontendSettings, "model")
     key_file: Path | None = flag(
         None, help="File with the fleet key.", group="Keys", default_text="a new key for this run"
+    )
+    key_dir: Path | None = flag(
+        None, help="Folder with the keys of both roles, of `semel key make`, instead of a fleet key.", group="Keys"
     )
     drain_delay_s: float = same_flag(FrontendSettings, "drain_delay_s", default=0.0)
     workers: int = flag(
@@ -394,6 +433,7 @@ class ServeSettings:
     turns: TurnSettings = section(TurnSettings)
     grammars: GrammarLimits = section(GrammarLimits)
     progress: ProgressLimits = section(ProgressLimits)
+    sessions: SessionSettings = section(SessionSettings)
 
 
 def trace_collector(endpoint: str | None) -> Collector | None:
@@ -462,11 +502,24 @@ def create_key(path: Path) -> Key:
 
 def read_key(path: Path) -> Key:
     """A fleet key from a key file: 64 hexadecimal digits, which nobody else can read."""
-    text = _read_secret(path, remedy=f"`semel key {path}` makes one")
+    text = _read_secret(path, remedy=f"`semel key fleet {path}` makes one")
     try:
         return Key(bytes.fromhex(text))
     except ValueError:
         raise ConfigError(f"{path} is not a key file: it needs 64 hexadecimal digits") from None
+
+
+def read_transport_keys(path: Path, role: Role) -> TransportKeys:
+    """One role's transport keys from a file of `semel key make`, which nobody else can read."""
+    from semel.wire.zmq.address import transport_keys
+    from semel.wire.zmq.key_pairs import decode_keys
+
+    text = _read_secret(path, remedy="`semel key make DIR` makes one")
+    try:
+        keys = decode_keys(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be used: {error}; `semel key make DIR` makes one") from None
+    return transport_keys(keys, role)
 
 
 def read_admin_key(path: Path) -> str:

@@ -18,8 +18,10 @@ SUPERVISOR: Final = 30 * MIB
 """`semel serve` itself."""
 FRONTEND: Final = 72 * MIB
 """A frontend's serving process, while nothing is in flight."""
-POOL_PROCESS: Final = 375 * MIB
-"""A preprocessing process with an HF processor."""
+POOL_TEMPLATE: Final = 330 * MIB
+"""What a frontend's preprocessing processes share: the libraries that their template has imported."""
+POOL_PROCESS: Final = 75 * MIB
+"""A preprocessing process with an HF processor, beyond that: half of it is staging memory and buffers."""
 WORKER: Final = 490 * MIB
 """The process of a worker, with vLLM's client of its engine."""
 ENGINE_CORE: Final = 480 * MIB
@@ -72,7 +74,10 @@ def memory_of(host: Host) -> tuple[Part, ...]:
         Part("semel serve, and libraries that all share", SUPERVISOR + LIBRARIES),
         Part("frontends", host.frontends * FRONTEND),
         Part("media in flight, and fetched", host.frontends * (host.media_in_flight + host.media_cache)),
-        Part("preprocessing processes and a spare", host.frontends * (host.processes + 1) * POOL_PROCESS),
+        Part(
+            "preprocessing processes and a spare",
+            host.frontends * (POOL_TEMPLATE + (host.processes + 1) * POOL_PROCESS),
+        ),
         Part("feature caches", host.frontends * host.feature_cache),
         Part("workers", host.workers * WORKER),
         Part("engine cores", host.workers * ENGINE_CORE),

@@ -31,7 +31,6 @@ from semel.bench.serving.report import ServeReport
 from semel.bench.serving.scenarios.agent import (
     Look,
     Talk,
-    Work,
     agent_rows,
     beside,
     by_reference,
@@ -41,6 +40,7 @@ from semel.bench.serving.scenarios.agent import (
 from semel.bench.serving.screens import HEIGHT, WIDTH, Screens
 from semel.bench.serving.servers import Server
 from semel.bench.serving.statistics import slope_of, slope_ratio
+from semel.bench.serving.work import Work
 from semel.errors import ConfigError, ServiceError
 from tests.bench.limits import assert_limits
 

@@ -16,6 +16,7 @@ from semel.testing.pacing import word
 STREAMS = 300
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(600)

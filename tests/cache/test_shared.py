@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,24 @@ def test_a_range_is_used_again_only_when_the_last_buffer_over_it_is_gone_D4(cach
     assert cache.occupied == (SLOTS - 1) * ITEM
     fill(cache, range(100, 101), ITEM)
     assert cache.nbytes == SLOTS * ITEM
+
+
+def test_memory_is_given_back_to_the_system_only_when_nothing_is_in_use_D4() -> None:
+    cache = SharedCache.create(1 << 22)
+
+    def resident() -> int:
+        return os.fstat(cache.fileno()).st_blocks * 512
+
+    data: memoryview | None = cache.put(digest_of(0), feature_of(0, 1 << 20)).tensors["field0"].data
+    cache.clear()
+    assert not cache.give_back_memory()
+    assert data == feature_of(0, 1 << 20).tensors["field0"].data
+    data = None
+    assert resident() >= 1 << 20
+    assert cache.give_back_memory()
+    assert resident() == 0
+    assert fill(cache, range(1, 3), 1 << 20) == 2
+    assert resident() >= 1 << 21
 
 
 def test_arrays_and_tensors_over_a_feature_keep_its_range_D4(cache: SharedCache) -> None:

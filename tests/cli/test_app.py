@@ -20,12 +20,15 @@ def test_version_prints_the_installed_version() -> None:
     assert done.stdout.startswith("semel 0.")
 
 
-def test_key_makes_a_key_that_only_its_owner_reads_and_never_replaces_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("key",), ("key", "fleet")], ids=" ".join)
+def test_key_makes_a_key_that_only_its_owner_reads_and_never_replaces_one(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     path = tmp_path / "fleet.key"
-    assert semel("key", str(path)).returncode == 0
+    assert semel(*words, str(path)).returncode == 0
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
-    again = semel("key", str(path))
+    again = semel(*words, str(path))
     assert again.returncode == 2
     assert "never overwritten" in again.stderr
     assert path.read_bytes() == before

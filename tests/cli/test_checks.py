@@ -22,7 +22,7 @@ from semel.cli.placement import placements, split
 from semel.core.flag import GIB, MIB, fill
 from semel.engine.vllm.compat import CORE_BINDING
 from semel.errors import ConfigError
-from semel.settings import FrontendSettings, WorkerSettings, create_key
+from semel.settings import FrontendSettings, ServeSettings, WorkerSettings, create_key
 from tests.conftest import Folder
 
 NO_FLAGS = EngineFlags()
@@ -85,11 +85,18 @@ def test_keys_that_are_missing_short_or_open_to_others_are_told(tmp_path: Path) 
     address = f"ipc://{tmp_path}/w"
     values = {"model": "m", "listen": address, "key_file": tmp_path / "none", "admin_key_file": tmp_path / "admin"}
     said = problems(start.worker_findings(fill(WorkerSettings, values), ()))
-    assert said[0] == f"cannot read the key file {tmp_path}/none; `semel key {tmp_path}/none` makes one"
+    assert said[0] == f"cannot read the key file {tmp_path}/none; `semel key fleet {tmp_path}/none` makes one"
     assert said[1] == f"the key in {tmp_path}/admin has 5 characters; write at least 16 random ones"
     values = {"model": "m", "key_file": tmp_path / "none", "api_keys_file": tmp_path / "api"}
     said = problems(start.frontend_findings(fill(FrontendSettings, values)))
     assert said[1].startswith(f"{tmp_path}/api can be read by others")
+
+
+def test_a_certificate_that_is_missing_and_proxies_that_are_no_networks_are_told(tmp_path: Path) -> None:
+    values = {"model": "m", "ssl_certfile": tmp_path / "none", "forwarded_allow_ips": ("proxy",)}
+    said = problems(start.serve_findings(fill(ServeSettings, values), ()))
+    assert f"--ssl-certfile {tmp_path}/none cannot be used: No such file or directory" in said
+    assert [one for one in said if one.startswith("--forwarded-allow-ips proxy: ")]
 
 
 # the model
@@ -280,3 +287,19 @@ def test_doctor_says_what_a_start_would_say(model: Path, tmp_path: Path, monkeyp
     assert said[0] == "unknown flag --max-modle-len: did you mean --max-model-len?"
     assert said[1].startswith(f"{model} has no weights")
     assert problems(examine(str(tmp_path / "none"), "127.0.0.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "verdict", "words"),
+    [
+        ({"model_type": "qwen3_vl"}, "ok", "qwen3_vl: row qwen3-vl: 26 of 26"),
+        ({"model_type": "gemma3n"}, "warning", "gemma3n: row gemma3n: not compared"),
+        ({"model_type": "molmo", "architectures": ["MolmoForCausalLM"]}, "warning", "molmo: known by its class only"),
+        ({"model_type": "of_tomorrow"}, "warning", "of_tomorrow: in no row"),
+    ],
+)
+def test_doctor_says_which_row_a_model_is(tmp_path: Path, config: dict[str, object], verdict: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (found,) = [one for one in examine(str(tmp_path), "127.0.0.1", 0) if one.what == "tested"]
+    assert (found.verdict, found.detail[: len(words)]) == (verdict, words)
+    assert ("semel verify" in found.remedy) == (verdict == "warning")

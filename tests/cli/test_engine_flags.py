@@ -25,7 +25,7 @@ OWN = ("--port", "--host", "--workers")
         ("--max_modle_len=4096", "unknown flag --max_modle_len: did you mean --max-model-len?"),
         ("--workerz 2", "unknown flag --workerz: did you mean --workers?"),
         ("--enable-auto-tool-choise", "did you mean --enable-auto-tool-choice?"),
-        ("--ssl-keyfile x", "unknown flag --ssl-keyfile: neither semel nor vLLM's engine has it"),
+        ("--h11-max-header-count 9", "unknown flag --h11-max-header-count: neither semel nor vLLM's engine has it"),
         ("--max-num 3", "--max-num could be any of --max-num-active-seqs, "),
         ("--max-model-len", "--max-model-len needs a value"),
         ("--max-model-len --enforce-eager", "--max-model-len needs a value"),

@@ -6,10 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from semel.cli import serve
+from semel.errors import ConfigError
+from semel.settings import ServingSettings
+from semel.web.tls import TlsSettings
+from tests.embeddings.certificates import Authority
 
 HEAD = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 
@@ -50,3 +56,35 @@ def test_a_frontend_that_does_not_answer_in_time_is_waited_for(answer: bytes, cl
     """The wrong implementation ended the command with a traceback when the body of an answer was late."""
     with answering(answer, closes=closes) as url:
         assert serve._ask_ready(url) == (False, reason)
+
+
+def test_a_frontend_with_tls_is_asked_over_tls_whoever_has_signed_its_certificate(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path)
+    tls = TlsSettings(authority.certificate, authority.private_key).context()
+    assert tls is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            with tls.wrap_socket(listener.accept()[0], server_side=True) as connection:
+                connection.recv(4_096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        assert serve._ask_ready(f"https://127.0.0.1:{listener.getsockname()[1]}") == (True, "")
+        thread.join(5)
+
+
+def test_where_clients_need_a_certificate_the_metrics_port_is_asked() -> None:
+    plain = ServingSettings()
+    assert serve.ready_url(plain) is None
+    strict = replace(plain, tls=TlsSettings(cert_reqs=2))
+    with pytest.raises(ConfigError, match="--metrics-port"):
+        serve.ready_url(strict)
+    assert serve.ready_url(replace(strict, metrics_port=9100)) == "http://127.0.0.1:9100"
+
+
+def test_the_url_that_is_shown_says_https_with_a_certificate() -> None:
+    options = serve.ServeOptions("m", ServingSettings().server, None, (), ())
+    assert options.url == "http://127.0.0.1:8000"
+    assert replace(options, tls=TlsSettings(Path("c.pem"))).url == "https://127.0.0.1:8000"

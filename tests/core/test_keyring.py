@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.core import Keyring, is_key
+from semel.core.keyring import hash_key
 
 KEY = "k" * 16
 
@@ -35,3 +36,27 @@ def test_what_could_be_guessed_or_no_header_carries_is_no_key(key: str) -> None:
     assert not is_key(key)
     with pytest.raises(ValueError, match="at least 16"):
         Keyring([("acme", key)])
+
+
+def test_a_key_may_be_stored_hashed_and_the_hash_is_no_key_S25() -> None:
+    ring = Keyring([("acme", hash_key(KEY)), ("umbra", KEY + "2")])
+    assert [ring.tenant(key) for key in (KEY, KEY + "2", hash_key(KEY))] == ["acme", "umbra", None]
+    assert hash_key("abc") == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert Keyring([("acme", hash_key(KEY).upper().replace("SHA256", "sha256"))]).tenant(KEY) == "acme"
+
+
+def test_mutant_a_keyring_that_compares_what_is_stored_takes_the_hash_for_a_key_S25() -> None:
+    stored = {hash_key(KEY): "acme"}
+    assert stored.get(hash_key(KEY)) == "acme", "whoever reads the file is let in"
+    assert Keyring([("acme", hash_key(KEY))]).tenant(hash_key(KEY)) is None
+
+
+def test_one_key_for_two_tenants_is_refused_however_it_is_stored_S25() -> None:
+    with pytest.raises(ValueError, match="'umbra' has the same key as 'acme'"):
+        Keyring([("acme", KEY), ("umbra", hash_key(KEY))])
+
+
+@pytest.mark.parametrize("text", ["sha256:", "sha256:abc", "sha256:" + "g" * 64, "sha256:" + "a" * 65])
+def test_a_hash_that_is_none_is_refused_S25(text: str) -> None:
+    with pytest.raises(ValueError, match="64 hexadecimal digits"):
+        Keyring([("acme", text)])

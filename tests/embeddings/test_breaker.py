@@ -35,22 +35,27 @@ class Model:
 
     results: list[tuple[Call, bool, float]] = field(default_factory=list)
 
-    def replay(self) -> tuple[int, int, float]:
-        """How often the state changed, how many trials failed since it was closed, and until when it is open."""
-        changes, opened, until, failures = 0, 0, 0.0, 0
+    def replay(self) -> tuple[int, bool, float]:
+        """How often the state changed, whether it is open, and until when."""
+        changes, opened, until, failures = 0, False, 0.0, 0
+        times = 0  # it has opened, since it was last to be trusted
+        successes = 0
         for call, is_ok, at in self.results:
-            if call.state != changes + (opened > 0):  # a trial is a change of its own
+            if call.state != changes + opened:  # a trial is a change of its own
                 continue
             if is_ok:
                 failures = 0
+                successes = 0 if opened else successes + 1
                 if opened:
-                    changes, opened = changes + 2, 0
+                    changes, opened = changes + 2, False
+                elif successes >= 3:
+                    times = 0
                 continue
             failures += 1
             if opened or failures == 3:
                 changes += 2 if opened else 1
-                opened, failures = opened + 1, 0
-                until = at + min(2 ** (opened - 1), 60)
+                opened, failures, times = True, 0, times + 1
+                until = at + min(2 ** (times - 1), 60)
         return changes, opened, until
 
 
@@ -78,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         assert (ticket is not None) == is_allowed
         assert self.breaker.is_closed == (not opened)
         if ticket is not None:
-            call = Call(changes + (opened > 0))
+            call = Call(changes + opened)
             self.calls.append((ticket, call))
             self.trial = call if opened else None
 
@@ -130,6 +135,20 @@ class _NeverForgives(Breaker):
             self._failures = failures
 
 
+class _ForgetsAtOnce(Breaker):
+    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+        super().end(ticket, now, is_ok=is_ok)
+        if self.is_closed:
+            self._backoff_s = 0.0
+
+
+class _NeverForgets(Breaker):
+    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+        super().end(ticket, now, is_ok=is_ok)
+        self._successes = 0
+
+
+PASS: Script = (("begin",), ("end", 0, True))
 FAIL: Script = (("begin",), ("end", 0, False))
 OPEN: Script = 3 * FAIL
 SCRIPTS: dict[type[Breaker], Script] = {
@@ -137,6 +156,8 @@ SCRIPTS: dict[type[Breaker], Script] = {
     _ManyTrials: (*OPEN, ("wait", 1.0), ("begin",), ("begin",)),
     _BelievesStragglers: (("begin",), *OPEN, ("end", 0, True), ("begin",)),
     _WaitsTheSame: (*OPEN, ("wait", 1.0), *FAIL, ("wait", 1.0), ("begin",)),
+    _ForgetsAtOnce: (*OPEN, ("wait", 1.0), *PASS, *OPEN, ("wait", 1.0), ("begin",)),
+    _NeverForgets: (*OPEN, ("wait", 1.0), *(4 * PASS), *OPEN, ("wait", 1.0), ("begin",)),
     _NeverForgives: (*FAIL, *FAIL, ("begin",), ("end", 0, True), *FAIL, ("begin",)),
 }
 

@@ -12,22 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from semel.core import Arrival, Digest
 from semel.encoder import Arrivals, Key, Report, Saved, Shelf, Slot, Step, Transfers
 from semel.encoder.extents import FreeExtents
 from tests.effort import examples
-from tests.encoder.test_transfers import FATES, KEYS, PATIENCE, World, blocks_of, size_of
+from tests.encoder.test_transfers import FATES, KEYS, PATIENCE, CopyMachine, World, blocks_of, size_of
 
 STAGING = 10
 DIGEST = Digest(bytes(32))
@@ -166,7 +162,9 @@ class ArrivalWorld(World):
 requests = st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True)
 
 
-class ArrivalMachine(RuleBasedStateMachine):
+class ArrivalMachine(CopyMachine):
+    world: ArrivalWorld
+
     @initialize(blocks=st.integers(3, 12), ranks=st.integers(1, 4), is_async=st.booleans())
     def start(self, blocks: int, ranks: int, is_async: bool) -> None:
         self.world = ArrivalWorld(blocks, ranks, is_async=is_async)
@@ -191,39 +189,6 @@ class ArrivalMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_request(self, data: st.DataObject) -> None:
         self.world.end_request(data.draw(st.sampled_from(sorted(self.world.needs))))
-
-    @precondition(lambda self: any(rank.queue for rank in self.world.ranks))
-    @rule(data=st.data())
-    def run(self, data: st.DataObject) -> None:
-        self.world.run(data.draw(st.sampled_from([rank for rank in self.world.ranks if rank.queue])))
-
-    @precondition(lambda self: any(rank.copies for rank in self.world.ranks))
-    @rule(data=st.data())
-    def end_copy(self, data: st.DataObject) -> None:
-        rank = data.draw(st.sampled_from([rank for rank in self.world.ranks if rank.copies]))
-        self.world.end(rank, data.draw(st.integers(0, len(rank.copies) - 1)))
-
-    @precondition(lambda self: self.world.mail)
-    @rule(data=st.data(), fate=st.sampled_from(FATES))
-    def post(self, data: st.DataObject, fate: str) -> None:
-        self.world.post(data.draw(st.integers(0, len(self.world.mail) - 1)), fate)
-
-    @rule()
-    def change_weights(self) -> None:
-        self.world.change_weights()
-
-    @rule(key=st.sampled_from(KEYS))
-    def reject(self, key: int) -> None:
-        self.world.reject(key)
-
-    @invariant()
-    def blocks_are_free_reserved_or_filled(self) -> None:
-        if hasattr(self, "world"):
-            self.world.check()
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.finish()
 
 
 def storm(world: ArrivalWorld, rng: random.Random, rounds: int) -> None:
@@ -282,13 +247,7 @@ def storms(count: int, **classes: Any) -> Iterator[ArrivalWorld]:
 @pytest.mark.parametrize("runs", [examples(100), pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_what_came_is_loaded_for_its_request_once_and_lent_until_every_rank_has_it(runs: int) -> None:
     before = steps["arrivals"]
-    slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    run_state_machine_as_test(
-        ArrivalMachine,
-        settings=settings(
-            max_examples=runs, stateful_step_count=50, deadline=None, suppress_health_check=slow_is_fine, database=None
-        ),
-    )
+    ArrivalMachine.drive(runs)
     if runs == 2_000:
         assert steps["arrivals"] - before >= 20_000
 

@@ -197,14 +197,10 @@ class World:
         assert (self.shelf.reserved, self.shelf.pinned) == (0, 0)
 
 
-class TransferMachine(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(3, 12), ranks=st.integers(1, 4), is_async=st.booleans())
-    def start(self, blocks: int, ranks: int, is_async: bool) -> None:
-        self.world = World(blocks, ranks, is_async=is_async)
+class CopyMachine(RuleBasedStateMachine):
+    """What becomes of copies and reports, whatever was planned. Who plans makes the `world`."""
 
-    @rule(wanted=st.dictionaries(st.sampled_from(KEYS), st.booleans(), min_size=1, max_size=4), fails=st.booleans())
-    def schedule(self, wanted: dict[int, bool], fails: bool) -> None:
-        self.world.schedule(wanted, fails=fails)
+    world: World
 
     @precondition(lambda self: any(rank.queue for rank in self.world.ranks))
     @rule(data=st.data())
@@ -213,7 +209,7 @@ class TransferMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(rank.copies for rank in self.world.ranks))
     @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
+    def end_copy(self, data: st.DataObject) -> None:
         rank = data.draw(st.sampled_from([rank for rank in self.world.ranks if rank.copies]))
         self.world.end(rank, data.draw(st.integers(0, len(rank.copies) - 1)))
 
@@ -232,11 +228,31 @@ class TransferMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_free_reserved_or_filled(self) -> None:
-        self.world.check()
+        if hasattr(self, "world"):
+            self.world.check()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.finish()
+
+    @classmethod
+    def drive(cls, runs: int) -> None:
+        """Run it so often, by hypothesis."""
+        slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+        effort = settings(
+            max_examples=runs, stateful_step_count=50, deadline=None, suppress_health_check=slow_is_fine, database=None
+        )
+        run_state_machine_as_test(cls, settings=effort)
+
+
+class TransferMachine(CopyMachine):
+    @initialize(blocks=st.integers(3, 12), ranks=st.integers(1, 4), is_async=st.booleans())
+    def start(self, blocks: int, ranks: int, is_async: bool) -> None:
+        self.world = World(blocks, ranks, is_async=is_async)
+
+    @rule(wanted=st.dictionaries(st.sampled_from(KEYS), st.booleans(), min_size=1, max_size=4), fails=st.booleans())
+    def schedule(self, wanted: dict[int, bool], fails: bool) -> None:
+        self.world.schedule(wanted, fails=fails)
 
 
 def storm(world: World, rng: random.Random, rounds: int) -> None:
@@ -274,13 +290,7 @@ def storms(count: int, **classes: Any) -> Iterator[World]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("runs", [examples(150), pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_what_is_loaded_is_whole_and_of_these_weights_whatever_becomes_of_reports(runs: int) -> None:
-    slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    run_state_machine_as_test(
-        TransferMachine,
-        settings=settings(
-            max_examples=runs, stateful_step_count=50, deadline=None, suppress_health_check=slow_is_fine, database=None
-        ),
-    )
+    TransferMachine.drive(runs)
 
 
 def test_in_sixty_thousand_steps_by_chance_nothing_wrong_is_loaded_and_much_is_loaded() -> None:

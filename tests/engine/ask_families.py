@@ -24,7 +24,7 @@ from semel.processing import read_config
 from semel.testing.models import FAMILIES, build
 from tests.engine.children import ROOT, NoResult, json_of
 from tests.engine.family_parity import Parity
-from tests.engine.models_page import HEAD, replace_rows, replace_section, row_of
+from tests.engine.models_page import HEAD, replace_rows, replace_section, row_of, write_for_doctor
 from tests.engine.registry import architectures, table
 
 PAGE: Final = ROOT / "docs" / "models.md"
@@ -60,6 +60,7 @@ def write_rest() -> None:
     served = {name for config in configs.values() for name in config.get("architectures") or ()}
     others = [(name, kind) for name, kind in architectures() if name not in served]
     PAGE.write_text(replace_section(replace_rows(page, idle), "registry", table(others)))
+    write_for_doctor(PAGE.read_text())
 
 
 def show(family: str, folder: Path, *, is_written: bool) -> bool:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["IN_CI", "MATRIX", "REFUSED", "SHIMS", "Configuration", "Refused", "flags_of"]
+__all__ = ["IN_CI", "MATRIX", "REFUSED", "SHIMS", "Asked", "Configuration", "Refused", "flags_of"]
 
 Shim = Literal["ASYNC", "TRITON"]
+Asked = Literal["image", "audio"]
 
 SHIMS: Final = Path(__file__).resolve().parent / "shims"
 SCRATCH: Final = "{scratch}"
@@ -29,6 +30,7 @@ _MODEL_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
         *("--limit-mm-per-prompt", '{"image": 4, "video": 0}'),
     ),
     "llava": ("--max-num-batched-tokens", "256", "--limit-mm-per-prompt", '{"image": 4}'),
+    "qwen2-audio": ("--max-num-batched-tokens", "512", "--limit-mm-per-prompt", '{"audio": 4}'),
 }
 _COMMON: Final = (*("--dtype", "float32", "--seed", "0", "--kv-cache-memory-bytes", "256M", "--max-num-seqs", "32"),)
 _SMALL_ITEM_CACHE: Final = ("--mm-processor-cache-gb", "0.006")
@@ -58,6 +60,9 @@ class Configuration:
     environment: Mapping[str, str] = field(default_factory=dict)
     shims: tuple[Shim, ...] = ()
     model: str = "qwen2-vl"
+    asks: Asked = "image"
+    """What its random requests are about. The probes and the planted faults are pictures."""
+
     item_cache: tuple[str, ...] = _SMALL_ITEM_CACHE
     evicts_items: bool = True
     """Whether items must have been evicted from it."""
@@ -149,6 +154,17 @@ _WITH_DRAFTS: Final = Configuration(
         "scheduler_config.disable_chunked_mm_input": True,
         "scheduler_config.policy": "priority",
     },
+)
+
+_WITH_TIER: Final = Configuration(
+    name="tier",
+    title="embedding tier, `--scheduling-policy priority`, little memory",
+    flags=("--scheduling-policy", "priority"),
+    semel_flags=_LITTLE_MEMORY,
+    tier_bytes=_TIER_BYTES,
+    most_requests=200,
+    has_priorities=True,
+    preempts=True,
 )
 
 MATRIX: Final[Mapping[str, Configuration]] = {
@@ -245,11 +261,7 @@ MATRIX: Final[Mapping[str, Configuration]] = {
             # The pictures were asked about before, and come from the connector's storage: no encoder runs.
             plants=(),
         ),
-        Configuration(
-            name="tier",
-            title="embedding tier",
-            tier_bytes=_TIER_BYTES,
-        ),
+        _WITH_TIER,
         Configuration(
             name="tier-v2-async",
             title="embedding tier, V2 runner, `--async-scheduling`",
@@ -262,14 +274,23 @@ MATRIX: Final[Mapping[str, Configuration]] = {
             has_lies=True,
             tier_bytes=_TIER_BYTES,
         ),
-        Configuration(
+        replace(
+            _WITH_TIER,
             name="tier-llava",
-            title="embedding tier, LLaVA, encoder planning",
+            title=f"{_WITH_TIER.title}, LLaVA, encoder planning",
             model="llava",
             item_cache=("--mm-processor-cache-gb", "0.0005"),
             encoder_planning=True,
-            tier_bytes=_TIER_BYTES,
             plants=("swapped",),
+        ),
+        replace(
+            _WITH_TIER,
+            name="tier-audio",
+            title=f"{_WITH_TIER.title}, Qwen2-Audio, encoder planning",
+            model="qwen2-audio",
+            asks="audio",
+            encoder_planning=True,
+            plants=(),
         ),
         Configuration(
             name="shm",

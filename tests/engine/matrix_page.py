@@ -22,7 +22,7 @@ _MB: Final = 1_000_000
 def row_of(one: Configuration, result: MatrixResult) -> str:
     """The row of a configuration."""
     start = f"| {one.name} | {one.title}"
-    if not result.probes:
+    if not result.random:
         return f"{start} | {result.faults[0] if result.faults else ''} | | | | | |"
     shipping = (
         f"{result.left_out_bytes / _MB:.0f} MB left out, {result.late_bytes / _MB:.0f} late" if one.ships else "off"
@@ -30,7 +30,7 @@ def row_of(one: Configuration, result: MatrixResult) -> str:
     found = ", ".join(f"{name} {'found' if is_caught else 'NOT FOUND'}" for name, is_caught in result.caught.items())
     loads = f", {result.loads} loaded" if one.tier_bytes else ""
     cells = (
-        f"{result.equal_probes} of {result.probes}",
+        f"{result.equal_probes} of {result.probes}" if result.probes else "none",
         f"{result.equal_random} of {result.random} ({result.aborted})",
         f"{result.evictions} of the encoder, {result.item_evictions} items{loads}",
         str(result.preemptions),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from tests.engine.parity import Chat, image_part, picture, random_chat
+from tests.engine.matrix import Asked
+from tests.engine.parity import Chat, audio_part, clip, image_part, picture, random_chat
 
 __all__ = ["CONTROLS", "MatrixRequest", "control", "random_requests"]
 
+Part = dict[str, Any]
+
 _POOL: Final = 16
+_CLIPS: Final = 40
+"""A clip has 66 embeddings on average, and the encoder cache has room for a long one: 750."""
 _MAX_ITEMS: Final = 4
 _PRIORITIES: Final = 4
 
@@ -37,17 +42,22 @@ class MatrixRequest:
     """Of several, semel delivers the new items before the request."""
 
 
-def random_requests(count: int, seed: int = 0) -> list[MatrixRequest]:
-    """Requests over a pool of pictures: duplicates in a request and between requests, text alone.
+def random_requests(count: int, seed: int = 0, *, asks: Asked = "image") -> list[MatrixRequest]:
+    """Requests over a pool of pictures or clips: duplicates in a request and between requests, text alone.
 
     One of eight is aborted, and of the others every fifth or so has two answers.
     """
     rng = np.random.default_rng(seed)
-    pool = [image_part(_square(28 * int(side), number)) for number, side in enumerate(rng.integers(4, 14, _POOL))]
+    pool = _clips() if asks == "audio" else _pictures(rng)
+
+    def chat() -> Chat:
+        count = int(rng.integers(0, _MAX_ITEMS + 1))
+        return random_chat(rng, [pool[which] for which in rng.integers(0, len(pool), count)])
+
     return [
         MatrixRequest(
             f"random {number}",
-            random_chat(rng, [pool[which] for which in rng.integers(0, _POOL, int(rng.integers(0, _MAX_ITEMS + 1)))]),
+            chat(),
             is_aborted=number % 8 == 3,
             priority=int(rng.integers(_PRIORITIES)),
             answers=2 if number % 6 == 4 and number % 8 != 3 else 1,
@@ -63,6 +73,14 @@ def control(name: str) -> MatrixRequest:
     return MatrixRequest(
         name, [{"role": "user", "content": [*parts, {"type": "text", "text": "what is in this picture?"}]}]
     )
+
+
+def _pictures(rng: np.random.Generator) -> list[Part]:
+    return [image_part(_square(28 * int(side), number)) for number, side in enumerate(rng.integers(4, 14, _POOL))]
+
+
+def _clips() -> list[Part]:
+    return [audio_part(clip(np.random.default_rng([3_000, number]))) for number in range(_CLIPS)]
 
 
 @cache

@@ -70,8 +70,9 @@ class Side:
 
 async def ask_all(ask: Ask, one: Configuration, requests: Sequence[MatrixRequest], found: Side) -> None:
     """The probes, half of them one after another; random requests all at once; the controls."""
-    half = len(SIXTEEN) // 2
-    asked = [MatrixRequest(probe.name, probe.chat) for probe in SIXTEEN]
+    probes = SIXTEEN if one.asks == "image" else ()
+    half = len(probes) // 2
+    asked = [MatrixRequest(probe.name, probe.chat) for probe in probes]
     answers = [await ask(request, PROBE_TOKENS) for request in asked[:half]]
     answers += await asyncio.gather(*(ask(request, PROBE_TOKENS) for request in asked[half:]))
     found.probes = {request.name: answer for request, answer in zip(asked, answers, strict=True)}
@@ -239,7 +240,7 @@ def _answer(read: Mapping[str, Any]) -> ProbeAnswer:
 def main() -> None:
     """Run the side of the command line."""
     name, kind, folder, scratch, count = sys.argv[1:]
-    one, requests = MATRIX[name], random_requests(int(count))
+    one, requests = MATRIX[name], random_requests(int(count), asks=MATRIX[name].asks)
     if not one.has_several_answers:
         requests = [replace(request, answers=1) for request in requests]
         item_delivery.BATCH_ITEMS = 1  # type: ignore[misc]

@@ -1,14 +1,30 @@
-"""The tables of docs/models.md that `scripts/families --write` writes."""
+"""The tables of docs/models.md that `scripts/families --write` writes, and what `semel doctor` says of them.
+
+`python -m tests.engine.models_page` writes the latter anew from the page.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import semel
 from semel.processing.processor import choose_processor
 from tests.engine.family_parity import Parity
 
-__all__ = ["HEAD", "path_of", "replace_rows", "replace_section", "row_of"]
+__all__ = [
+    "DOCTOR",
+    "HEAD",
+    "path_of",
+    "replace_rows",
+    "replace_section",
+    "row_of",
+    "rows_for_doctor",
+    "write_for_doctor",
+]
 
 HEAD: Final = (
     "| family | modalities, most in a prompt | processor | answers as bare vLLM's | control | lies | image sizes |",
@@ -57,3 +73,34 @@ def replace_section(page: str, name: str, lines: Iterable[str]) -> str:
 
 def _family(line: str) -> str:
     return line.removeprefix("| ").partition(" ")[0]
+
+
+def rows_for_doctor(page: str) -> dict[str, dict[str, str]]:
+    """What `semel doctor MODEL` says of a model: by its type if it was compared, else by its architecture."""
+    compared = dict.fromkeys(_FAST, "compared with bare vLLM's answers in the tests of the project")
+    compared |= {match[2]: f"row {match[1]}: {_said(match[3])}" for match in _ROW.finditer(page)}
+    treated = {
+        architecture: f"{match[1]}: {match[2]}"
+        for match in _TREATED.finditer(page)
+        for architecture in re.findall(r"`(\w+)`", match[3])
+    }
+    return {"types": compared, "architectures": treated}
+
+
+def _said(words: str) -> str:
+    return words if words.startswith("not compared") else f"{words}, answered as bare vLLM answers"
+
+
+_FAST: Final = ("qwen2_vl", "qwen2_5_vl", "gemma3", "idefics3", "llava", "qwen2_audio", "whisper")
+_ROW: Final = re.compile(r"^\| ([\w.-]+) \(`(\w+)`\) \|[^|]*\|[^|]*\| ([^|]+?) \|", re.MULTILINE)
+_TREATED: Final = re.compile(r"^\| (splice|apply|limited|refused) \(\d+\) \| ([^|]+?) \| ([^|]+?) \|", re.MULTILINE)
+DOCTOR: Final = Path(semel.__file__).parent / "cli" / "checks" / "models.json"
+
+
+def write_for_doctor(page: str) -> None:
+    """Write what `semel doctor` reads."""
+    DOCTOR.write_text(json.dumps(rows_for_doctor(page), indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    write_for_doctor((Path(__file__).parents[2] / "docs" / "models.md").read_text())

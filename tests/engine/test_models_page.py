@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.family_parity import Parity
-from tests.engine.models_page import HEAD, replace_rows, replace_section, row_of
+from tests.engine.models_page import DOCTOR, HEAD, replace_rows, replace_section, row_of, rows_for_doctor
 from tests.engine.registry import REASONS, table, treatment
 
+ROOT = Path(__file__).parents[2]
 PAGE = "\n".join(["# Models", "", *HEAD, "| a (`a`) | old |", "| c (`c`) | old |", "", "More.", ""])
 RIGHT = Parity(
     questions=9, equal=9, items=12, modalities={"image": 4}, is_control_seen=True, sizes=30, lies={"x": "refused"}
@@ -83,3 +86,12 @@ def test_a_family_is_right_only_if_all_is(fault: dict[str, Any]) -> None:
 
     assert RIGHT.is_right
     assert not replace(RIGHT, **fault).is_right
+
+
+def test_what_doctor_says_is_what_the_page_says() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    rows = rows_for_doctor(page)
+    assert json.loads(DOCTOR.read_text()) == rows, "`python -m tests.engine.models_page` writes it anew"
+    assert rows["types"]["qwen3_vl"].startswith("row qwen3-vl: 26 of 26")
+    assert rows["types"]["gemma3n"].startswith("row gemma3n: not compared")
+    assert rows["architectures"]["MolmoForCausalLM"].startswith("apply: ")

@@ -31,11 +31,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FLOATS = Target("float32")
 CODE = """\
-import os, time
+import time
 from pathlib import Path
 from transformers import LlavaNextImageProcessor
 
-if log := os.environ.get("SEMEL_TEST_LOG"):
+if log := LOG:
     with Path(log).open("a") as file:
         file.write("begin\\n")
         file.flush()
@@ -92,15 +92,16 @@ def next_folder(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_code(source: Path, folder: Path, sign: int = -1) -> Path:
-    """The same model with an image processor of its own, whose code is in the folder."""
+def with_code(source: Path, folder: Path, sign: int = -1, log: Path | None = None) -> Path:
+    """The same model with an image processor of its own, whose code is in the folder, and writes when it is loaded."""
     copied(source, folder)
     named = {"auto_map": {"AutoImageProcessor": "image_processing_own.OwnImageProcessor"}}
     edit(folder / "preprocessor_config.json", named)
     whole = json.loads((folder / "processor_config.json").read_text())
     own = {**whole["image_processor"], **named, "image_processor_type": "OwnImageProcessor"}
     edit(folder / "processor_config.json", {"image_processor": own})
-    (folder / "image_processing_own.py").write_text(CODE.replace("SIGN", str(sign)))
+    code = CODE.replace("SIGN", str(sign)).replace("LOG", repr(None if log is None else str(log)))
+    (folder / "image_processing_own.py").write_text(code)
     return folder
 
 
@@ -329,9 +330,9 @@ def test_code_files_are_fetched_only_with_the_flag(monkeypatch: pytest.MonkeyPat
 async def test_two_processes_of_a_pool_load_a_model_s_code_one_after_the_other(
     next_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, log = with_code(next_folder, tmp_path / "own"), tmp_path / "log"
+    log = tmp_path / "log"
+    folder = with_code(next_folder, tmp_path / "own", log=log)
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setenv("SEMEL_TEST_LOG", str(log))
     target = Target("float32", rendering=Rendering(trust_remote_code=True))
     pool = await Pool.start(folder, target, processes=2, spares=0)
     try:

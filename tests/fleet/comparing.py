@@ -72,6 +72,19 @@ class Figures:
             "failed": len(self.failures),
         }
 
+    def measured(self) -> dict[str, float]:
+        """The figures that a simulation of the same load is held against (`semel simulate --against`)."""
+        percentiles = quantiles(self.latencies_s, n=20)
+        return {
+            "encodes": self._total("encoded"),
+            "encoder_hits": self._total("encoder_hits"),
+            "preprocessed": self._total("processed"),
+            "features_sent": self._total("sent"),
+            "feature_bytes": self._total("frames_bytes") + self._total("memory_bytes"),
+            "p50_s": median(self.latencies_s),
+            "p95_s": percentiles[-1],
+        }
+
     def _total(self, name: str) -> int:
         return sum(getattr(one, name) for one in self.counts)
 

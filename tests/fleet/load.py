@@ -5,7 +5,9 @@ a time, of which a tenth is aborted and a tenth refused, have to be answered exa
 
 With `--compare` the requests are for images that come again (`--repeats`), none is aborted or refused, and they go
 through frontends that choose workers as semel does and, in turns, through others that ask one worker after another.
-With `--store` the workers share their encoder outputs in a Redis that is started for the run.
+With `--transport tcp` workers are reached over tcp, encrypted, and with `--transports` both are measured in turns.
+With `--store` the workers share their encoder outputs in a Redis that is started for the run. With `--record FILE` the
+requests and what was measured are written for `semel simulate --against FILE`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,16 @@ from tests.embeddings.redis import running_redis
 from tests.fleet.bare import running_bare
 from tests.fleet.comparing import ROOMY_GB, Figures, begin_rivals, compare
 from tests.fleet.counters import Counts, settled
-from tests.fleet.driving import Driver, Tally, ask_alone
-from tests.fleet.plan import TOKENS, Load, Repeats, pictures, plan
+from tests.fleet.driving import Driver, Tally, ask_alone, exchange, token_ids
+from tests.fleet.plan import SIDE, TOKENS, Ask, Load, Repeats, body_of, pictures, plan, plan_repeats
 from tests.fleet.processes import Fleet, running_fleet
+from tests.fleet.transports import begin_paths, measure
 
 __all__ = ["drive", "drive_fleet", "drive_rivals", "main"]
 
 MAX_TOLD = 20
+TOKEN_SIDE = 28
+"""Pixels of a side that one token of Qwen2-VL stands for."""
 
 
 async def drive(urls: list[str], load: Load, *, progress: bool = False) -> Tally:
@@ -45,13 +50,15 @@ async def drive(urls: list[str], load: Load, *, progress: bool = False) -> Tally
     return await Driver(urls, images, reference, at_a_time=load.at_a_time).run(plan(load, len(urls)), progress=progress)
 
 
-async def drive_fleet(fleet: Fleet, load: Load, *, progress: bool = False) -> tuple[Tally, Counts]:
+async def drive_fleet(
+    fleet: Fleet, load: Load, *, progress: bool = False, compared: Callable[[Any], Any] | None = None
+) -> tuple[Tally, Counts]:
     """The same through the frontends of a fleet, and what it counted meanwhile, the chats alone left out."""
     images = pictures(load.images)
     frontends, workers = fleet.running_frontends, fleet.running_workers
-    reference = await ask_alone(fleet.urls, load.chats(), images)
+    reference = await ask_alone(fleet.urls, load.chats(), images, compared=compared)
     before = await asyncio.to_thread(settled, frontends, workers)
-    driver = Driver(fleet.urls, images, reference, at_a_time=load.at_a_time)
+    driver = Driver(fleet.urls, images, reference, at_a_time=load.at_a_time, compared=compared)
     tally = await driver.run(plan(load, len(fleet.urls)), progress=progress)
     return tally, await asyncio.to_thread(settled, frontends, workers) - before
 
@@ -69,17 +76,23 @@ def main(words: list[str] | None = None) -> int:
         model = _model(Path(folder) / "qwen2-vl")
         if options.compare:
             return _compare(model, options)
-        load = Load(options.requests, seed=options.seed)
+        if options.transports:
+            return _transports(model, options)
+        # Without an engine nothing is refused that only an engine refuses.
+        load = Load(options.requests, seed=options.seed, refused=0.0 if options.without_engines else 0.1)
         if options.bare:
             with running_bare(model) as server:
                 result = _result(asyncio.run(drive([server.url], load, progress=True)))
         else:
             workers, frontends = options.workers or 2, options.frontends or 3
-            with running_fleet(model, cache=options.cache, workers=workers, frontends=frontends) as fleet:
-                tally, counts = asyncio.run(drive_fleet(fleet, load, progress=True))
+            kind = {"cache": options.cache, "transport": options.transport}
+            engines, compared = (False, token_ids) if options.without_engines else (True, None)
+            with running_fleet(model, **kind, workers=workers, frontends=frontends, has_engines=engines) as fleet:
+                tally, counts = asyncio.run(drive_fleet(fleet, load, progress=True, compared=compared))
             result = _result(tally) | asdict(counts)
     _print({"value": result}, as_json=options.json)
-    over_sockets = options.cache == "shared" and result.get("frames_bytes", 0)
+    by_memory = options.cache == "shared" and options.transport == "ipc"
+    over_sockets = by_memory and result.get("frames_bytes", 0)
     return int(bool(not options.bare and (result["failed"] or over_sockets)))
 
 
@@ -94,10 +107,51 @@ def _compare(model: Path, options: argparse.Namespace) -> int:
     ):
         rivals = drive_rivals(fleet, load, frontends=options.frontends or 2, rounds=options.rounds)
         found = asyncio.run(rivals)
+        prompt_tokens = asyncio.run(_prompt_tokens(fleet.urls[0])) if options.record else 0
+    if options.record:
+        options.record.write_text(json.dumps(_recorded(load, options, workers, found["semel"], prompt_tokens)))
     for failure in [told for figures in found.values() for told in figures.failures][:MAX_TOLD]:
         sys.stderr.write(f"{failure[:400]}\n")
     _print({name: figures.table() for name, figures in found.items()}, as_json=options.json)
     return int(any(figures.failures for figures in found.values()))
+
+
+async def _prompt_tokens(url: str) -> int:
+    """Of a prompt with one image, as the model counts them."""
+    _, answer = await exchange(url, body_of(Ask((0,), 0), pictures(1)))
+    return int(answer["usage"]["prompt_tokens"])
+
+
+def _recorded(
+    load: Repeats, options: argparse.Namespace, workers: int, figures: Figures, prompt_tokens: int
+) -> dict[str, Any]:
+    frontends, measured = options.frontends or 2, figures.measured()
+    rounds = [plan_repeats(replace(load, seed=load.seed + number), frontends) for number in range(options.rounds)]
+    return {
+        "frontends": frontends,
+        "workers": workers,
+        "clients": load.at_a_time,
+        "answer_tokens": load.tokens,
+        "prompt_tokens": prompt_tokens,
+        "image": {
+            "width": SIDE,
+            "height": SIDE,
+            "tokens": (SIDE // TOKEN_SIDE) ** 2,
+            "nbytes": round(measured["feature_bytes"] / measured["features_sent"]),
+        },
+        "rounds": [[[ask.chat[0], ask.frontend] for ask in asks] for asks in rounds],
+        "measured": measured,
+    }
+
+
+def _transports(model: Path, options: argparse.Namespace) -> int:
+    """tcp beside ipc, in turns."""
+    with running_fleet(model, workers=0, frontends=0) as fleet:
+        paths = begin_paths(fleet, has_engines=not options.without_engines)
+        measuring = measure(paths, rounds=options.rounds, new=24, repeats=40, seed=options.seed)
+        found = asyncio.run(measuring)
+    _print({name: figures.table() for name, figures in found.items()}, as_json=options.json)
+    return int(any(figures.failed for figures in found.values()))
 
 
 @contextmanager
@@ -118,15 +172,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, help="2 unless given; 3 with --compare")
     parser.add_argument("--frontends", type=int, help="3 unless given; with --compare 2, and as many of the others")
     parser.add_argument("--cache", choices=["shared", "lru"], default="shared", help="the frontends' feature cache")
+    parser.add_argument("--transport", choices=["ipc", "tcp"], default="ipc", help="tcp is encrypted")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bare", action="store_true", help="the same on bare vLLM, one server: the control")
     parser.add_argument("--compare", action="store_true", help="semel's choice of workers beside round robin's")
+    parser.add_argument("--transports", action="store_true", help="tcp beside ipc, in turns, on an engine each")
+    parser.add_argument("--without-engines", action="store_true", help="workers have no model, and refuse nothing")
     comparing = parser.add_argument_group("with --compare")
     comparing.add_argument("--repeats", type=float, default=0.8, help="the share of requests whose image came before")
     comparing.add_argument("--clients", type=int, default=8, help="requests at a time")
     comparing.add_argument("--tokens", type=int, default=TOKENS, help="of every answer")
     comparing.add_argument("--store", action="store_true", help="workers share encoder outputs in a Redis")
     comparing.add_argument("--publish-after", type=int, default=2, help="asks after which an output is shared")
+    comparing.add_argument("--record", type=Path, help="write the requests and the figures of semel's choice here")
     comparing.add_argument("--rounds", type=int, default=4, help="how often both get the requests, in turns")
     return parser
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from semel.core import Digest
-from semel.fleet.balance import Candidate, choose
+from tests.fleet.linear import Candidate, choose
 
 __all__ = ["Oracle"]
 

@@ -136,6 +136,9 @@ class Fleet:
     worker_flags: tuple[str, ...] = ()
     """Of every worker that is started."""
 
+    transport: str = "ipc"
+    """How workers listen, unless they are told an address: over tcp all that is sent is encrypted."""
+
     workers: list[Node] = field(default_factory=list)
     frontends: list[Node] = field(default_factory=list)
 
@@ -163,7 +166,7 @@ class Fleet:
     def begin_worker(self, *, cache_gb: float = ITEM_CACHE_GB, address: str | None = None) -> Node:
         """Start a worker; its engine takes half a minute to come up."""
         name, port = f"worker-{len(self.workers)}", free_port()
-        address = address or f"ipc://{self.home}/{name}.sock"
+        address = address or self.address_of(name)
         command = ["worker", self.model, "--listen", address, "--key-file", self.home / "key"]
         command += ["--admin-port", port, "--admin-key-file", self.home / "admin-key", *ENGINE_FLAGS]
         command += ["--drain-delay-s", 0]
@@ -173,6 +176,16 @@ class Fleet:
         worker = Node(name, process, f"http://127.0.0.1:{port}", log, address)
         self.workers.append(worker)
         return worker
+
+    def begin_modelless_worker(self, *, rate: float = 500.0) -> Node:
+        """Start a worker whose engine has no model, and makes so many tokens a second."""
+        name, port = f"worker-{len(self.workers)}", free_port()
+        address = self.address_of(name)
+        command = ["testing", "worker", self.model, "--listen", address, "--key-file", self.home / "key"]
+        command += ["--admin-port", port, "--drain-delay-s", 0, "--rate", rate]
+        process, log = self._start(name, command, {})
+        self.workers.append(Node(name, process, f"http://127.0.0.1:{port}", log, address))
+        return self.workers[-1]
 
     def begin_frontend(
         self,
@@ -218,6 +231,10 @@ class Fleet:
         for node in running:
             node.end()
 
+    def address_of(self, name: str) -> str:
+        """Where a new worker listens."""
+        return f"tcp://127.0.0.1:{free_port()}" if self.transport == "tcp" else f"ipc://{self.home}/{name}.sock"
+
     def _start(
         self, name: str, command: Sequence[object], environment: dict[str, str], semel: Sequence[str] = (str(SEMEL),)
     ) -> tuple[subprocess.Popen[bytes], Path]:
@@ -239,16 +256,18 @@ def running_fleet(
     cache: str = "shared",
     item_cache_gb: float = ITEM_CACHE_GB,
     worker_flags: Sequence[str] = (),
+    transport: str = "ipc",
+    has_engines: bool = True,
 ) -> Iterator[Fleet]:
     """A fleet, up and connected; all of it is ended at the end, whatever happens."""
     home = Path(tempfile.mkdtemp(prefix="semel-fleet-"))
     admin_key = secrets.token_hex(16)
     (home / "admin-key").touch(mode=0o600)
     (home / "admin-key").write_text(admin_key)
-    fleet = Fleet(model, home, create_key(home / "key"), admin_key, tuple(worker_flags))
+    fleet = Fleet(model, home, create_key(home / "key"), admin_key, tuple(worker_flags), transport)
     try:
         for _ in range(workers):
-            fleet.begin_worker(cache_gb=item_cache_gb)
+            fleet.begin_worker(cache_gb=item_cache_gb) if has_engines else fleet.begin_modelless_worker()
         fleet.until_up()
         for _ in range(frontends):
             fleet.begin_frontend(fleet.addresses, cache=cache)

@@ -6,13 +6,11 @@ does this: nobody should want it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 from unittest.mock import patch
 
 from semel import cli
-from semel.core import Digest
-from semel.fleet.balance import Candidate
+from semel.fleet.ranking import numbers_in
 
 __all__ = ["RoundRobin", "main"]
 
@@ -23,12 +21,13 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turns = count()
 
-    def __call__(self, candidates: Sequence[Candidate], *_: Sequence[Digest] | bytes) -> int:
-        return next(self._turns) % len(candidates)
+    def __call__(self, among: int, *_: object) -> int:
+        numbers = list(numbers_in(among))
+        return numbers[next(self._turns) % len(numbers)]
 
 
 def main() -> None:
-    with patch("semel.fleet.fleet.choose", RoundRobin()):
+    with patch("semel.fleet.balance.Balance.choose", RoundRobin()):
         cli.main()
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest
-from semel.fleet.balance import Candidate, bound_over, choose
+from tests.fleet.linear import Candidate, bound_over
+from tests.fleet.linear import shipped as choose
 from tests.fleet.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
 
 TRACES = 1_000

@@ -8,7 +8,6 @@ import pytest
 
 from semel.core import Digest
 from semel.errors import WorkerLost
-from semel.fleet.balance import Candidate
 from tests.fleet.driving import CUT_OFF, WRONG, fault_of
 from tests.fleet.plan import Kind, Repeats, plan_repeats
 from tests.fleet.round_robin import RoundRobin
@@ -49,5 +48,5 @@ def test_what_is_wrong_with_a_stream_is_told_apart(given: Any, error: Any, begin
 
 
 def test_round_robin_asks_one_after_another_whoever_holds_what() -> None:
-    choose, fleet = RoundRobin(), [Candidate("a", 9, 1), Candidate("b", 0, 0), Candidate("c", 0, 0)]
-    assert [choose(fleet, [Digest(bytes(32))], b"key") for _ in range(4)] == [0, 1, 2, 0]
+    choose = RoundRobin()
+    assert [choose(0b1011, [Digest(bytes(32))], [0b1], b"key") for _ in range(4)] == [0, 1, 3, 0]

@@ -219,6 +219,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
     assert sum_of(left, metrics.MM_CACHE_ITEMS.name) <= ITEMS_HELD
 
 
+@pytest.mark.nightly
 async def test_with_all_caching_off_everything_is_answered_and_no_counter_moves_D8(
     fleet: Fleet, reference: Reference
 ) -> None:

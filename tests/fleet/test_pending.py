@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.fleet.balance import Candidate, choose
 from semel.fleet.fleet import Fleet
 from semel.fleet.pending import PendingRequests
+from semel.ledger import Holders
+from tests.fleet.linear import Candidate, choose
 from tests.wire.examples import digest_of
 from tests.worker.pairing import rig
 
@@ -46,7 +47,9 @@ async def test_a_burst_of_different_items_is_spread_before_any_is_sent(fleet: Fl
 
 
 def test_what_was_sent_or_given_up_counts_no_more() -> None:
-    preparing = PendingRequests()
+    """And is nowhere to be found. Control: what is still being prepared is."""
+    holders = Holders()
+    preparing = PendingRequests(holders, 2)
     with preparing.request([digest_of(1)]):
         with pytest.raises(ValueError, match="given up"), preparing.request([digest_of(1), digest_of(2)]):
             assert preparing.requests == 2
@@ -54,5 +57,7 @@ def test_what_was_sent_or_given_up_counts_no_more() -> None:
         assert preparing.requests == 1
         assert digest_of(1) in preparing
         assert digest_of(2) not in preparing
+        assert (holders.get(digest_of(1)), holders.get(digest_of(2))) == (2, 0)
     assert preparing.requests == 0
     assert digest_of(1) not in preparing
+    assert len(holders) == 0

@@ -233,7 +233,8 @@ class RegardlessOfTheEnd(LateReader):
 async def overrun(folder: Path, kind: type[LateReader]) -> list[BaseException | tuple[int, ...]]:
     """Send a worker that does not read more than it may leave unread; returns the answers that were lost."""
     async with losing_sessions(folder, kind, Limits(max_unread_bytes=UNREAD_BYTES)) as rig:
-        rig.losing.listener._socket.pause()
+        for socket in rig.losing.listener._sockets.values():
+            socket.pause()
         for _ in range(3):
             rig.ask(text="x" * (UNREAD_BYTES * 3 // 4))
         return await rig.lost_answers()

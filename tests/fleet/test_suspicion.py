@@ -14,7 +14,7 @@ from semel.errors import NotReady, RequestQuarantined
 from semel.fleet.suspicion import KEEP_S, Content, EngineRun, Suspect, Suspicion
 from tests.worker.pairing import prompt
 
-K = Content("tenant", 1)
+K, INNOCENT = Content("tenant", 1), Content("tenant", 2)
 
 
 @dataclass
@@ -194,23 +194,28 @@ def test_what_is_on_trial_is_not_tried_a_second_time_meanwhile() -> None:
     suspicion.enter(K)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_an_engine_that_a_lone_suspect_killed_is_no_second_strike_for_others(order: tuple[int, int]) -> None:
-    """Whoever is told first. The other had been under way with it before, and had begun to answer."""
-    suspicion = Suspicion(now=lambda: 0.0)
-    innocent = Content("tenant", 2)
-    both = [suspicion.enter(innocent), suspicion.enter(K)]
+def under_way_when_a_died(suspicion: Suspicion) -> list[Suspect]:
+    """An innocent request and a killer, which were both there."""
+    both = [suspicion.enter(INNOCENT), suspicion.enter(K)]
     for one in both:
         suspicion.submit(one, engine("a"))
     for one in both:
         suspicion.die(one)
+    return both
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_engine_that_a_lone_suspect_killed_is_no_second_strike_for_others(order: tuple[int, int]) -> None:
+    """Whoever is told first. The other had been under way with it before, and had begun to answer."""
+    suspicion = Suspicion(now=lambda: 0.0)
+    both = under_way_when_a_died(suspicion)
     suspicion.submit(both[0], engine("b"), alone=True)
     assert not suspicion.may_have_alone(both[1], "b")
     suspicion.begin_answer(both[0])
     suspicion.submit(both[1], engine("b"), alone=True)
     for number in order:
         suspicion.die(both[number])
-    assert (suspicion.strikes(innocent), suspicion.strikes(K)) == (1, 2)
+    assert (suspicion.strikes(INNOCENT), suspicion.strikes(K)) == (1, 2)
 
 
 class Hasty(Suspicion):
@@ -227,18 +232,13 @@ def test_who_comes_to_an_engine_that_has_just_died_of_another_gets_no_second_str
 ) -> None:
     """That the killer's request has failed is known a moment before its worker is gone."""
     suspicion = kind(now=lambda: 0.0)
-    innocent = Content("tenant", 2)
-    both = [suspicion.enter(innocent), suspicion.enter(K)]
-    for one in both:
-        suspicion.submit(one, engine("a"))
-    for one in both:
-        suspicion.die(one)
+    both = under_way_when_a_died(suspicion)
     suspicion.submit(both[1], engine("b"), alone=True)
     suspicion.die(both[1])
     assert suspicion.may_have_alone(both[0], "b"), "nobody is there any more"
     suspicion.submit(both[0], engine("b"), alone=True)
     suspicion.die(both[0])
-    assert (suspicion.strikes(innocent), suspicion.strikes(K)) == (strikes, 2)
+    assert (suspicion.strikes(INNOCENT), suspicion.strikes(K)) == (strikes, 2)
 
 
 def test_content_is_of_a_tenant_and_not_of_its_sampling_parameters_or_salt() -> None:

@@ -30,7 +30,7 @@ from semel.fleet.membership import Membership
 from semel.fleet.worker import RemoteWorker
 from semel.telemetry import Meter
 from semel.testing.engine import EngineFault
-from semel.wire.messages import Load
+from semel.wire.messages import Status
 from tests.fleet.test_membership import connect
 from tests.waiting import until
 from tests.wire.examples import digest_of
@@ -300,13 +300,13 @@ async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(
         handle = RemoteWorker._on_event
 
         async def stumble(self: RemoteWorker, event: object) -> None:
-            if self is worker and isinstance(event, Load):
+            if self is worker and isinstance(event, Status):
                 monkeypatch.setattr(RemoteWorker, "_on_event", handle)
                 raise KeyError("a bug")
             await handle(self, event)  # type: ignore[arg-type]
 
         monkeypatch.setattr(RemoteWorker, "_on_event", stumble)
-        rigs[0].listener.broadcast(Load(1, 0))
+        rigs[0].listener.broadcast(Status(0, 0, 1, 0))
         await until(lambda: bool(rigs[0].listener.peers) and not peers & set(rigs[0].listener.peers))
         await until(lambda: len(fleet.serving) == 2)
         assert not running.done()

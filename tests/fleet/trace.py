@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from semel.core import Digest
-from semel.fleet.balance import Candidate, choose
+from tests.fleet.linear import Candidate, choose, shipped
 
 LAG_S = 0.02
 """How old what workers announce may be: they tell their load at most every 20 ms."""
@@ -38,6 +38,7 @@ class Kind:
 
     bursts: tuple[int, ...] = (1, 4, 16)
     slowest: float = 0.25
+    min_workers: int = 2
 
 
 BUSY = Kind((0.5, 0.7, 0.9, 1.1, 1.5))
@@ -120,15 +121,23 @@ def least_busy(number: int, view: View, request: Request) -> int:
 
 def balanced(number: int, view: View, request: Request) -> int:
     """What frontends do."""
+    return shipped(_candidates(view, request), request.items, request.talk)
+
+
+def scanned(number: int, view: View, request: Request) -> int:
+    """The same, worker by worker."""
+    return choose(_candidates(view, request), request.items, request.talk)
+
+
+def _candidates(view: View, request: Request) -> list[Candidate]:
     known = (sum(item in held for item in request.items) for held in view.held)
-    candidates = [Candidate(*one) for one in zip(view.names, view.loads, known, strict=True)]
-    return choose(candidates, request.items, request.talk)
+    return [Candidate(*one) for one in zip(view.names, view.loads, known, strict=True)]
 
 
 def draw(seed: int, kind: Kind = BUSY) -> Trace:
     """A trace with hot items and with workers that are slow or turn slow."""
     random = Random(seed)
-    workers = random.randint(2, kind.max_workers)
+    workers = random.randint(kind.min_workers, kind.max_workers)
     count = workers * random.randint(*kind.requests)
     encode_s, prefill_s = random.uniform(0.2, 1.5), random.uniform(0.0, 0.5)
     rate = random.choice(kind.pressures) * workers / (1.0 + 0.3 * encode_s + 0.5 * prefill_s)

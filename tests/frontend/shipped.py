@@ -23,6 +23,7 @@ from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
 from semel.frontend.service import FrontendState
+from semel.key_files import ProcessKeys
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description
 from semel.render.file_sources import FileSources
@@ -68,6 +69,10 @@ class DrawnPool:
         return tuple(range(self.processes))
 
     @property
+    def sandboxed(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def refusal(self) -> str:
         return ""
 
@@ -105,7 +110,7 @@ class DrawnPool:
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         raise NotImplementedError
 
-    def forget_counts(self) -> None:
+    def forget_warm_up(self) -> None:
         self.processed = self.failed = 0
 
     async def close(self) -> None:
@@ -201,7 +206,8 @@ async def _frontend(
     nbytes: int,
     stored: MediaStoreSettings,
 ) -> Frontend:
-    options = assembly.FrontendOptions(model=str(model), workers=(address,), key=KEY, processes=0)
+    keys = ProcessKeys.of_fleet_key(KEY, "frontend")
+    options = assembly.FrontendOptions(model=str(model), workers=(address,), keys=keys, processes=0)
     store = open_store(stored, KEY)
     parts = assembly._Parts(options, assembly.create_cache("lru", nbytes), FileSources(store))
     parts.meter.watch(parts.lookups.samples)

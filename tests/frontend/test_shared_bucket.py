@@ -88,6 +88,7 @@ async def test_what_is_uploaded_at_one_frontend_is_used_at_the_other(
         one, other = fleet.frontends
         by_reference = await stored(one, 1)
         items = await items_of(fleet, other, by_reference)
+        await until(lambda: all(one.remote.holding(item.digest) is not None for item in items))
         assert await items_of(fleet, one, inline(1)) == items
         assert one.pool.processed + other.pool.processed == 1
         file_id = by_reference["messages"][0]["content"][0]["image_url"]["file_id"]

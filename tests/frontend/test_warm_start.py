@@ -31,8 +31,8 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 def at_work(frontend: Started) -> tuple[int, int]:
     """The serving process and its preprocessing process; a spare one, which starts meanwhile, is younger."""
-    children = psutil.Process(frontend.pid).children()
-    return frontend.pid, min(children, key=lambda child: child.create_time()).pid
+    (template,) = psutil.Process(frontend.pid).children()
+    return frontend.pid, min(template.children(), key=lambda child: (child.create_time(), child.pid)).pid
 
 
 async def cost_s(frontend: Started, number: int) -> float:

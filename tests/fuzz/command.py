@@ -1,4 +1,4 @@
-"""`scripts/fuzz`: one target for a while, what it came to, and how to repeat what it found."""
+"""`scripts/fuzz`: one target or all of them for a while, what it came to, and how to repeat what was found."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def main(arguments: Sequence[str]) -> int:
         for target in TARGETS:
             _say(f"{target.name:12} {write_seeds(target)} seeds")
         return 0
+    if options.all:
+        return max(_fuzz(target, options) for target in TARGETS)
     if options.target is None:
-        _parser().error("name a target; --list shows them")
+        _parser().error("name a target, or --all; --list shows them")
     target = find(options.target)
     if options.repeat is not None:
         target.run()(options.repeat.read_bytes())
@@ -56,12 +58,15 @@ def write_seeds(target: Target) -> int:
 
 
 def _fuzz(target: Target, options: argparse.Namespace) -> int:
-    scratch = options.scratch or Path(tempfile.mkdtemp(prefix=f"semel-fuzz-{target.name}-"))
+    if options.scratch is None:
+        scratch = Path(tempfile.mkdtemp(prefix=f"semel-fuzz-{target.name}-"))
+    else:
+        scratch = options.scratch / target.name if options.all else options.scratch
     corpus, findings = scratch / "corpus", scratch / "findings"
     corpus.mkdir(parents=True, exist_ok=True)
     for path in target.inputs():
         shutil.copy(path, corpus / path.name)
-    seconds = options.seconds or (_LONGEST_S if options.runs else _DEFAULT_S)
+    seconds = options.seconds or round(60 * (options.minutes or 0)) or (_LONGEST_S if options.runs else _DEFAULT_S)
     outcome = fuzz(target, corpus=corpus, findings=findings, seconds=seconds, runs=options.runs or -1)
     (scratch / "log").write_text(outcome.log)
     if options.keep:
@@ -106,12 +111,14 @@ def _say(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Coverage-guided fuzzing of one target.")
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Coverage-guided fuzzing.")
     parser.add_argument("target", nargs="?", help="a name of --list")
+    parser.add_argument("--all", action="store_true", help="every target, one after the other; also after a finding")
     parser.add_argument("--list", action="store_true", help="show the targets")
     parser.add_argument("--seeds", action="store_true", help="write the seeds of every target into the repository")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seconds", type=int, help=f"how long to fuzz; {_DEFAULT_S} unless --runs is given")
+    length.add_argument("--minutes", type=float, help="the same in minutes")
     length.add_argument("--runs", type=int, help="how many inputs to try")
     parser.add_argument("--keep", action="store_true", help="take new inputs into the repository's corpus")
     parser.add_argument(

@@ -11,13 +11,18 @@ import importlib
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
+from tests.fuzz.mutation import stretched
 from tests.fuzz.target import Run, Target
 from tests.fuzz.targets import find
 
 __all__ = ["main"]
+
+_STRETCHED: Final = 0.05
+_STRUCTURED: Final = 0.5
 
 
 def main(arguments: list[str]) -> None:
@@ -30,8 +35,8 @@ def main(arguments: list[str]) -> None:
     with atheris.instrument_imports(include=[*target.instrumented], enable_loader_override=False):
         run = target.run()
         _warm_up(target, run)
-    mutators = _mutators(target, atheris)
-    atheris.Setup([sys.argv[0], f"-max_len={target.max_bytes}", *options], run, **mutators)
+    lengths = (f"-max_len={target.max_bytes}", "-len_control=0")  # long ones at once: they show what is slow
+    atheris.Setup([sys.argv[0], *lengths, *options], run, custom_mutator=_mutator(target, atheris))
     atheris.Fuzz()
 
 
@@ -41,18 +46,22 @@ def _warm_up(target: Target, run: Run) -> None:
             run(seed)
 
 
-def _mutators(target: Target, atheris: Any) -> dict[str, Any]:
-    if (along_structure := target.mutate()) is None:
-        return {}
+def _mutator(target: Target, atheris: Any) -> Callable[[bytes, int, int], bytes]:
+    """Edits along the structure, where a target knows it; repetitions, which show what is slow; blind edits."""
+    along_structure = target.mutate()
 
     def mutator(data: bytes, max_bytes: int, seed: int) -> bytes:
         random = Random(seed)
-        if random.random() < 0.5 and (new := along_structure(data, random)) is not None and len(new) <= max_bytes:
-            return new
-        blind: bytes = atheris.Mutate(data, max_bytes)
+        if random.random() < _STRETCHED:
+            return stretched(data, random, max_bytes)
+        if along_structure is not None and random.random() < _STRUCTURED:
+            new = along_structure(data, random)
+            if new is not None and len(new) <= max_bytes:
+                return new
+        blind: bytes = atheris.Mutate(data, max_bytes)  # there is another one under this name once it fuzzes
         return blind
 
-    return {"custom_mutator": mutator}
+    return mutator
 
 
 if __name__ == "__main__":

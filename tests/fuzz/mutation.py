@@ -1,4 +1,4 @@
-"""Edits of trees, as JSON and msgpack give them: a fuzzer that only flips bytes rarely writes a tree that parses."""
+"""Edits that a fuzzer which flips bytes rarely makes: of trees, as JSON and msgpack give them, and long repetitions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-__all__ = ["edited", "edited_records", "edited_text"]
+__all__ = ["edited", "edited_records", "edited_text", "stretched"]
 
 _NUMBERS: Final = (0, 1, -1, 2, 3, 127, 128, 255, 256, 65_535, 2**31 - 1, 2**31, 2**32, 2**62, 2**63, -(2**63))
 _SCALARS: Final = (None, True, False, 0.5, 1e308, "", b"", *_NUMBERS)
 _MAX_EDITS: Final = 4
+_MAX_PIECE: Final = 8
 
 
 def edited(tree: Any, random: Random, words: Sequence[Any]) -> Any:
@@ -97,3 +98,14 @@ def edited_records(records: Sequence[bytes], random: Random) -> list[bytes]:
         case _:
             new.pop(at)
     return new
+
+
+def stretched(data: bytes, random: Random, max_bytes: int) -> bytes:
+    """The input with a short piece of it many times in its place: what takes time for each pair of them shows it."""
+    at = random.randint(0, max(0, len(data) - 1))
+    piece = data[at : at + random.randint(1, _MAX_PIECE)] or b" "
+    room = max_bytes - len(data)
+    if room < len(piece):
+        return data[:max_bytes]
+    count = room // len(piece) if random.random() < 0.5 else random.randint(1, room // len(piece))
+    return data[:at] + piece * count + data[at:]

@@ -110,7 +110,7 @@ def seeds() -> Mapping[str, bytes]:
     messages: list[Order | Answer] = [
         Load("model", Target("float32"), DecodeLimits(), 30.0, 1 << 30),
         Work(1, "image", "image/png", {"max_pixels": 1_024}),
-        Write(64),
+        Write(),
         Send(),
         Ready(Description("f", {"image": "<|image_pad|>"}, False, {"image": "<image {index}>"})),
         Offer(1, len(payload)),

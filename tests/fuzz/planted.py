@@ -1,8 +1,9 @@
-"""Two bugs that are known, so that a test can show that the harness finds such: the naive ways of what semel does."""
+"""Three bugs that are known, so that a test shows that the harness finds such: the naive ways of what semel does."""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -11,7 +12,10 @@ from PIL import Image
 from semel.errors import MediaUndecodable
 from tests.fuzz import image
 
-__all__ = ["naive_image", "naive_read", "run_codec", "run_image", "seeds"]
+__all__ = ["naive_image", "naive_read", "run_codec", "run_header", "run_image", "seeds"]
+
+_VALUE = re.compile(r"\s*([^\s,]*)\s*(?:,|$)")
+"""Blanks can be split in as many ways as there are, and are, if what follows them does not fit."""
 
 
 def naive_read(data: bytes) -> bytes:
@@ -48,6 +52,12 @@ def run_image(data: bytes) -> None:
     image.check(data, naive_image)
 
 
+def run_header(data: bytes) -> None:
+    _, equals, value = data.decode("latin-1").partition("=")
+    if equals and value[:1].isspace():
+        _VALUE.match(value)
+
+
 def seeds() -> Mapping[str, bytes]:
-    """A frame of another kind; the images."""
-    return {"frame": b"a frame?", **image.seeds()}
+    """A frame of another kind; a field of a header; the images."""
+    return {"frame": b"a frame?", "field": b"max-age= 60 s", **image.seeds()}

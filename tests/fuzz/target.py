@@ -2,25 +2,34 @@
 
 A target's module has `run(data)`, which returns for every input but a finding, and `seeds()`, the inputs that its
 corpus begins with. It may have `mutate(data, random)`, which edits an input along its structure, or gives None for one
-that has none.
+that has none. An input that takes more processor time than its bytes allow is a finding too.
 """
 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-__all__ = ["CORPUS", "Mutate", "Run", "Target"]
+__all__ = ["CORPUS", "Mutate", "Run", "Target", "TooSlow", "timed"]
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 """One folder per target; what was found and has been fixed is in its `findings`."""
 
 Run = Callable[[bytes], None]
 Mutate = Callable[[bytes, Random], bytes | None]
+
+
+_REPEATS: Final = 2
+"""Who was interrupted once is not slow."""
+
+
+class TooSlow(AssertionError):
+    """An input takes more processor time than its size allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,10 @@ class Target:
 
     function: str = "run"
 
+    base_ms: float = 20.0
+    us_per_byte: float = 25.0
+    """Processor time that an input may take: some, and some for each of its bytes. About ten times what it takes."""
+
     @property
     def corpus(self) -> Path:
         """Its folder in the repository."""
@@ -50,7 +63,11 @@ class Target:
     def run(self) -> Run:
         """What is called with every input."""
         loaded: Run = getattr(self._load(), self.function)
-        return loaded
+        return timed(loaded, self.allowed_s)
+
+    def allowed_s(self, nbytes: int) -> float:
+        """The processor time that an input of this size may take."""
+        return self.base_ms / 1e3 + self.us_per_byte / 1e6 * nbytes
 
     def mutate(self) -> Mutate | None:
         """What edits inputs along their structure, if there is such a thing."""
@@ -64,3 +81,25 @@ class Target:
 
     def _load(self) -> Any:
         return importlib.import_module(self.module)
+
+
+def timed(run: Run, allowed_s: Callable[[int], float]) -> Run:
+    """The same, and an input that takes too much processor time, three times in a row, is a finding."""
+
+    def run_timed(data: bytes) -> None:
+        allowed = allowed_s(len(data))
+        took = _processor_s(run, data)
+        for _ in range(_REPEATS):
+            if took <= allowed:
+                return
+            took = min(took, _processor_s(run, data))
+        if took > allowed:
+            raise TooSlow(f"{took:.3f} s of processor time for {len(data):,} bytes, {allowed:.3f} s are allowed")
+
+    return run_timed
+
+
+def _processor_s(run: Run, data: bytes) -> float:
+    began = time.process_time()
+    run(data)
+    return time.process_time() - began

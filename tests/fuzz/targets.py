@@ -14,18 +14,23 @@ _PILLOW: Final = (
 )
 """What of Pillow reads the accepted formats: to instrument all of it takes seconds."""
 
+_MEDIA_MS: Final = 1_000.0
+"""A few bytes may be many pixels or samples: what they may be at most takes less than this."""
+
 TARGETS: Final = (
     Target(
         "image",
         "tests.fuzz.image",
         "bytes to RGB, upright, within limits (S5, S7, S8, S13)",
         ("semel.media", *_PILLOW),
+        base_ms=_MEDIA_MS,
     ),
     Target(
         "audio",
         "tests.fuzz.audio",
         "bytes to mono float32 samples (S5, S7, S8, S13)",
         ("semel.media",),
+        base_ms=_MEDIA_MS,
     ),
     Target(
         "video",
@@ -33,6 +38,7 @@ TARGETS: Final = (
         "bytes to the frames that are wanted (S5, S7, S8)",
         ("semel.media",),
         max_bytes=6_144,
+        base_ms=_MEDIA_MS,
     ),
     Target(
         "wire",
@@ -58,27 +64,28 @@ TARGETS: Final = (
         "what an embedding store answers to values or a failure (S10, S26)",
         ("semel.embeddings",),
         max_bytes=1_024,
+        us_per_byte=200.0,  # they come one by one, and four readers read them under `tracemalloc`
     ),
     Target(
         "data-url",
         "tests.fuzz.data_url",
         "a data URL to bytes, as the standard library decodes it (S2, S11)",
         ("semel.render",),
-        max_bytes=1_024,
+        max_bytes=8_192,
     ),
     Target(
         "url",
         "tests.fuzz.url",
         "a URL and a redirect to host, port and target, as other parsers read them (S1, S2, S3)",
         ("semel.media", "idna"),
-        max_bytes=512,
+        max_bytes=4_096,
     ),
     Target(
         "freshness",
         "tests.fuzz.freshness",
         "fields of a response to how long it may be used (S4)",
         ("semel.media", "email"),
-        max_bytes=1_024,
+        max_bytes=8_192,
     ),
     Target(
         "chat",
@@ -103,6 +110,14 @@ PLANTED: Final = (
         "an image decoder that maps no errors",
         _PILLOW,
         function="run_image",
+    ),
+    Target(
+        "planted-header",
+        "tests.fuzz.planted",
+        "a pattern that takes a step for each pair of blanks",
+        ("tests.fuzz.planted",),
+        max_bytes=8_192,
+        function="run_header",
     ),
 )
 """Known bugs, which show that the harness finds some; no part of what is fuzzed."""

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from tests.fuzz import chat, mutation, planted, records, safetensors_file, url, 
 from tests.fuzz.oracle import Finding, bounded
 from tests.fuzz.reach import reached
 from tests.fuzz.running import Outcome, fuzz
-from tests.fuzz.target import CORPUS, Target
+from tests.fuzz.target import CORPUS, Target, TooSlow, timed
 from tests.fuzz.targets import TARGETS, find
 
 MAX_FILES = 200
@@ -103,6 +104,25 @@ def test_an_allocation_over_the_bound_is_a_finding_S10() -> None:
         bytearray(10_000)
 
 
+def test_an_input_that_takes_too_much_processor_time_is_a_finding_and_an_interruption_is_not() -> None:
+    header = find("planted-header")
+    header.run()(b"max-age= 60 s")
+    with pytest.raises(TooSlow, match="8,012 bytes"):
+        header.run()(b"max-age=" + b" " * 8_000 + b"60 s")
+    runs = iter([0.2, 0.0, 0.0])
+    timed(lambda _: _spend(next(runs)), lambda _: 0.1)(b"once")
+    with pytest.raises(TooSlow, match="4 bytes"):
+        timed(lambda _: _spend(0.02), lambda _: 0.01)(b"ever")
+
+
+def test_a_stretched_input_repeats_a_piece_of_itself_and_fits() -> None:
+    for seed in range(200):
+        new = mutation.stretched(b"max-age= 60", Random(seed), 400)
+        assert 11 < len(new) <= 400
+    assert mutation.stretched(b"", Random(0), 10)
+    assert mutation.stretched(b"full", Random(0), 4) == b"full"
+
+
 def test_the_naive_image_decoder_is_a_finding_S5() -> None:
     with pytest.raises(Finding, match="is not upright"):
         planted.run_image(planted.seeds()["jpeg"])
@@ -150,6 +170,12 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert wire.opens(wire.seeds()["frontend-all"])
 
 
+def _spend(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
 # The harness.
 
 
@@ -175,6 +201,14 @@ def test_the_harness_finds_a_planted_bug_that_blind_search_does_not(tmp_path: Pa
     (finding,) = found.findings
     with pytest.raises(IndexError):
         planted.run_codec(finding.read_bytes())
+
+
+@pytest.mark.slow
+def test_the_harness_finds_a_pattern_that_is_slow(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    found = _fuzz(find("planted-header"), tmp_path, seconds=60)
+    assert found.error is not None
+    assert "TooSlow" in found.error
 
 
 @pytest.mark.slow

@@ -16,11 +16,12 @@ import msgspec
 
 from semel.core import FeatureInfo
 from semel.errors import PromptTooLong, ProtocolError
+from semel.ledger import Announcement
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Frames, decode, encode, pack
 from semel.wire.events import Admitted, Event, Opened, Reset
-from semel.wire.messages import Accepted, Delta, Have, Lend, Message, Submit, WorkerMessage
+from semel.wire.messages import Accepted, Delta, Lend, Message, Status, Submit, WorkerMessage
 from semel.wire.session import Session
-from semel.wire.translation import have_of, holdings_of, layout_of, lease_of, prompt_of, sizes_of
+from semel.wire.translation import announcement_of, layout_of, lease_of, prompt_of, sizes_of, status_of
 from tests.fuzz.mutation import edited, edited_records
 from tests.fuzz.oracle import Finding, bounded, expect
 from tests.fuzz.records import join, split
@@ -105,8 +106,8 @@ def _read(event: Event) -> None:
         match event:
             case Submit():
                 prompt_of(event, lambda _: LAYOUT, max_tokens=_MAX_TOKENS)
-            case Have():
-                layouts = {holding.layout for holding in holdings_of(event).values()}
+            case Status():
+                layouts = {holding.layout for holding in announcement_of(event).holdings.values()}
                 total = sum(map(len, layouts))
                 expect(total <= _MAX_ANNOUNCED_TOKENS, f"an announcement becomes {total:,} tokens (S10)")
             case Lend():
@@ -179,4 +180,4 @@ def _talk(frontend: Session, worker: Session) -> None:
     frontend.send_feature(digest_of(2), feature_of_rows(20))
     worker.send(Accepted("r1"))
     worker.send(Delta("r1", 0, "text", (1, 2)))
-    worker.send(have_of(0, {digest_of(1): FeatureInfo.of(feature_of_rows(3))}))
+    worker.send(status_of(Announcement(None, 0, holdings={digest_of(1): FeatureInfo.of(feature_of_rows(3))}), 1, 0))

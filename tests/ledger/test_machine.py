@@ -10,6 +10,7 @@ a rule is broken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -19,7 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from semel.core import Digest
-from semel.ledger import Intake, Ledger, Opened
+from semel.errors import ProtocolError
+from semel.ledger import Announcement, Holdings, Intake, Ledger, Opened, holdings
+from semel.worker.news import Bulletin, News
 from tests.effort import examples
 from tests.ledger.examples import DIGESTS
 from tests.ledger.world import World
@@ -29,6 +32,12 @@ ITEMS = st.lists(st.integers(0, len(DIGESTS) - 1), max_size=4)
 CAPACITIES: Final = (0, 4, 6, 9)
 
 steps = {"machine": 0}
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a snapshot of a few items has several."""
+    monkeypatch.setattr(holdings, "MAX_BATCH", 2)
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -117,6 +126,10 @@ class FleetMachine(RuleBasedStateMachine):
     def announce(self, which: int) -> None:
         self.fleet.announce(which)
 
+    @rule(which=NUMBERS)
+    def send_slice(self, which: int) -> None:
+        self.fleet.send_slice(which)
+
     @invariant()
     def holds(self) -> None:
         steps["machine"] += 1
@@ -158,6 +171,7 @@ WEIGHTS: Final[dict[Callable[..., object], float]] = {
     World.engine_misses: 5,
     World.evict: 4,
     World.announce: 3,
+    World.send_slice: 2,
     World.process_again: 3,
     World.lose_feature: 2,
     World.engine_refuses: 1,
@@ -176,6 +190,7 @@ PAIRS: Final = (World.evict, World.inject, World.lose_feature)
 def wander(seed: int, num_steps: int, **kinds: Callable[[], Any]) -> None:
     """A random walk through a world of a random shape, in which some things happen often and others never."""
     random = Random(seed)
+    kinds = {"news_kind": lambda: News(holdings=Holdings(max_log=random.choice((2, 4, 65_536)))), **kinds}
     world = World(random.randint(1, 4), random.randint(1, 3), random.choice(CAPACITIES), **kinds)
     weights = [weight * random.choice((0, 1, 1, 3)) for weight in WEIGHTS.values()]
     weights[0] += 1
@@ -235,13 +250,52 @@ class Trusting(Intake[int]):
         return self.open(peer, request_id, digests, (), lambda digest: digest not in lacking)
 
 
+class Secretive(Holdings[int]):
+    """Does not say what is gone."""
+
+    def _since(self, known: int, *, more: bool) -> list[Announcement]:
+        return [replace(told, gone=()) for told in super()._since(known, more=more)]
+
+
+class Skipping(Holdings[int]):
+    """Takes who comes back for one who knows everything."""
+
+    def join(self, peer: int, known: int | None = None) -> list[Announcement]:
+        return super().join(peer, None if known is None else self.number)
+
+
+class Lying(Holdings[int]):
+    """Says that nothing has changed to who comes back."""
+
+    def join(self, peer: int, known: int | None = None) -> list[Announcement]:
+        told = super().join(peer, known)
+        return told if told[0].since is None else [Announcement(known, self.number)]
+
+
+class Silent(News[int]):
+    """Tells the one whom it concerns when it tells everybody."""
+
+    def concerning(self, _: int) -> list[Bulletin[int]]:
+        return []
+
+
+def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
+    return lambda: News(holdings=holdings_kind(max_log=4))
+
+
 @pytest.mark.parametrize(
     "kinds",
-    [{"ledger_kind": Careless}, {"ledger_kind": Credulous}, {"desk_kind": Hopeful}],
-    ids=["careless", "credulous", "hopeful"],
+    [
+        {"ledger_kind": Careless},
+        {"ledger_kind": Credulous},
+        {"desk_kind": Hopeful},
+        {"news_kind": Silent},
+        *({"news_kind": news_with(kind)} for kind in (Secretive, Skipping, Lying)),
+    ],
+    ids=["careless", "credulous", "hopeful", "silent", "secretive", "skipping", "lying"],
 )
 def test_the_world_notices_a_broken_rule(kinds: dict[str, Callable[[], Any]]) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ProtocolError)):
         for seed in range(400):
             wander(seed, 150, **kinds)
 

@@ -11,11 +11,13 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Literal
 
 from semel.core import Digest, Feature, FeatureInfo
 from semel.errors import FeatureMissing
-from semel.ledger import Gone, Have, Holdings, Intake, Ledger
+from semel.ledger import Announcement, Holdings, Intake, Ledger
+from semel.worker.news import Bulletin, News
 from tests.ledger.examples import DIGESTS, FEATURES, HOLDINGS, content_of
 
 
@@ -41,6 +43,8 @@ class Need:
 class Ended:
     request: str
     how: Literal["accepted", "failed", "done"]
+    held: frozenset[Digest] = frozenset()
+    """What the engine held of the request when it was taken."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Forget:
 
 
 ToWorker = Submit | Abort
-ToFrontend = Have | Gone | Need | Ended | Forget
+ToFrontend = Announcement | Need | Ended | Forget
 
 
 @dataclass
@@ -86,8 +90,8 @@ class Session:
 class SlowLedger:
     """What a ledger should know, by the words of its contract."""
 
-    def __init__(self) -> None:
-        self.announced: set[Digest] = set()
+    def __init__(self, announced: Iterable[Digest] = ()) -> None:
+        self.announced = set(announced)
         self.noted: set[Digest] = set()
         self.counting: dict[str, set[Digest]] = {}
 
@@ -155,21 +159,58 @@ class Worker:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
-        self.holdings = world.holdings_kind()
+        self.news = world.news_kind()
+        self.incarnation = world.next_incarnation()
         self.desk = world.desk_kind()
-        self.store = Store(world.capacity, self.holdings.hold, self.holdings.drop)
+        self.store = Store(
+            world.capacity,
+            lambda digest, holding: self.news.hold(digest, holding, world.now),
+            lambda digest: self.news.drop(digest, world.now),
+        )
         self.open: dict[Owner, tuple[Digest, ...]] = {}
         self.running: dict[Owner, tuple[tuple[Digest, ...], set[Digest]]] = {}
         """What was taken: its digests, and those that went by reference."""
-        for frontend in range(len(world.frontends)):
-            self.holdings.join(frontend)
 
-    def say(self, frontend: int, message: ToFrontend | None = None) -> None:
-        """Announcements go ahead of everything else."""
-        for peer, announcement in self.holdings.announcements():
-            self.world.sessions[peer, self.number].to_frontend.append(announcement)
-        if message is not None:
-            self.world.sessions[frontend, self.number].to_frontend.append(message)
+    @property
+    def holdings(self) -> Holdings[int]:
+        return self.news.holdings
+
+    def meet(self, frontend: Frontend) -> None:
+        """A session begins."""
+        ledger = frontend.ledgers[self.number]
+        resume = ledger.resume
+        ledger.open(self.incarnation)
+        known = resume[1] if resume is not None and resume[0] == self.incarnation else None
+        if known is None:
+            frontend.slow[self.number].announced.clear()
+        self.publish(self.news.join(frontend.number, known))
+
+    def publish(self, bulletins: Iterable[Bulletin[int]]) -> None:
+        for bulletin in bulletins:
+            for peer in bulletin.peers:
+                self.world.sessions[peer, self.number].to_frontend.append(bulletin.announcement)
+
+    def say(self, frontend: int, message: ToFrontend) -> None:
+        """What is new goes ahead of a message about a request."""
+        self.publish(self.news.concerning(frontend))
+        self.world.sessions[frontend, self.number].to_frontend.append(message)
+
+    def announce(self) -> None:
+        """A turn of a round."""
+        self.publish(self.news.next_turn(self.world.now))
+
+    def send_slice(self, frontend: int) -> bool:
+        """The next slice of a snapshot; whether there was one."""
+        bulletin = self.news.next_slice(frontend)
+        self.publish([] if bulletin is None else [bulletin])
+        return bulletin is not None
+
+    def tell_the_rest(self) -> None:
+        for frontend in range(len(self.world.frontends)):
+            while self.send_slice(frontend):
+                pass
+        while self.news.due < inf:
+            self.announce()
 
     def read(self, frontend: int, message: ToWorker) -> None:
         owner = (frontend, message.request)
@@ -192,8 +233,7 @@ class Worker:
     def lose(self, frontend: int) -> None:
         """The session has ended, and a new one begins."""
         self.desk.forget(frontend)
-        self.holdings.leave(frontend)
-        self.holdings.join(frontend)
+        self.news.leave(frontend)
         self.open = {owner: digests for owner, digests in self.open.items() if owner[0] != frontend}
         self.running = {owner: taken for owner, taken in self.running.items() if owner[0] != frontend}
 
@@ -211,7 +251,8 @@ class Worker:
         self.running[owner] = self.open[owner], referred
         self.world.took(owner[1])
         self.close(owner)
-        self.say(owner[0], Ended(owner[1], "accepted"))
+        held = frozenset(digest for digest in self.running[owner][0] if digest in self.store.items)
+        self.say(owner[0], Ended(owner[1], "accepted", held))
 
     def refuse(self, owner: Owner) -> None:
         self.close(owner)
@@ -241,8 +282,6 @@ class Frontend:
         """The requests that somebody waits for, and their workers."""
         self.repairs: list[tuple[str, tuple[Digest, ...]]] = []
         """What is being processed again."""
-        for ledger in self.ledgers:
-            ledger.open()
 
     def submit(self, worker: int, request: str, digests: tuple[Digest, ...]) -> None:
         ledger, slow, session = self.ledgers[worker], self.slow[worker], self.world.sessions[self.number, worker]
@@ -258,12 +297,12 @@ class Frontend:
     def read(self, worker: int, message: ToFrontend) -> None:
         ledger, slow = self.ledgers[worker], self.slow[worker]
         match message:
-            case Have(number, holdings):
-                ledger.have(number, holdings)
-                slow.announced.update(holdings)
-            case Gone(number, gone):
-                ledger.gone(number, gone)
-                slow.announced.difference_update(gone)
+            case Announcement(since=since):
+                ledger.announce(message)
+                if since is None:
+                    slow.announced.clear()
+                slow.announced.difference_update(message.gone)
+                slow.announced.update(message.holdings)
             case Forget():
                 self.cache.clear()
             case Need(request, needed) if request in self.wanted:
@@ -273,7 +312,10 @@ class Frontend:
                     self.send(request, to_get)
                 else:
                     self.repairs.append((request, to_get))
-            case Ended(request, how) if request in self.wanted:
+            case Ended(request, how, held) if request in self.wanted:
+                if how == "accepted" and ledger.resume is not None:  # all slices are here
+                    counted = slow.counting.get(request, set())
+                    assert counted & held == counted & slow.announced, "taken, and not announced to whom it concerns"
                 self.settle(request)
                 if how != "accepted":
                     del self.wanted[request]
@@ -300,9 +342,9 @@ class Frontend:
         self.world.sessions[self.number, worker].withdraw(ended)
 
     def lose(self, worker: int) -> None:
-        """The session has ended, and a new one begins."""
-        self.ledgers[worker].open()
-        self.slow[worker] = SlowLedger()
+        """The session has ended."""
+        self.ledgers[worker].close()
+        self.slow[worker] = SlowLedger(self.slow[worker].announced)
         self.wanted = {request: its for request, its in self.wanted.items() if its != worker}
         self.repairs = [repair for repair in self.repairs if repair[0] in self.wanted]
 
@@ -316,18 +358,30 @@ class World:
         *,
         ledger_kind: Callable[[], Ledger] = Ledger,
         desk_kind: Callable[[], Intake[int]] = Intake,
-        holdings_kind: Callable[[], Holdings[int]] = Holdings,
+        news_kind: Callable[[], News[int]] = News,
     ) -> None:
         self.num_workers = num_workers
         self.capacity = capacity * Digest.size
-        self.ledger_kind, self.desk_kind, self.holdings_kind = ledger_kind, desk_kind, holdings_kind
+        self.ledger_kind, self.desk_kind, self.news_kind = ledger_kind, desk_kind, news_kind
+        self.now = 0.0
+        self.incarnations = 0
         self.sessions = {(f, w): Session() for f in range(num_frontends) for w in range(num_workers)}
         self.frontends: list[Frontend] = []
         self.frontends.extend(Frontend(self, number) for number in range(num_frontends))
         self.workers = [Worker(self, number) for number in range(num_workers)]
+        self._meet()
         self.outcomes: dict[str, Literal["good", "failed", "given up"]] = {}
         self.taken: Counter[str] = Counter()
         self.rounds: Counter[str] = Counter()
+
+    def next_incarnation(self) -> bytes:
+        self.incarnations += 1
+        return self.incarnations.to_bytes(8, "big")
+
+    def _meet(self, frontend: int | None = None, worker: int | None = None) -> None:
+        for f, w in self.sessions:
+            if frontend in {None, f} and worker in {None, w}:
+                self.workers[w].meet(self.frontends[f])
 
     def took(self, request: str) -> None:
         self.taken[request] += 1
@@ -426,6 +480,10 @@ class World:
         self._cut(frontend, worker)
         self.frontends[frontend].lose(worker)
         self.workers[worker].lose(frontend)
+        if which % 2:  # the engine goes on while they do not hear of each other
+            self.evict(worker, which)
+            self.inject(worker, which)
+        self._meet(frontend, worker)
 
     def crash_frontend(self, which: int) -> None:
         number = which % len(self.frontends)
@@ -433,6 +491,7 @@ class World:
             self._cut(number, worker.number)
             worker.lose(number)
         self.frontends[number] = Frontend(self, number)
+        self._meet(frontend=number)
 
     def crash_worker(self, which: int) -> None:
         number = which % len(self.workers)
@@ -440,6 +499,7 @@ class World:
             self._cut(frontend.number, number)
             frontend.lose(number)
         self.workers[number] = Worker(self, number)
+        self._meet(worker=number)
 
     def _cut(self, frontend: int, worker: int) -> None:
         for request, its in self.frontends[frontend].wanted.items():
@@ -465,7 +525,12 @@ class World:
             worker.say(frontend.number, Forget())
 
     def announce(self, which: int) -> None:
-        self.workers[which % len(self.workers)].say(0)
+        self.now += 1.0
+        self.workers[which % len(self.workers)].announce()
+
+    def send_slice(self, which: int) -> None:
+        frontend, worker = list(self.sessions)[which % len(self.sessions)]
+        self.workers[worker].send_slice(frontend)
 
     # What holds.
 
@@ -500,7 +565,7 @@ class World:
                 break
         for worker in self.workers:
             assert not worker.open, f"{sorted(worker.open)} wait for ever"
-            worker.say(0)
+            worker.tell_the_rest()
         while self.deliver(0):
             pass
         self.check()

@@ -94,6 +94,8 @@ TESTS: dict[int, tuple[str, ...]] = {
     17: (
         "test_s17_authentication.py::test_over_a_socket_no_route_but_the_probes_answers_or_reads_a_body_without_a_key",
         "test_s17_authentication.py::test_a_mutant_guard_is_found_over_a_socket",
+        "test_s17_roles.py::test_a_frontends_secrets_cannot_open_a_workers_listener_S17",
+        "test_s17_roles.py::test_control_with_one_fleet_key_a_frontend_can_be_a_worker",
     ),
     18: (
         "test_s18_starvation.py::test_bodies_that_stall_together_hold_no_more_than_the_process_may",
@@ -122,9 +124,21 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s22_dead_engines.py::test_of_three_workers_a_request_that_kills_engines_ends_at_most_two_and_once",
         "test_s22_dead_engines.py::test_control_without_strikes_it_ends_all_three",
     ),
+    23: (
+        "test_s23_takeover.py::test_a_try_from_inside_the_sandbox_is_refused_and_succeeds_without_it_S23",
+        "test_s23_takeover.py::test_another_program_in_its_place_is_refused_and_runs_without_the_sandbox_S23",
+        "test_s23_takeover.py::test_mutant_without_a_layer_the_try_succeeds_S23",
+    ),
     24: (
         "test_s24_upstream_answers.py::test_a_directive_of_blanks_takes_linear_time",
         "test_s24_upstream_answers.py::test_mutant_quantifiers_that_share_their_blanks_take_quadratic_time",
+    ),
+    25: (
+        "test_s25_connections.py::test_900_idle_connections_at_600_descriptors_leave_the_probes_and_new_clients_alone",
+        "test_s25_connections.py::test_control_a_server_without_the_limit_does_not_answer_its_probes",
+        "test_s25_keys.py::test_a_revoked_key_is_refused_and_a_new_one_taken_without_a_restart",
+        "test_s25_keys.py::test_a_valid_key_never_waits_however_many_wrong_ones_come_from_its_address",
+        "test_s25_keys.py::test_mutant_a_throttle_before_the_key_is_checked_lets_the_honest_wait",
     ),
     26: (
         "test_s26_embeddings.py::test_what_somebody_else_has_written_is_never_loaded_and_counted",

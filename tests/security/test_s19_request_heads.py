@@ -108,10 +108,10 @@ async def test_large_heads_within_the_limit_and_large_bodies_are_served(server: 
 
 
 async def test_mutant_the_connection_of_uvicorn_takes_heads_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def naive(*_: object, **options: Any) -> HttpToolsProtocol:
+    def naive(*_: object, place: object, **options: Any) -> HttpToolsProtocol:
         return HttpToolsProtocol(**options)
 
-    monkeypatch.setattr("semel.web.server._Connection", naive)
+    monkeypatch.setattr("semel.web.server.Connection", naive)
     made = Served(Starlette(), ConnectionLimits())
     async with made.server.running():
         answer, sent = await answer_to(made.port, [START, *endless(b"a:\r\n", total=BOMB // 8)], patience_s=0.1)

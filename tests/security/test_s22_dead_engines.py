@@ -12,7 +12,7 @@ import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -173,12 +173,22 @@ async def test_who_was_under_way_with_it_is_answered_elsewhere_and_not_refused(t
         assert three.dead == 2
 
 
+def always_the_first(fleet: Fleet) -> AbstractContextManager[object]:
+    """Every request goes to the worker that connected first, of those that may be chosen."""
+
+    def choose(_: object, among: int, *__: object) -> int:
+        numbers = [fleet._numbers[worker] for worker in fleet.serving]
+        return next(number for number in numbers if among >> number & 1)
+
+    return patch("semel.fleet.balance.Balance.choose", choose)
+
+
 async def test_what_an_engine_that_hangs_had_not_streamed_is_answered_elsewhere(tmp_path: Path) -> None:
     """Control: without a time for its progress they wait for ever."""
     for progress_s, is_answered in ((1.0, True), (0.0, False)):
         folder = tmp_path / str(is_answered)
         async with three_workers(folder, first_fault="hang", progress_s=progress_s) as three:
-            with patch("semel.fleet.fleet.choose", lambda *_: 0):
+            with always_the_first(three.fleet):
                 asking = [asyncio.create_task(three.ask(number)) for number in range(50, 54)]
                 done, waiting = await asyncio.wait(asking, timeout=10.0 if is_answered else 4.0)
             assert bool(done) is is_answered
@@ -231,7 +241,7 @@ class AllAtOnce(Counting):
 async def test_suspects_go_to_an_engine_one_at_a_time(tmp_path: Path, kind: type[Counting], most: int) -> None:
     Counting.at_once, Counting.most = Counter(), 0
     async with three_workers(tmp_path, pause_s=0.1) as three:
-        with patch("semel.fleet.fleet.Failover", kind), patch("semel.fleet.fleet.choose", lambda *_: 0):
+        with patch("semel.fleet.fleet.Failover", kind), always_the_first(three.fleet):
             asking = [asyncio.create_task(three.ask(number)) for number in range(40, 46)]
             chosen = three.fleet.serving[0]  # the first that connected, whichever that is
             await until(lambda: len(chosen._streams) == 6)
@@ -243,7 +253,7 @@ async def test_suspects_go_to_an_engine_one_at_a_time(tmp_path: Path, kind: type
 async def test_the_same_request_from_many_clients_waits_for_its_trial_and_is_answered(tmp_path: Path) -> None:
     """The wrong implementation refused all but one of them with 503, although nothing was wrong with any."""
     async with three_workers(tmp_path, pause_s=0.1) as three:
-        with patch("semel.fleet.fleet.choose", lambda *_: 0):
+        with always_the_first(three.fleet):
             chosen = three.fleet.serving[0]
             asking = [asyncio.create_task(three.ask(50)) for _ in range(3)]
             await until(lambda: len(chosen._streams) == 3)

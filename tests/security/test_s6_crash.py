@@ -16,7 +16,7 @@ from PIL import Image
 from semel.core import Feature, Media, Target
 from semel.errors import MediaUndecodable, RequestError
 from semel.processing.pool import pool as pool_module
-from semel.processing.pool import process as process_module
+from semel.processing.pool import template as template_module
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.quarantine import Quarantine
 from tests.security.crashing_child import FAULT
@@ -40,8 +40,7 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
     (folder / "config.json").write_text("{}")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_module, "_MODULE", CHILD)
-        patch.setattr(process_module, "_BACKGROUND_MODULE", CHILD)
+        patch.setattr(template_module, "_PROGRAM", CHILD)
         patch.setenv("PYTHONPATH", paths)
         pool = await Pool.start(folder, Target("float32"), processes=2, spares=1, timeout_s=5)
         yield pool
@@ -100,7 +99,7 @@ async def test_a_mutant_that_forgets_what_crashed_loses_a_process_each_time_S6(
 
 async def test_a_mutant_that_takes_a_crash_for_a_kill_is_found_S6(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client would be told to try again, and a second process would die of it."""
-    monkeypatch.setattr(pool_module, "_CRASHES", set())
+    monkeypatch.setattr(pool_module, "CRASHES", set())
     with pytest.raises(AssertionError):
         await check_a_crash_costs_one_request(pool, picture(FAULT, 18), monkeypatch)
 

@@ -110,7 +110,8 @@ async def uploaded(port: int, begun: asyncio.Semaphore, go_on: asyncio.Event) ->
     """The first line of the answer to a request whose body stops half way until it may go on."""
     body = json.dumps(body_of(max_tokens=2)).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body[:20])
     await writer.drain()
     begun.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,3 +48,22 @@ def test_images_that_were_preprocessed_elsewhere_are_hits_at_first_sight(both: B
     assert printed.splitlines() == ["0.png: stored", "1.png: stored"]
     answered = run_example("photos.py", images[0].parent, "What is this?", "--url", both.served.url, "--max-tokens", 4)
     assert "[0 of 2 photos preprocessed, " in answered
+
+
+def test_rollouts_preprocess_an_image_once_for_all_answers_and_steps(both: Both, photos: Photos) -> None:
+    folder = photos(2, 1_002)[0].parent
+    options = ["--group", 4, "--steps", 2, "--max-tokens", 4]
+    printed = run_example("rollouts.py", folder, "What is this?", "--url", both.served.url, *options).splitlines()
+    assert [line.partition(": ")[2].partition(",")[0] for line in printed] == ["2 groups of 4 answers"] * 2
+    assert [line.rpartition(", ")[2] for line in printed] == ["2 images preprocessed", "0 images preprocessed"]
+
+
+def test_pages_are_read_once_and_one_that_is_broken_costs_no_other(both: Both, photos: Photos, tmp_path: Path) -> None:
+    pages = photos(3, 1_003)
+    pages[1].write_bytes(pages[1].read_bytes()[:100])
+    output = tmp_path / "pages.jsonl"
+    options = ["--url", both.served.url, "--max-tokens", 4, "--at-a-time", 2]
+    assert run_example("pages.py", pages[0].parent, output, *options) == "3 pages, 3 of them read now\n"
+    lines = {line["page"]: line for line in map(json.loads, output.read_text().splitlines())}
+    assert {name: "text" in line for name, line in lines.items()} == {"0.png": True, "1.png": False, "2.png": True}
+    assert run_example("pages.py", pages[0].parent, output, *options) == "3 pages, 0 of them read now\n"

@@ -136,6 +136,7 @@ def without_files(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.nightly
 def test_serve_starts_a_worker_again_when_the_machine_lets_it(tiny: Folder, tmp_path: Path) -> None:
     """The wrong implementation sat there without a worker for ever: the error had ended the worker's keeper."""
     with rehearsing(tiny("qwen2-vl"), tmp_path) as served:
@@ -147,13 +148,14 @@ def test_serve_starts_a_worker_again_when_the_machine_lets_it(tiny: Folder, tmp_
         assert served.process.poll() is None
 
 
+@pytest.mark.nightly
 def test_a_frontend_whose_pool_cannot_start_a_process_is_not_ready_until_it_can(tiny: Folder, tmp_path: Path) -> None:
     """The wrong implementation answered 200 all the while, and 503 to every request with an image."""
     with rehearsing(tiny("qwen2-vl"), tmp_path) as served, httpx.Client(base_url=served.url, timeout=30) as client:
         assert client.get("/ready").status_code == 200  # and the connection stays: no other can be taken
         frontend = served.child("frontend")
         with without_files(frontend.pid):
-            for child in frontend.children():
+            for child in frontend.children(recursive=True):  # the template, and what it has forked
                 child.kill()
             until(lambda: client.get("/ready").status_code == 503, 60)
             assert client.get("/ready").json() == {

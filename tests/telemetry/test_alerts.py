@@ -81,6 +81,8 @@ CASES: Mapping[str, Case] = {
     "SemelMediaMemoryFull": together(
         gauge("semel_media_in_flight_bytes", 95, 80), gauge("semel_media_in_flight_limit_bytes", 100, 100)
     ),
+    "SemelConnectionsRefused": counter("semel_connections_closed_total", 120, 6, reason="full"),
+    "SemelFileStale": gauge("semel_file_stale", 1, 0),
     "SemelEngineStands": gauge("semel_engine_waited_seconds", 90, 5),
     "SemelEngineQueueLong": together(
         gauge("semel_engine_waiting_requests", 80, 40), gauge("vllm:num_requests_waiting", 80, 40)

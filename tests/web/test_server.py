@@ -355,3 +355,83 @@ async def test_a_client_that_never_reads_the_end_of_its_last_answer_is_given_up_
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await until(lambda: made.counted == ["client_stalled"], within_s=WITHIN_S)
         writer.transport.abort()
+
+
+async def pipelined(made: Served, app: App, count: int) -> int:
+    """How many requests of one connection wait at once, if so many are sent before any is answered."""
+    _, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    writer.write(request)
+    await until(lambda: len(made.server._server.server_state.connections) == 1)
+    (connection,) = made.server._server.server_state.connections
+    waiting = connection.pipeline  # type: ignore[union-attr]
+    writer.write(request * (count - 1))
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: bool(made.counted) or len(waiting) >= count - 1, within_s=WITHIN_S)
+    found = len(waiting)
+    writer.transport.abort()
+    app.let.set()
+    return found
+
+
+async def test_requests_that_are_sent_ahead_are_bounded_S25() -> None:
+    async with served(app := App()) as made:
+        assert await pipelined(made, app, 2_000) == ConnectionLimits().pipelined
+    assert made.counted[:1] == ["invalid_request"]
+
+
+async def test_mutant_without_that_bound_all_of_them_wait_in_memory_S25() -> None:
+    async with served(app := App(), pipelined=10_000) as made:
+        assert await pipelined(made, app, 2_000) == 1_999
+
+
+async def test_a_server_that_can_accept_nothing_ends_and_says_why_S25(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("nothing is accepted")
+
+    monkeypatch.setattr("semel.web.listener.Listener.accept", fail)
+    made = Served(App(), ConnectionLimits())
+    with pytest.raises(RuntimeError, match="nothing is accepted"):
+        await asyncio.wait_for(made.server.serve(), WITHIN_S)
+
+
+async def test_a_connection_that_says_nothing_is_closed_after_the_shorter_patience_and_counted_S25() -> None:
+    async with served(App(), first_s=0.1) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        assert await all_of(reader) == b""
+        writer.close()
+        assert made.server._admission.closed == {"late": 1}
+
+
+async def test_after_a_response_a_connection_may_be_idle_for_longer_S25() -> None:
+    app = App()
+    app.let.set()
+    async with served(app, first_s=0.1) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            async with asyncio.timeout(WITHIN_S):
+                await reader.readuntil(b"0\r\n\r\n")
+            await asyncio.sleep(0.3)  # longer than the patience before a first request
+        writer.close()
+        assert not made.server._admission.closed
+
+
+async def test_an_address_has_a_limit_of_its_own_and_another_one_is_served_beside_it_S25() -> None:
+    async with served(app := App(), max_address_connections=2) as made:
+        connections = [await asyncio.open_connection("127.0.0.1", made.port) for _ in range(2)]
+        for _, writer in connections:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: dict(made.server._admission.by_stage())["busy"] == 2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert error_of(await all_of(reader))["code"] == "too_many_connections"
+        writer.close()
+        assert made.counted == ["too_many_connections"]
+        other, writer = await asyncio.open_connection("127.0.0.1", made.port, local_addr=("127.0.0.2", 0))
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(WITHIN_S):
+            assert b" 200 " in await other.readline()
+        for _, one in (*connections, (other, writer)):
+            one.transport.abort()
+        app.let.set()

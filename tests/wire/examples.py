@@ -106,7 +106,7 @@ def worker_session(
     key: Key = KEY, *, now: float = 0.0, limits: Limits = SMALL, deadlines: Deadlines | None = None
 ) -> Session:
     return Session.worker(
-        key=key, contract=CONTRACT, nonce=b"w" * NONCE_BYTES, now=now, limits=limits, deadlines=deadlines
+        keys=[key], contract=CONTRACT, nonce=b"w" * NONCE_BYTES, now=now, limits=limits, deadlines=deadlines
     )
 
 

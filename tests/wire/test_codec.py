@@ -11,21 +11,23 @@ from hypothesis import strategies as st
 
 from semel.core import FeatureInfo, Item, Layout, Mask, Placeholder, Prompt, Submission, Timeline
 from semel.errors import PromptTooLong, ProtocolError
+from semel.ledger import Announcement
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, MAX_FRAMES, Frames, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import (
     Abort,
     Chunk,
     FrontendMessage,
-    Have,
     HaveItem,
     Payload,
     Refusal,
     Runs,
+    Status,
     Submit,
     TensorHead,
 )
-from semel.wire.translation import feature_of, have_of, holdings_of, payload_of, prompt_of, submit_of
+from semel.wire.translation import announcement_of, feature_of, payload_of, prompt_of, status_of, submit_of
+from tests.ledger.examples import have
 from tests.wire.examples import LAYOUT, digest_of, feature_of_rows, prompt, same, submit
 
 LIMITS = Limits()
@@ -95,11 +97,30 @@ def test_any_prompt_comes_out_as_it_went_in(parts: list[tuple[list[int], int]]) 
 def test_what_is_held_comes_out_as_it_went_in(positions: list[tuple[int, bool]], masked: bool) -> None:
     layout = Layout(tuple(token for token, _ in positions), Mask(bit for _, bit in positions) if masked else None)
     holdings = {digest_of(number): FeatureInfo("image", number, layout) for number in range(3)}
-    message = decode(encode(1, 2, pack(have_of(7, holdings), LIMITS)), FROM_WORKER, LIMITS).message
-    assert isinstance(message, Have)
-    assert message.number == 7
+    announcement = Announcement(3, 7, (digest_of(9),), holdings, more=True)
+    message = decode(encode(1, 2, pack(status_of(announcement, 1, 2), LIMITS)), FROM_WORKER, LIMITS).message
+    assert isinstance(message, Status)
+    assert (message.running, message.waiting) == (1, 2)
     assert len(message.layouts) == 1
-    assert holdings_of(message) == holdings
+    assert announcement_of(message) == announcement
+
+
+def test_equal_layouts_and_infos_of_any_workers_are_one_object_D2() -> None:
+    """A frontend keeps them for every item of every worker. Control: what is made of a message by hand is not."""
+
+    def announced(number: int) -> FeatureInfo:
+        info = FeatureInfo("image", 700_000, Layout((1000,) * 50, Mask([True] * 50)))
+        frames = encode(1, 2, pack(status_of(have(number, {digest_of(number): info}), 0, 0), LIMITS))
+        message = decode(frames, FROM_WORKER, LIMITS).message
+        assert isinstance(message, Status)
+        assert Layout.of_runs(message.layouts[0].token_ids, message.layouts[0].mask, max_tokens=50) is not info.layout
+        return announcement_of(message).holdings[digest_of(number)]
+
+    one, other = announced(1), announced(2)
+    assert one is other
+    told = status_of(have(3, {digest_of(3): FeatureInfo("image", 9, one.layout)}), 0, 0)
+    larger = announcement_of(told).holdings[digest_of(3)]
+    assert larger.layout is one.layout
 
 
 @pytest.mark.parametrize(
@@ -114,10 +135,10 @@ def test_what_is_held_comes_out_as_it_went_in(positions: list[tuple[int, bool]],
     ],
 )
 def test_an_announcement_that_does_not_hold_together_is_refused_S10(runs: Runs) -> None:
-    with pytest.raises(ProtocolError, match="announcement 0 cannot be read"):
-        holdings_of(Have(0, (HaveItem(digest_of(1), "image", 1, 0),), (runs,)))
-    with pytest.raises(ProtocolError, match="announcement 0 cannot be read"):
-        holdings_of(Have(0, (HaveItem(digest_of(1), "image", 1, 1),), (Runs(b""),)))
+    with pytest.raises(ProtocolError, match="status 0 cannot be read"):
+        announcement_of(Status(None, 0, 0, 0, (), (HaveItem(digest_of(1), "image", 1, 0),), (runs,)))
+    with pytest.raises(ProtocolError, match="status 0 cannot be read"):
+        announcement_of(Status(None, 0, 0, 0, (), (HaveItem(digest_of(1), "image", 1, 1),), (Runs(b""),)))
 
 
 def test_a_repeat_costs_less_than_200_bytes_on_the_wire_however_large_the_item_D1() -> None:

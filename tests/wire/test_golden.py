@@ -14,6 +14,7 @@ from msgspec import structs
 from semel.cache import Lease
 from semel.core import FeatureInfo, Trace
 from semel.errors import ProtocolError
+from semel.ledger import Announcement
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import (
@@ -32,19 +33,18 @@ from semel.wire.messages import (
     Failed,
     Forget,
     FrontendMessage,
-    Gone,
     Heartbeat,
     Hello,
-    Load,
     Message,
     Need,
     Proof,
     Refusal,
+    Resume,
     Welcome,
     Withdraw,
     WorkerMessage,
 )
-from semel.wire.translation import have_of, lend_of, payload_of
+from semel.wire.translation import lend_of, payload_of, status_of
 from tests.wire.examples import CONTRACT, LAYOUT, TRACE, digest_of, feature_of_rows, submit
 
 GOLDEN: Final = Path(__file__).parent / "golden"
@@ -68,11 +68,12 @@ FULL: Final = Delta(
 )
 """With every field that a delta can have."""
 
+HOLDINGS: Final = {digest_of(5): FeatureInfo("image", 40, LAYOUT), digest_of(6): FeatureInfo("image", 41, LAYOUT)}
 EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Hello(PROTOCOL, "0123456789abcdef", "f1", b"n" * 32), ()),
     (Challenge(b"m" * 32, b"p" * 32), ()),
-    (Proof(b"q" * 32), ()),
-    (Welcome(CONTRACT, "0123456789abcdef"), ()),
+    (Proof(b"q" * 32, Resume(b"i" * 8, 7)), ()),
+    (Welcome(CONTRACT, "0123456789abcdef", b"i" * 8), ()),
     (Refusal("key", "the key differs"), ()),
     (Heartbeat(123_456), ()),
     (Credit(1 << 40), ()),
@@ -88,9 +89,7 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)), FULL)), ()),
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
-    (Load(3, 4), ()),
-    (have_of(3, {digest_of(5): FeatureInfo("image", 40, LAYOUT), digest_of(6): FeatureInfo("image", 41, LAYOUT)}), ()),
-    (Gone(4, (digest_of(5),)), ()),
+    (status_of(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
 )

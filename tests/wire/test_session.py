@@ -26,11 +26,11 @@ from semel.wire.messages import (
     FrontendMessage,
     Heartbeat,
     Hello,
-    Load,
     Message,
     Payload,
     Proof,
     Refusal,
+    Status,
 )
 from tests.wire.examples import (
     CONTRACT,
@@ -323,6 +323,22 @@ def test_a_peer_that_does_not_read_is_given_up_before_memory_runs_out() -> None:
     assert reset.code == "overrun"
 
 
+def test_the_next_slice_of_a_snapshot_waits_until_those_before_are_read() -> None:
+    """A peer says so at once. Control: what is no slice, of which it says so with its next heartbeat."""
+    pair = Pair(limits=replace(SMALL, max_unread_slice_bytes=1_000)).open()
+    pair.wire.pass_time(1.0)  # the handshake is read too
+    for more, is_told in ((True, True), (False, False)):
+        sent = 0
+        while pair.worker.has_read_slices:
+            pair.worker.send(Status(0, 0, 0, 0, (digest_of(sent),) * 5, more=more))
+            sent += 1
+        assert (4 if more else 1) <= sent <= 7, "a part of what was read before may not be acknowledged yet"
+        pair.wire.run()
+        assert pair.worker.has_read_slices == is_told
+    pair.wire.pass_time(1.0)
+    assert pair.worker.has_read_slices
+
+
 def test_a_peer_that_reads_may_get_any_amount() -> None:
     pair = Pair(limits=replace(SMALL, max_unread_bytes=10_000)).open()
     for number in range(100):
@@ -387,7 +403,7 @@ def test_an_ended_session_takes_and_gives_nothing_more() -> None:
         assert session.outgoing(99.0) == []
         assert session.tick(99.0) == []
         with pytest.raises(ProtocolError, match="not open"):
-            session.send(Load(1, 2))
+            session.send(Status(0, 0, 1, 2))
 
 
 def test_a_feature_ends_with_its_session() -> None:

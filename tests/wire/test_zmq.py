@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,11 +21,12 @@ import zmq.asyncio
 from semel.core import Digest, Feature, Key
 from semel.errors import ConfigError, ProtocolError
 from semel.wire.codec import FROM_WORKER, decode, encode, pack
-from semel.wire.events import Admitted, Arrived, Closed, Reset
+from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.messages import PROTOCOL, Abort, Accepted, Challenge, Delta, Hello, Load, Message, Proof, Refusal
+from semel.wire.messages import PROTOCOL, Abort, Accepted, Challenge, Delta, Hello, Message, Proof, Refusal, Status
 from semel.wire.session import Session
 from semel.wire.zmq import Backoff, Connected, FrontendLink, Peer, WorkerListener
+from tests.waiting import until
 from tests.wire import frontend_process
 from tests.wire.examples import CONTRACT, KEY, OTHER_KEY, digest_of, feature_of_rows, same, submit
 
@@ -116,15 +118,45 @@ async def test_many_frontends_are_told_apart(address: str) -> None:
             assert {peer.frontend_id for peer in peers} == {f"f{number}" for number in range(20)}
             for peer in listener.peers:
                 listener.send(peer, Accepted(peer.frontend_id))
-            listener.broadcast(Load(1, 2))
+            listener.broadcast(Status(0, 0, 1, 2))
             for number, link in enumerate(links):
                 assert await next_at_frontend(link, Accepted) == Accepted(f"f{number}")
-                assert await next_at_frontend(link, Load) == Load(1, 2)
+                assert await next_at_frontend(link, Status) == Status(0, 0, 1, 2)
             for link in links:
                 await link.__aexit__(None, None, None)
             for _ in links:
                 assert isinstance((await next_at_worker(listener, Closed))[1], Closed)
             assert not listener.peers
+
+
+@pytest.mark.parametrize("sweeps", [False, True], ids=["shipped", "control"])
+async def test_a_session_is_looked_at_when_it_is_due_however_many_others_are(
+    address: str, sweeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About once a heartbeat. Control: a listener that looks at all sessions whenever one is due."""
+    links, looks = 16, Counter[Session]()
+
+    def tick(session: Session, now: float) -> list[Event]:
+        looks[session] += session._handshake.role == "worker"
+        return ticked(session, now)
+
+    ticked = Session.tick
+    monkeypatch.setattr(Session, "tick", tick)
+    with zmq.Context() as context:
+        beating = Deadlines(heartbeat_s=0.1)
+        async with AsyncExitStack() as stack, listen(address, deadlines=beating) as listener:
+            if sweeps:
+                monkeypatch.setattr(listener._timers, "pop_due", lambda now: list(listener._sessions))  # noqa: ARG005
+                monkeypatch.setattr("semel.wire.zmq.listener._RINGS", 1_000)
+            for number in range(links):
+                link = FrontendLink(address, key=KEY, frontend_id=f"f{number}", context=context, deadlines=beating)
+                await stack.enter_async_context(link)
+                await next_at_frontend(link, Connected)
+            looks.clear()
+            began = asyncio.get_running_loop().time()
+            await until(lambda: looks.total() >= 20 * links)
+            beats = (asyncio.get_running_loop().time() - began) / beating.heartbeat_s
+            assert (looks.total() / links > 2 * beats + 2) == sweeps
 
 
 @pytest.mark.slow
@@ -295,7 +327,7 @@ async def test_over_tcp_a_frontend_with_another_key_does_not_even_connect_S17() 
         reset = await next_at_frontend(link, Reset)
         assert reset.code in {"gone", "silence"}
         assert not listener.peers
-        assert listener.refused == 0, "zmq refused it before any message"
+        assert not listener.refused, "zmq refused it before any message"
 
 
 async def ask(
@@ -323,7 +355,7 @@ async def test_a_stranger_without_the_key_can_neither_submit_nor_read_S17(addres
             assert Refusal in answers
             assert set(answers) <= {Challenge, Refusal}
         assert not listener.peers
-        listener.broadcast(Load(1, 2))
+        listener.broadcast(Status(0, 0, 1, 2))
         with pytest.raises(TimeoutError):
             await next_at_worker(listener, object, 0.1)
 
@@ -338,7 +370,7 @@ async def test_over_tcp_a_stranger_gets_no_answer_at_all_S17() -> None:
     async with listen("tcp://127.0.0.1:*") as listener:
         assert await ask(listener.address, hello) == []
         assert await ask(listener.address, hello, curve=own_curve) == []
-        assert listener.refused == 0
+        assert not listener.refused
 
 
 async def test_a_frame_over_the_limit_is_not_even_received_S10(address: str) -> None:
@@ -351,7 +383,7 @@ async def test_a_frame_over_the_limit_is_not_even_received_S10(address: str) -> 
             assert await asyncio.to_thread(monitor.poll, 5000), "the worker cuts the connection"
             stranger.disable_monitor()
             monitor.close(0)
-        assert listener.refused == 0
+        assert not listener.refused
 
 
 def open_descriptors() -> int:

@@ -110,6 +110,7 @@ async def rig(
     limits: Limits | None = None,
     engine: EchoEngine | None = None,
     window: EngineWindow | None = None,
+    progress_s: float = 0.0,
 ) -> AsyncIterator[Rig]:
     """A worker whose engine holds a few items. With `shared_items`, frontends lend memory for so many."""
     address = f"ipc://{folder}/w.sock"
@@ -121,7 +122,7 @@ async def rig(
         path = memory_path(address)
         assert path is not None
         borrowers = await stack.enter_async_context(Borrower(path))
-        worker = Worker(engine, listener, borrowers, turns=EngineTurns(window))
+        worker = Worker(engine, listener, borrowers, turns=EngineTurns(window), progress_s=progress_s)
         tasks = [asyncio.create_task(worker.run())]
         made = [await _frontend(stack, address, tasks, number, shared_items, limits) for number in range(frontends)]
         try:

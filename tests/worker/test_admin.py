@@ -30,7 +30,7 @@ from semel.settings import create_key
 from semel.telemetry import Meter
 from semel.telemetry.metrics import Metric
 from semel.web.address import bind
-from semel.worker.admin import create_admin_app
+from semel.worker.admin import AdminKey, create_admin_app
 from tests.worker.stored import CONTRACT, Store, clip, digest_of, image, wrong
 
 pytestmark = pytest.mark.timeout(60)
@@ -69,7 +69,7 @@ class Served:
 def serving(
     store: Store | None = None,
     *,
-    key: str | None = KEY,
+    key: AdminKey | str | None = KEY,
     max_body_bytes: int = 1 << 20,
     reset: Callable[[], Awaitable[None]] | None = None,
     idle_s: float = 20.0,
@@ -436,3 +436,23 @@ def test_who_comes_over_a_network_finds_metrics_and_probes_and_nothing_else(monk
                 assert stranger.post(path, headers=OCTETS).status_code == 403
         assert not served.store.held
         assert served.post("/v1/mm_cache/reset").status_code == 200, "over loopback it goes on as before"
+
+
+def test_a_key_that_is_replaced_is_refused_and_the_new_one_is_taken_S17() -> None:
+    """Control: an app that was given the text itself goes on with it."""
+    new = "another-key-0123456789"
+    key = AdminKey(KEY)
+    with serving(key=key) as replaced, serving(key=KEY) as control:
+
+        def statuses(served: Served) -> list[int]:
+            keys = (BEARER, {"authorization": f"Bearer {new}"})
+            return [served.post("/v1/mm_cache/reset", **headers).status_code for headers in keys]
+
+        assert statuses(replaced) == [200, 401]
+        key.replace(new)
+        assert statuses(replaced) == [401, 200]
+        assert statuses(control) == [200, 401]
+        with pytest.raises(ConfigError, match="admin key"):
+            key.replace("short")
+        assert statuses(replaced) == [401, 200], "a bad one changes nothing"
+    assert new not in repr(key)

@@ -13,11 +13,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
+from semel.core.slices import in_slices
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.sealed import SealedStore
 from semel.engine import Engine
@@ -300,3 +302,56 @@ async def test_a_worker_that_drains_publishes_what_is_on_its_shelf() -> None:
     await host.keeper.drain(SOON_S)
     assert host.total(metrics.EMBEDDING_PUBLISHED) == 2
     await host.keeper.close()
+
+
+async def turns_of_others(monkeypatch: pytest.MonkeyPatch, slice_s: float) -> int:
+    """How often another task has its turn while a request with 32,768 items is looked through."""
+    monkeypatch.setattr(module, "in_slices", partial(in_slices, slice_s=slice_s))
+    host, turns = Host(MemoryBlobs()), 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while not host.engine.submissions:
+            await asyncio.sleep(0)
+            turns += 1
+
+    digests = [Digest(number.to_bytes(32, "big")) for number in range(32_768)]
+    ticking = asyncio.create_task(tick())
+    await host.ask(*digests, rows=1)
+    await ticking
+    await host.keeper.close()
+    return turns
+
+
+async def test_others_have_their_turn_while_many_items_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: in one slice they have none."""
+    assert await turns_of_others(monkeypatch, slice_s=1e-6) > 1_000
+    assert await turns_of_others(monkeypatch, slice_s=1e6) < 10
+
+
+async def test_a_fetch_that_fails_in_a_way_that_nobody_expects_fails_no_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+
+        def get_into(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(blobs, "get_into", get_into)
+        assert await host.ask(PICTURE) == ()
+        assert "fetching encoder outputs failed" in caplog.text
+        await host.until(lambda: host.tier.staged_blocks == 0)
+
+
+async def test_a_worker_that_drains_waits_for_the_publication_under_way() -> None:
+    blobs = MemoryBlobs()
+    async with running(Host(blobs, publish_after=1)) as host:
+        await host.until_up()
+        threading_delay(blobs, "put", 0.2)
+        await host.ask(PICTURE)
+        host.save(PICTURE, content(1))
+        await host.until(lambda: bool(host.keeper._publishing._in_progress))
+        await host.keeper.drain(SOON_S)
+        assert host.total(metrics.EMBEDDING_PUBLISHED) == 1

@@ -15,7 +15,7 @@ from semel.errors import EngineDead, EngineHung, WorkerLost
 from semel.testing.engine import EchoEngine
 from semel.wire.events import Reset
 from semel.wire.zmq import Connected, FrontendLink, WorkerListener
-from semel.worker import worker as worker_module
+from semel.worker import progress_watch
 from semel.worker.worker import Worker
 from tests.wire.examples import CONTRACT, KEY
 from tests.worker.pairing import ITEM_BYTES, Rig, rig
@@ -25,14 +25,13 @@ LIMIT_S = 0.3
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(progress_watch, "_LOOK_S", 0.02)
 
 
 @asynccontextmanager
 async def watched(folder: Path, progress_s: float = LIMIT_S) -> AsyncIterator[tuple[Rig, asyncio.Task[None]]]:
     """A worker that has made its first steps, and the task that runs it."""
-    async with rig(folder) as one:
-        one.worker._progress_s = progress_s
+    async with rig(folder, progress_s=progress_s) as one:
         for _ in range(FIRST_STEPS):
             await one.frontends[0].ask(1)
         (running,) = [task for task in asyncio.all_tasks() if " Worker.run" in str(task.get_coro())]

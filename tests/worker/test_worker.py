@@ -19,7 +19,7 @@ from semel.errors import RequestError, ServiceError, WorkerLost
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.testing.engine import EchoStream
-from semel.wire.messages import Gone
+from semel.wire.messages import Status
 from semel.wire.translation import submit_of
 from semel.wire.zmq import LinkSession
 from semel.worker import worker as worker_module
@@ -428,7 +428,7 @@ async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go
 async def test_a_worker_that_breaks_a_rule_loses_its_session_and_is_found_again(three: Rig) -> None:
     first, second, _ = three.frontends
     peer = next(peer for peer in three.listener.peers if peer.frontend_id == "f0")
-    three.listener.send(peer, Gone(99, ()))
+    three.listener.send(peer, Status(99, 100, 0, 0))
     await until(lambda: not first.worker.is_connected)
     await until(lambda: first.worker.is_connected)
     assert await first.ask(1) == expected([1])

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from semel.core.flag import flag, section
+from semel.core.flag import flag, same_flag, section
 
-__all__ = ["OPENED_PER_S", "CompareSettings", "ReportSettings", "StreamsOptions", "StreamsSettings"]
+__all__ = [
+    "OPENED_PER_S",
+    "CompareSettings",
+    "FleetOptions",
+    "FleetSettings",
+    "ReportSettings",
+    "StreamsOptions",
+    "StreamsSettings",
+    "VerifySettings",
+]
 
 OPENED_PER_S: Final = 100
 """Minimum number of streams opened per second. The first streams run longer by the time that opening takes."""
@@ -50,6 +59,26 @@ class StreamsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """What `semel bench fleet` measures."""
+
+    workers: int = flag(1_000, help="Number of workers to choose from.", group="Measurement", min=2, max=10_000)
+    sessions: int = flag(1_000, help="Number of sessions with one worker.", group="Measurement", min=1, max=1_000)
+    items: int = flag(6_400, help="Items that a worker announces to each session.", group="Measurement", min=1)
+    seconds: float = flag(
+        10.0, help="How long an idle worker is watched, in seconds.", group="Measurement", unit="seconds", min=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """The settings of `semel bench fleet`."""
+
+    size: FleetOptions = section(FleetOptions)
+    report: ReportSettings = section(ReportSettings)
+
+
+@dataclass(frozen=True, slots=True)
 class CompareSettings:
     """The settings of `semel bench serve` besides vLLM's flags."""
 
@@ -67,6 +96,32 @@ class CompareSettings:
         (), help="Scenario to run. Repeatable.", group="Measurement", default_text="all scenarios"
     )
     quick: bool = flag(False, help="Fewer rounds: faster, and rougher figures.", group="Measurement")
+    transport: Literal["ipc", "tcp"] = flag(
+        "ipc",
+        help="How semel's frontend reaches its worker: ipc and shared memory, or tcp (encrypted), as on two machines.",
+        group="Measurement",
+    )
     check: bool = flag(False, help="Exit with code 1 if a target is missed.", group="Output")
     as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")
     plot: Path | None = flag(None, help="Draw the figures into this folder.", group="Output")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    """What `semel verify` takes besides vLLM's flags."""
+
+    model: str | None = same_flag(CompareSettings, "model")
+    baseline: str | None = same_flag(CompareSettings, "baseline")
+    semel: str | None = same_flag(CompareSettings, "semel")
+    api_key: str | None = same_flag(CompareSettings, "api_key")
+    only: tuple[str, ...] = flag(
+        (),
+        help="Scenario of `semel bench serve` to measure. Repeatable.",
+        group="Measurement",
+        default_text="text, new, again and repeats",
+    )
+    full: bool = flag(False, help="As many rounds as `semel bench serve`: slower, and surer.", group="Measurement")
+    draw_seed: int | None = flag(
+        None, help="Seed of the drawn images, clips and videos.", group="Measurement", min=0, default_text="a new one"
+    )
+    report: Path = flag(Path("semel-verify"), help="Where the report goes: PATH.md and PATH.json.", group="Output")

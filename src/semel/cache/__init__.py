@@ -16,6 +16,7 @@ from semel.cache.shared import (
     borrowed_feature,
     heads_of,
     tensor_offsets,
+    with_small_copies,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "borrowed_feature",
     "heads_of",
     "tensor_offsets",
+    "with_small_copies",
 ]

@@ -9,11 +9,15 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from semel.bench.settings import VerifySettings
 from semel.cli.benches import bench
+from semel.cli.cells import cells
 from semel.cli.flags import Call, HelpGroup, command, version_line
+from semel.cli.keys import key
+from semel.cli.simulating import SimulateSettings, simulate
 from semel.cli.sizing import SizeSettings, print_size
 from semel.cli.testing import testing
-from semel.core.flag import REQUIRED, flag, same_flag, section
+from semel.core.flag import flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.settings import FrontendSettings, ServerSettings, ServeSettings, ServingSettings, WorkerSettings
 
@@ -37,7 +41,7 @@ def serve(call: Call[ServeSettings]) -> None:
     from semel.cli.checks.engine_flags import read_engine_flags
     from semel.cli.checks.start import serve_findings
     from semel.cli.placement import placements
-    from semel.cli.serve import ServeOptions, serve
+    from semel.cli.serve import ServeOptions, ready_url, serve
     from semel.settings import trace_collector
     from semel.telemetry.tracing import check_installed
 
@@ -45,7 +49,7 @@ def serve(call: Call[ServeSettings]) -> None:
     check_installed(trace_collector(settings.serving.logs.otlp_traces_endpoint))
     if not settings.start.skip_checks:
         refuse(serve_findings(settings, call.rest))
-    passed_on = ("model", "key_file", "admin_port", "skip_checks", "drain_delay_s")
+    passed_on = ("model", "key_file", "key_dir", "admin_port", "skip_checks", "drain_delay_s")
     options = ServeOptions(
         settings.model,
         settings.serving.server,
@@ -54,8 +58,11 @@ def serve(call: Call[ServeSettings]) -> None:
         frontend_flags=call.arguments(ServingSettings),
         placements=placements(settings.workers, read_engine_flags(call.rest)),
         admin_port=settings.admin.admin_port,
+        tls=settings.serving.tls,
+        metrics_url=ready_url(settings.serving),
         is_verbose=settings.verbose,
         drain_delay_s=settings.drain_delay_s,
+        key_dir=settings.key_dir,
     )
     raise typer.Exit(serve(options))
 
@@ -70,7 +77,7 @@ def frontend(call: Call[FrontendSettings]) -> None:
     from semel.cli.log_relay import relayed_logs
     from semel.compose import FrontendOptions, run_frontend
 
-    with relayed_logs(call.settings.serving.logs.log_format):
+    with relayed_logs(call.settings.serving.logs.log_format, call.settings.serving.cell.name):
         if not call.settings.start.skip_checks:
             refuse(frontend_findings(call.settings))
         uvloop.run(run_frontend(FrontendOptions.of(call.settings)))
@@ -88,27 +95,10 @@ def worker(call: Call[WorkerSettings]) -> None:
     from semel.compose import WorkerOptions, run_worker
 
     log_format = call.settings.logs.log_format
-    with relayed_logs(log_format), engine_logs(log_format):
+    with relayed_logs(log_format, call.settings.cell.name), engine_logs(log_format):
         if not call.settings.start.skip_checks:
             refuse(worker_findings(call.settings, call.rest))
         uvloop.run(run_worker(WorkerOptions.of(call.settings, call.rest)))
-
-
-@dataclass(frozen=True, slots=True)
-class KeySettings:
-    """What `semel key` takes."""
-
-    path: Path = flag(REQUIRED, help="The file to create; it must not exist.", group="Keys", is_positional=True)
-
-
-@command(app, KeySettings)
-def key(call: Call[KeySettings]) -> None:
-    """Make a fleet key: a secret that all frontends and workers of one fleet share."""
-    from semel.settings import create_key
-
-    path = call.settings.path
-    made = create_key(path)
-    console.print(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --key-file.", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +129,17 @@ def doctor(call: Call[DoctorSettings]) -> None:
             f"{marks[finding.verdict]} {finding.what}: {finding.detail}{remedy}", highlight=False, soft_wrap=True
         )
     raise typer.Exit(int(failed))
+
+
+@command(app, VerifySettings, engine_flags=True)
+def verify(call: Call[VerifySettings]) -> None:
+    """Prove that semel serves a model as bare vLLM does on this machine: answers, counters, speed; one report.
+
+    Both servers are started here with the same flags of vLLM's, or run already. Exits with 1 if a part fails.
+    """
+    from semel.cli.verifying import run_verify
+
+    raise typer.Exit(run_verify(call.settings, list(call.rest)))
 
 
 @command(app, SizeSettings)
@@ -174,6 +175,9 @@ def top(call: Call[TopSettings]) -> None:
         watch(settings.url, every_s=settings.every_s, console=console)
 
 
+command(app, SimulateSettings)(simulate)
+
+
 @dataclass(frozen=True, slots=True)
 class NoSettings:
     """What a command takes that takes nothing."""
@@ -185,5 +189,7 @@ def version(_: Call[NoSettings]) -> None:
     console.print(version_line(), highlight=False)
 
 
+app.add_typer(key, name="key")
+app.add_typer(cells, name="cells")
 app.add_typer(testing, name="testing")
 app.add_typer(bench, name="bench")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 from rich.console import Console
 
-from semel.bench.settings import CompareSettings, ReportSettings, StreamsSettings
+from semel.bench.settings import CompareSettings, FleetSettings, ReportSettings, StreamsSettings
 from semel.cli.flags import Call, HelpGroup, command
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def bench_serve(call: Call[CompareSettings]) -> None:
             settings.api_key,
             settings.only,
             settings.quick,
+            settings.transport,
         )
     )
     if settings.as_json:
@@ -93,6 +94,17 @@ def streams(call: Call[StreamsSettings]) -> None:
         bar = progress.add_task("starting", total=1.0)
         tell = lambda done, what: progress.update(bar, completed=done, description=what)  # noqa: E731
         report = run(options=settings.load, quick=settings.report.quick, tell=tell)
+    _show(report, settings.report)
+
+
+@command(bench, FleetSettings)
+def fleet(call: Call[FleetSettings]) -> None:
+    """Measure what a thousand workers cost a frontend, and frontends a worker. Exits with 1 if a check fails."""
+    from semel.bench.fleet import run
+
+    settings = call.settings
+    with Console(stderr=True).status("measuring") as status:
+        report = run(options=settings.size, quick=settings.report.quick, tell=status.update)
     _show(report, settings.report)
 
 

@@ -1,4 +1,4 @@
-"""`semel bench serve` at a terminal: a progress bar on standard error, or lines where there is no terminal.
+"""A run against two servers at a terminal: a progress bar on standard error, or lines where there is no terminal.
 
 Ctrl-C and SIGTERM end the servers that it started before it ends itself.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import uvloop
 from rich.console import Console
@@ -18,26 +19,34 @@ from semel.bench.serving.bench import Tell
 from semel.bench.serving.report import ServeReport
 from semel.bench.serving.run import Options, run
 
-__all__ = ["bench_serving"]
+__all__ = ["bench_serving", "shown_progress", "until_stopped"]
+
+_Result = TypeVar("_Result")
 
 
 def bench_serving(options: Options) -> ServeReport:
-    """Run it, and show how far it is."""
-    console = Console(stderr=True)
-    with (_bar if console.is_terminal else _lines)(console) as tell:
-        return uvloop.run(_until_stopped(options, tell))
+    """Run `semel bench serve`, and show how far it is."""
+    with shown_progress("semel bench serve") as tell:
+        return uvloop.run(until_stopped(run(options, tell)))
 
 
-async def _until_stopped(options: Options, tell: Tell) -> ServeReport:
+async def until_stopped(work: Awaitable[_Result]) -> _Result:
+    """Await the work; a signal cancels it."""
     running = asyncio.current_task()
     assert running is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    return await run(options, tell)
+    return await work
+
+
+def shown_progress(title: str) -> AbstractContextManager[Tell]:
+    """Shows on standard error what a command is at."""
+    console = Console(stderr=True)
+    return (_bar if console.is_terminal else _lines)(console, title)
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[Tell]:
+def _bar(console: Console, title: str) -> Iterator[Tell]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -46,7 +55,7 @@ def _bar(console: Console) -> Iterator[Tell]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("semel bench serve")
+        task = progress.add_task(title)
 
         def tell(what: str, done: int, total: int) -> None:
             progress.update(task, description=what, completed=done, total=total)
@@ -55,12 +64,12 @@ def _bar(console: Console) -> Iterator[Tell]:
 
 
 @contextmanager
-def _lines(console: Console) -> Iterator[Tell]:
+def _lines(console: Console, title: str) -> Iterator[Tell]:
     printed: list[str] = []
 
     def tell(what: str, done: int, total: int) -> None:  # noqa: ARG001
         if printed[-1:] != [what]:
             printed.append(what)
-            console.print(f"semel bench serve: {what}", highlight=False)
+            console.print(f"{title}: {what}", highlight=False)
 
     yield tell

@@ -27,22 +27,22 @@ _END_S: Final = 1.0
 
 
 @contextlib.contextmanager
-def relayed_logs(form: LogFormat) -> Iterator[None]:
-    """Log to standard error in this form; as JSON, all that is printed becomes JSON as well."""
+def relayed_logs(form: LogFormat, cell: str | None = None) -> Iterator[None]:
+    """Log to standard error in this form; as JSON, all that is printed becomes JSON as well, and names the cell."""
     if form == "text":
         log_to_stderr(form)
         yield
         return
-    relay = _Relay()
-    log_to_stderr(form, stream=os.fdopen(os.dup(relay.target), "w", buffering=1, encoding="utf-8"))
+    relay = _Relay(cell)
+    log_to_stderr(form, stream=os.fdopen(os.dup(relay.target), "w", buffering=1, encoding="utf-8"), cell=cell)
     try:
         yield
     finally:
         relay.close()
 
 
-def json_line(line: bytes) -> bytes:
-    """A line as JSON: itself, if it is that already."""
+def json_line(line: bytes, cell: str | None = None) -> bytes:
+    """A line as JSON: itself, if it is that already; else one that names the cell."""
     if line.startswith(b"{"):
         with contextlib.suppress(ValueError):
             json.loads(line)
@@ -53,12 +53,14 @@ def json_line(line: bytes) -> bytes:
         "level": "WARNING" if "Warning" in text else "ERROR" if "Error" in text else "INFO",
         "logger": "output",
         "message": text,
+        **({} if cell is None else {"cell": cell}),
     }
     return json.dumps(entry).encode()
 
 
 class _Relay:
-    def __init__(self) -> None:
+    def __init__(self, cell: str | None = None) -> None:
+        self._cell = cell
         sys.stdout.flush()
         sys.stderr.flush()
         self.target = os.dup(sys.stderr.fileno())
@@ -98,7 +100,7 @@ class _Relay:
         self._print([rest])
 
     def _print(self, lines: list[bytes]) -> None:
-        text = b"".join(json_line(line) + b"\n" for line in lines if line.strip())
+        text = b"".join(json_line(line, self._cell) + b"\n" for line in lines if line.strip())
         with contextlib.suppress(OSError):  # nobody may be there any more
             while text:
                 text = text[os.write(self.target, text) :]

@@ -7,16 +7,17 @@ import contextlib
 import json
 import logging
 import shutil
+import ssl
 import sys
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Final, cast, get_args
 
 from rich.console import Console
 
@@ -25,12 +26,14 @@ from semel.cli.progress import Progress
 from semel.cli.supervisor import Child, end_at_once
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
-from semel.settings import ServerSettings, create_key
+from semel.settings import ServerSettings, ServingSettings, create_key
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.logs import LogFormat, log_to_stderr
 from semel.web.address import bind
+from semel.web.tls import TlsSettings
+from semel.wire.proof import Role
 
-__all__ = ["ServeOptions", "serve"]
+__all__ = ["ServeOptions", "ready_url", "serve"]
 
 _END_S: Final = 6.5
 _POLL_S: Final = 0.25
@@ -62,6 +65,13 @@ class ServeOptions:
 
     is_verbose: bool = False
 
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    metrics_url: str | None = None
+    """Where /ready is asked, if not where clients are: it needs no certificate there."""
+
+    key_dir: Path | None = None
+    """The keys of both roles, instead of a fleet key."""
+
     drain_delay_s: float = 0.0
     """How long the frontend takes requests after SIGTERM. The worker ends after it, and needs no time of its own."""
 
@@ -73,7 +83,18 @@ class ServeOptions:
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        return f"http://{self.server.host}:{self.server.port}"
+        return f"{'https' if self.tls.is_on else 'http'}://{self.server.host}:{self.server.port}"
+
+
+def ready_url(serving: ServingSettings) -> str | None:
+    """Where /ready is asked, if clients need a certificate where they connect; else None."""
+    if serving.tls.cert_reqs != ssl.CERT_REQUIRED:
+        return None
+    if not serving.metrics_port:
+        raise ConfigError(
+            "--ssl-cert-reqs 2 needs --metrics-port: probes have no certificate, and are answered there without one"
+        )
+    return f"http://{serving.metrics_host}:{serving.metrics_port}"
 
 
 def serve(options: ServeOptions) -> int:
@@ -126,11 +147,8 @@ async def _end(children: Sequence[Child], within_s: float) -> None:
 
 def _children(options: ServeOptions, folder: Path, output: int | None) -> list[Child]:
     """The workers, and last the frontend."""
-    key_file = options.key_file
-    if key_file is None:
-        key_file = folder / "key"
-        create_key(key_file)
-    command, common = [sys.executable, "-m", "semel"], ["--key-file", str(key_file)]
+    keys = _key_flags(options, folder)
+    command = [sys.executable, "-m", "semel"]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
     fits = len(str(folder)) + SOCKET_NAME_CHARS <= _MAX_SOCKET_CHARS
     sockets = {SOCKET_FOLDER: str(folder)} if fits else {}
@@ -139,14 +157,26 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> list[C
         several = len(options.placements) > 1
         address = f"ipc://{folder}/worker{f'-{number + 1}' if several else ''}.sock"
         admin = [] if options.admin_port is None else [f"--admin-port={_port(options.admin_port, number)}"]
-        flags = ["--listen", address, *common, *admin, *options.worker_flags, "--drain-delay-s=0"]
+        flags = ["--listen", address, *keys["worker"], *admin, *options.worker_flags, "--drain-delay-s=0"]
         name = f"worker {number + 1}" if several else "worker"
         children.append(
             Child(name, [*command, *options.worker, options.model, *flags], {**sockets, **placement}, output)
         )
         addresses += ["--worker", address]
-    flags = [*addresses, *common, "--skip-checks", *options.frontend_flags, f"--drain-delay-s={options.drain_delay_s}"]
+    flags = [*addresses, *keys["frontend"], "--skip-checks", *options.frontend_flags]
+    flags.append(f"--drain-delay-s={options.drain_delay_s}")
     return [*children, Child("frontend", [*command, "frontend", options.model, *flags], {}, output)]
+
+
+def _key_flags(options: ServeOptions, folder: Path) -> Mapping[Role, Sequence[str]]:
+    """Which keys each role gets; without any that are named, they share one that goes with this run."""
+    if options.key_dir is not None:
+        return {role: ("--key-dir", str(options.key_dir / role)) for role in get_args(Role)}
+    key_file = options.key_file
+    if key_file is None:
+        key_file = folder / "key"
+        create_key(key_file)
+    return dict.fromkeys(get_args(Role), ("--key-file", str(key_file)))
 
 
 def _port(first: int, number: int) -> int:
@@ -171,7 +201,7 @@ async def _until_ready(
             output.read()
             if ended:
                 raise ConfigError(_failure(ended[0], output))
-            ready, reason = await asyncio.to_thread(_ask_ready, options.url)
+            ready, reason = await asyncio.to_thread(_ask_ready, options.metrics_url or options.url)
             if ready:
                 break
             assert output.log is not None
@@ -204,7 +234,8 @@ def _raise_ended(keepers: Sequence[asyncio.Task[None]]) -> None:
 
 def _ask_ready(url: str) -> tuple[bool, str]:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2) as reply:  # noqa: S310
+        context = _unverified() if url.startswith("https:") else None
+        with urllib.request.urlopen(f"{url}/ready", timeout=2, context=context) as reply:  # noqa: S310
             return reply.status == 200, ""
     except urllib.error.HTTPError as error:
         with contextlib.suppress(ValueError, OSError, HTTPException):  # its body may be late, or cut off
@@ -212,6 +243,14 @@ def _ask_ready(url: str) -> tuple[bool, str]:
         return False, f"the frontend answers {error.code}"
     except (OSError, HTTPException):
         return False, "the frontend is starting"
+
+
+def _unverified() -> ssl.SSLContext:
+    """Takes any certificate: our own child is asked, on this machine, and told nothing."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _greet(options: ServeOptions) -> None:

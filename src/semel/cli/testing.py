@@ -9,6 +9,7 @@ from typing import Literal
 import typer
 from rich.console import Console
 
+from semel.cells.settings import CellSettings
 from semel.cli.flags import Call, HelpGroup, command
 from semel.core.flag import REQUIRED, flag, same_flag, section
 from semel.settings import AdminSettings, FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
@@ -54,13 +55,15 @@ class TestingWorkerSettings:
 
     model: str = same_flag(FrontendSettings, "model")
     listen: str = same_flag(WorkerSettings, "listen")
-    key_file: Path = same_flag(FrontendSettings, "key_file")
+    key_file: Path | None = same_flag(FrontendSettings, "key_file")
+    key_dir: Path | None = same_flag(FrontendSettings, "key_dir")
     rate: float = flag(20.0, help="Tokens per second for each request.", group="Worker", min=0.01)
     phases: int = flag(1, help="Number of groups of requests that get their tokens in turn.", group="Worker", min=1)
     drain_delay_s: float = same_flag(WorkerSettings, "drain_delay_s")
     drain_s: float = same_flag(WorkerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(WorkerSettings, "processor")
     admin_port: int | None = same_flag(AdminSettings, "admin_port")
+    cell: CellSettings = section(CellSettings)
 
 
 @command(testing, TestingWorkerSettings, "worker")
@@ -70,7 +73,7 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
 
     from semel.compose import WorkerOptions
     from semel.compose.modelless_worker import run_modelless_worker
-    from semel.settings import read_key
+    from semel.key_files import worker_keys
     from semel.telemetry.logs import log_to_stderr
 
     log_to_stderr("text")
@@ -78,7 +81,7 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
     options = WorkerOptions(
         settings.model,
         settings.listen,
-        read_key(settings.key_file),
+        worker_keys(settings.key_file, settings.key_dir),
         (),
         False,
         settings.admin_port,
@@ -86,6 +89,7 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
         settings.drain_s,
         settings.drain_delay_s,
         settings.processor,
+        cell=settings.cell.name,
     )
     uvloop.run(run_modelless_worker(options, rate=settings.rate, phases=settings.phases))
 
@@ -103,7 +107,7 @@ class TestingServeSettings:
 @command(testing, TestingServeSettings, "serve")
 def rehearse(call: Call[TestingServeSettings]) -> None:
     """Serve a model without its engine: numbered words at a steady rate, for trying clients without weights."""
-    from semel.cli.serve import ServeOptions, serve
+    from semel.cli.serve import ServeOptions, ready_url, serve
 
     options = ServeOptions(
         call.settings.model,
@@ -111,6 +115,8 @@ def rehearse(call: Call[TestingServeSettings]) -> None:
         None,
         worker_flags=call.arguments(TestingWorkerSettings, but=("model", "drain_delay_s")),
         frontend_flags=call.arguments(ServingSettings),
+        tls=call.settings.serving.tls,
+        metrics_url=ready_url(call.settings.serving),
         drain_delay_s=call.settings.drain_delay_s,
         worker=("testing", "worker"),
     )

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,16 +18,21 @@ from typing import TYPE_CHECKING, Final, Self
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.discovery import address_sources, keep_linked
 from semel.compose.draining import drain, leave
+from semel.compose.edge import metrics_server, reloaded_files
 from semel.compose.interpreter import tune_interpreter
 from semel.compose.pipeline import blocking, check_trust, pipeline_of, tokenizer_of
-from semel.core import Contract, Digest, Key, Keyring, Modality, Rendering
+from semel.compose.rotation import follow_keys
+from semel.core import Contract, Digest, Keyring, Modality, Rendering
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.budget import Budget
+from semel.key_files import ProcessKeys, frontend_keys
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
 from semel.processing.cores import usable_cores
+from semel.processing.folder import find_tokenizer
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.process import PoolProcess
+from semel.processing.pool.template import Template
 from semel.render import Pipeline, warm_up
 from semel.render.file_sources import FileSources
 from semel.settings import (
@@ -34,7 +40,6 @@ from semel.settings import (
     FrontendSettings,
     ServingSettings,
     read_api_keys,
-    read_key,
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
@@ -43,9 +48,9 @@ from semel.telemetry.lag import LoopLag
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import (
+    CELL_INFO,
     FEATURES_REPAIRED,
     FLIGHTS_JOINED,
-    GENERATION_TOKENS,
     LEASES,
     MM_CACHE_BYTES,
     MM_CACHE_CAPACITY,
@@ -58,21 +63,19 @@ from semel.telemetry.metrics import (
     POOL_PROCESSED,
     POOL_PROCESSES,
     POOL_REPLACED,
+    POOL_SANDBOXED,
     POOL_WAITING,
-    PROMPT_TOKENS,
     REFUSALS,
     STAGE_SECONDS,
-    WORKER_CONNECTED,
-    WORKER_EJECTED,
     WORKER_EJECTIONS,
-    WORKER_REFUSED,
-    WORKER_RUNNING,
 )
 from semel.telemetry.request_context import traced
 from semel.telemetry.tracing import Collector, start_tracing
-from semel.wire.zmq import FrontendLink
+from semel.wire.zmq import FrontendLink, ReadBudget, link_context
 
 if TYPE_CHECKING:
+    import zmq
+
     from semel.fleet.compatibility import Difference
     from semel.fleet.discovery import AddressSource
     from semel.fleet.fleet import Fleet
@@ -98,7 +101,7 @@ class FrontendOptions:
     """What a frontend process runs with: its settings, and what the files that they name hold."""
 
     model: str
-    key: Key
+    keys: ProcessKeys
     processes: int
     workers: Sequence[str] = ()
     sources: Sequence[AddressSource] = ()
@@ -111,6 +114,9 @@ class FrontendOptions:
     ejection: EjectionLimits = field(default_factory=EjectionLimits)
     fetching: FetchOptions = field(default_factory=FetchOptions)
     api_keys: Keyring = field(default_factory=Keyring)
+    tls: ssl.SSLContext | None = None
+    """What clients are served with; plain HTTP without it."""
+
     collector: Collector | None = None
     """Where spans are sent; without one there are none."""
 
@@ -120,7 +126,7 @@ class FrontendOptions:
         discovery, serving = settings.discovery, settings.serving
         return cls(
             model=settings.model,
-            key=read_key(settings.key_file),
+            keys=frontend_keys(settings),
             processes=serving.preprocessing.processes or usable_cores(),
             workers=discovery.workers,
             sources=address_sources(discovery),
@@ -129,18 +135,19 @@ class FrontendOptions:
             ejection=settings.ejection,
             fetching=FetchOptions.of(serving.fetch),
             api_keys=read_api_keys(serving.keys.api_keys_file, serving.keys.api_keys),
+            tls=serving.tls.context(),
             collector=trace_collector(serving.logs.otlp_traces_endpoint),
         )
 
 
 async def run_frontend(options: FrontendOptions) -> None:
     """Serve OpenAI's API over HTTP until SIGTERM."""
-    from starlette.applications import Starlette
-
     from semel.frontend.app import create_app
+    from semel.frontend.middleware.authentication import PROBES
     from semel.frontend.middleware.concurrency import RequestLimiter
     from semel.frontend.service import FrontendState
-    from semel.web.server import HttpServer, operator_routes
+    from semel.web.host_check import allowed_hosts_at
+    from semel.web.server import HttpServer
 
     _raise_file_limit()
     serving = options.serving
@@ -154,18 +161,38 @@ async def run_frontend(options: FrontendOptions) -> None:
         priority_tenants=frozenset(serving.keys.priority_tenants),
         metrics_per_tenant=serving.metrics_per_tenant,
         max_file_bytes=serving.fetch.limits.max_bytes,
-        media_store=(store := open_store(serving.media_store, options.key)),
+        cell=serving.cell.name,
+        media_store=(store := open_store(serving.media_store, options.keys.hashing)),
     )
-    tracing = start_tracing(options.collector, "semel-frontend")
+    tracing = start_tracing(options.collector, "semel-frontend", serving.cell.name)
     parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes), FileSources(store))
     log_requests = not serving.disable_access_log
+    hosts = allowed_hosts_at(serving.server.host, serving.peers.allowed_hosts, has_keys=bool(options.api_keys))
     app = create_app(
-        service, parts.meter, options.api_keys, tracing=tracing, log_requests=log_requests, cors=serving.cors
+        service,
+        parts.meter,
+        options.api_keys,
+        tracing=tracing,
+        log_requests=log_requests,
+        cors=serving.cors,
+        allowed_hosts=hosts,
     )
     count = partial(parts.meter.count, REFUSALS)
     limits = replace(serving.connections, headers_s=serving.body.max_s, stall_s=serving.body.max_s)
-    server = HttpServer(app, serving.server.host, serving.server.port, limits, count)
+    server = HttpServer(
+        app,
+        serving.server.host,
+        serving.server.port,
+        limits,
+        count,
+        probes=PROBES,
+        proxies=serving.peers.proxies,
+        tls=options.tls,
+    )
+    parts.meter.watch(server.samples)
     parts.meter.watch(tracing.samples)
+    if service.cell is not None:
+        parts.meter.set(CELL_INFO, 1, service.cell)
     parts.meter.watch(parts.lookups.samples)
     parts.meter.watch(partial(_cache_samples, parts.cache))
     async with contextlib.AsyncExitStack() as stack:
@@ -176,10 +203,9 @@ async def run_frontend(options: FrontendOptions) -> None:
             parts.meter.watch(store.samples)
             stack.callback(asyncio.create_task(store.run()).cancel)
         if serving.metrics_port is not None:
-            operator = Starlette(routes=operator_routes(parts.meter, lambda: service.reason))
-            address = serving.metrics_host, serving.metrics_port
-            metrics = HttpServer(operator, *address, port_flag="--metrics-port", host_flag="--metrics-host")
-            await stack.enter_async_context(metrics.running())
+            await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
+        for files in reloaded_files(serving, options.api_keys, server, parts.meter):
+            stack.callback(asyncio.create_task(files.run()).cancel)
         fleet, keep_linked = await parts.link(stack)
         running = asyncio.create_task(server.serve())
         linking = asyncio.create_task(keep_linked())
@@ -231,24 +257,32 @@ class _Parts:
         from semel.fleet.failover import FleetHealth
         from semel.fleet.fleet import Fleet
         from semel.fleet.membership import Membership
+        from semel.fleet.samples import fleet_samples
 
-        fleet = Fleet(health=FleetHealth(self.options.ejection, meter=self.meter))
+        fleet = Fleet(health=FleetHealth(self.options.ejection, meter=self.meter), cell=self.options.serving.cell.name)
         roster = WorkerDirectory(self.options.workers, self.options.sources)
-        members = Membership(fleet, self._connect)
+        context = await stack.enter_async_context(link_context())
+        connect, transport = partial(self._connect, context, ReadBudget()), self.options.keys.transport
+        members = Membership(fleet, connect, renew=partial(connect, newest_only=True), keys=transport.keys)
         stack.push_async_callback(members.close)
+        stack.callback(asyncio.create_task(follow_keys(transport, members.replace_keys, self.meter)).cancel)
         for address in await roster.open():
             await members.join(address)
-        self.meter.watch(partial(_fleet_samples, fleet))
+        per_worker = not self.options.serving.disable_metrics_per_worker
+        self.meter.watch(partial(fleet_samples, fleet, per_worker=per_worker))
         for metric in (FEATURES_REPAIRED, WORKER_EJECTIONS):  # a rate needs a zero to begin with
             self.meter.count(metric, amount=0)
         return fleet, partial(keep_linked, members, roster)
 
     @contextlib.asynccontextmanager
-    async def _connect(self, address: str) -> AsyncIterator[RemoteWorker]:
+    async def _connect(
+        self, context: zmq.Context[zmq.Socket[bytes]], budget: ReadBudget, address: str, *, newest_only: bool = False
+    ) -> AsyncIterator[RemoteWorker]:
         from semel.fleet.worker import RemoteWorker
 
+        name, keys = f"{socket.gethostname()}-{os.getpid()}", self.options.keys.transport.keys
         async with FrontendLink(
-            address, key=self.options.key, frontend_id=f"{socket.gethostname()}-{os.getpid()}"
+            address, key=keys, frontend_id=name, newest_only=newest_only, context=context, budget=budget
         ) as link:
             yield RemoteWorker(link, memory=self.memory, lookups=self.lookups, meter=self.meter, on_forget=self._forget)
 
@@ -256,20 +290,25 @@ class _Parts:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
         from semel.frontend.service import ServedModel
 
-        find_folder(self.options.model)  # what is no model is told at once
+        found = find_folder(self.options.model)  # what is no model is told at once
         async with contextlib.AsyncExitStack() as stack:
-            prepared = await self._prepare(stack)
+            template = Template(found)
+            stack.push_async_callback(template.close)
+            preparing = self._prepare(stack, template)
             contract = await _first_contract(fleet, service)
             rendering = contract.target.rendering
             check_trust(rendering, trust_remote_code=self.options.serving.preprocessing.trust_remote_code)
             folder = await asyncio.to_thread(find_folder, self.options.model, rendering)
+            await asyncio.to_thread(find_tokenizer, folder, rendering)  # pool processes have no token of the hub
             service.suspend("the model's processor is being loaded")
-            pool = await self._start_pool(stack, folder, contract, prepared)
+            pool = await self._start_pool(stack, folder, contract, template, await preparing)
             service.watch_pool(lambda: pool.refusal)
             pipeline = self._pipeline(folder, rendering, pool, fleet, self._fetcher(stack), contract.max_tokens)
             service.suspend("the model's processor is being warmed up")
             await warm_up(pipeline, contract.max_items, processes=len(pool.pids))
-            pool.forget_counts()
+            pool.forget_warm_up()
+            if self.memory is not None:
+                self.memory.give_back_memory()
             fleet.admit(partial(_mismatch, pool))
             while True:
                 await fleet.changed()
@@ -280,18 +319,32 @@ class _Parts:
                     counts = len(fleet.serving), len(fleet.workers)
                     logger.info("serving %s with %d of %d workers", current.model, *counts)
 
-    async def _prepare(self, stack: contextlib.AsyncExitStack) -> list[PoolProcess]:
-        """Processes that import their libraries while the engine loads: what to load, a worker's contract tells."""
-        memory = None if self.memory is None else self.memory.fileno()
+    def _prepare(self, stack: contextlib.AsyncExitStack, template: Template) -> asyncio.Task[list[PoolProcess]]:
+        """Processes that are started while the engine loads: what to load, a worker's contract tells."""
+        stages = self.memory is not None
         max_memory_bytes = self.options.serving.preprocessing.limits.max_memory_bytes
         prepared: list[PoolProcess] = []
         stack.push_async_callback(_end_all, prepared)
-        for _ in range(self.options.processes):  # one by one: what was started is ended, also if the next cannot start
-            prepared += [await PoolProcess.spawn(max_memory_bytes, memory, in_background=True, probes=True)]
-        return prepared
+
+        async def prepare() -> list[PoolProcess]:
+            for _ in range(self.options.processes):  # what was started is ended, also if the next cannot start
+                spawning = PoolProcess.spawn(
+                    max_memory_bytes, template=template, stages=stages, in_background=True, probes=True
+                )
+                prepared.append(await spawning)
+            return prepared
+
+        preparing = asyncio.create_task(prepare())
+        stack.push_async_callback(_cancel, preparing)
+        return preparing
 
     async def _start_pool(
-        self, stack: contextlib.AsyncExitStack, folder: Path, contract: Contract, prepared: list[PoolProcess]
+        self,
+        stack: contextlib.AsyncExitStack,
+        folder: Path,
+        contract: Contract,
+        template: Template,
+        prepared: list[PoolProcess],
     ) -> Pool:
         preprocessing = self.options.serving.preprocessing
         ready, prepared[:] = tuple(prepared), ()  # they are the pool's from now on, also if it cannot start
@@ -306,7 +359,9 @@ class _Parts:
             offers=OfferLimits(max_tokens=contract.max_tokens),
             processor=preprocessing.processor,
             prepared=ready,
+            template=template,
             probes=True,
+            requires_sandbox=preprocessing.require_sandbox,
         )
         stack.push_async_callback(pool.close)
         self.meter.watch(partial(_pool_samples, pool))
@@ -327,7 +382,7 @@ class _Parts:
         calls = blocking(pool.tokenize), blocking(pool.detokenize)
         tokenizer = tokenizer_of(folder, rendering, described, *calls)
         pipeline = replace(
-            pipeline_of(folder, rendering, pool.process, described, options.key, template, tokenizer),
+            pipeline_of(folder, rendering, pool.process, described, options.keys.hashing, template, tokenizer),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,
@@ -363,22 +418,15 @@ async def _first_contract(fleet: Fleet, service: FrontendState) -> Contract:
         service.suspend(fleet.reason)
 
 
+async def _cancel(task: asyncio.Task[list[PoolProcess]]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def _end_all(processes: list[PoolProcess]) -> None:
     for process in processes:
         await process.end(within_s=0)
         await process.release()
-
-
-def _fleet_samples(fleet: Fleet) -> Iterator[Sample]:
-    for worker in fleet.workers:
-        yield WORKER_CONNECTED, worker.is_connected, (worker.name,)
-        yield WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
-        yield WORKER_RUNNING, worker.running, (worker.name,)
-    for model, tokens in fleet.tokens.items():
-        yield PROMPT_TOKENS, tokens.prompt, (model,)
-        yield GENERATION_TOKENS, tokens.generation, (model,)
-    for worker, reason in fleet.refusals.items():
-        yield WORKER_REFUSED, 1, (worker.name, reason)
 
 
 def _cache_samples(cache: Cache) -> Iterator[Sample]:
@@ -399,6 +447,8 @@ def _pool_samples(pool: Pool) -> Iterator[Sample]:
     yield POOL_WAITING, sum(pool.waiting.values()), ()
     yield POOL_BUSY, pool.busy, ()
     yield POOL_PROCESSES, len(pool.pids), ()
+    for layer, count in pool.sandboxed.items():
+        yield POOL_SANDBOXED, count, (layer,)
     yield POOL_DECODED, pool.decoded, ()
     yield POOL_PROCESSED, pool.processed, ()
     yield POOL_ASSEMBLED, pool.assembled, ()

@@ -50,14 +50,13 @@ async def run_modelless_worker(options: WorkerOptions, *, rate: float, phases: i
 
 
 @contextlib.asynccontextmanager
-async def _admin(options: WorkerOptions, worker: Worker) -> AsyncIterator[None]:
+async def _admin(options: WorkerOptions, worker: Worker, meter: Meter) -> AsyncIterator[None]:
     """Serve metrics and probes; there is nothing to inject into."""
     from starlette.applications import Starlette
 
     from semel.web.server import HttpServer, operator_routes
 
     assert options.admin_port is not None
-    meter = Meter()
     meter.watch(worker.samples)
     app = Starlette(routes=operator_routes(meter, lambda: worker.reason))
     async with HttpServer(app, options.metrics_host, options.admin_port, port_flag="--admin-port").running():

@@ -8,17 +8,23 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import UNSET
 
 from semel.cache import Borrower
 from semel.compose.interpreter import tune_interpreter
-from semel.core import EngineWindow, Key, Modality
+from semel.compose.reloading import ReloadedFiles
+from semel.compose.rotation import follow_keys
+from semel.core import EngineWindow, Modality
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import EngineHung
+from semel.key_files import ProcessKeys, admin_key_file, worker_keys
 from semel.processing.processor import ProcessorKind
 from semel.settings import (
     SERVICE_NAME,
@@ -28,15 +34,15 @@ from semel.settings import (
     default_variable,
     embedding_store_nodes,
     read_admin_key,
-    read_key,
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import MM_CACHE_EVICTIONS
+from semel.telemetry.metrics import CELL_INFO, MM_CACHE_EVICTIONS
 from semel.telemetry.tracing import Collector, check_installed, start_tracing
 from semel.wire.zmq import WorkerListener, memory_path
+from semel.worker.session_settings import SessionSettings
 
 if TYPE_CHECKING:
     from semel.engine import Engine
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["WorkerOptions", "run_worker", "serve_engine"]
 
 _SERVICE: Final = "semel-worker"
-_PUBLISH_S: Final = 10.0
+_DRAIN_PUBLISH_S: Final = 10.0
 """How long a worker that ends publishes encoder outputs at the most."""
 
 _HUNG_EXIT_S: Final = 15.0
@@ -64,11 +70,11 @@ class WorkerOptions:
 
     model: str
     listen: str
-    key: Key
+    keys: ProcessKeys
     engine_flags: Sequence[str]
     encoder_planning: bool
     admin_port: int | None
-    admin_key: str | None
+    admin_key_file: Path | None
     drain_s: float
     drain_delay_s: float = 0.0
     """How long requests are taken after SIGTERM, though not ready."""
@@ -95,21 +101,28 @@ class WorkerOptions:
     progress: ProgressLimits = field(default_factory=ProgressLimits)
     """When the engine counts as hung."""
 
+    sessions: SessionSettings = field(default_factory=SessionSettings)
+    """How many frontends it takes, and how often they hear from it."""
+
     metrics_host: str = "127.0.0.1"
     """Where the admin port is; what changes the worker answers on loopback only."""
+
+    cell: str | None = None
+    """The cell that it belongs to, if there are several."""
 
     @classmethod
     def of(cls, settings: WorkerSettings, engine_flags: Sequence[str]) -> Self:
         """Read the files that the settings name."""
-        admin_key_file = settings.admin.admin_key_file
+        if (admin_key := admin_key_file(settings)) is not None:
+            read_admin_key(admin_key)  # a bad one is told now, and not when the engine is loaded
         return cls(
             model=settings.model,
             listen=settings.listen,
-            key=read_key(settings.key_file),
+            keys=worker_keys(settings.key_file, settings.key_dir),
             engine_flags=[*engine_flags, *(("--trust-remote-code",) if settings.trust_remote_code else ())],
             encoder_planning=settings.encoder.encoder_planning,
             admin_port=settings.admin.admin_port,
-            admin_key=None if admin_key_file is None else read_admin_key(admin_key_file),
+            admin_key_file=admin_key,
             drain_s=settings.drain_s,
             drain_delay_s=settings.drain_delay_s,
             processor=settings.processor,
@@ -121,7 +134,9 @@ class WorkerOptions:
             grammars=settings.grammars,
             tenant_turns=not settings.turns.disable_tenant_turns,
             progress=settings.progress,
+            sessions=settings.sessions,
             metrics_host=settings.metrics_host,
+            cell=settings.cell.name,
         )
 
 
@@ -164,7 +179,7 @@ async def run_worker(options: WorkerOptions) -> None:
 async def serve_engine(
     options: WorkerOptions,
     engine: Engine,
-    admin: Callable[[Worker], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    admin: Callable[[Worker, Meter], contextlib.AbstractAsyncContextManager[None]] | None = None,
     window: EngineWindow | None = None,
     keeper: Keeper | None = None,
 ) -> None:
@@ -173,22 +188,40 @@ async def serve_engine(
     With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a keeper
     encoder outputs are shared with other workers.
     """
+    from semel.worker.news import News
     from semel.worker.turns import EngineTurns
     from semel.worker.worker import Worker
 
     async with contextlib.AsyncExitStack() as stack:
-        listener = WorkerListener(options.listen, key=options.key, contract=engine.contract)
+        transport = options.keys.transport
+        contract = replace(engine.contract, cell=UNSET if options.cell is None else options.cell)
+        listener = WorkerListener(
+            options.listen, key=transport.keys, contract=contract, max_peers=options.sessions.max_frontends
+        )
         await stack.enter_async_context(listener)
+        meter = Meter()
+        if options.cell is not None:
+            meter.set(CELL_INFO, 1, options.cell)
+        await stack.enter_async_context(_running(follow_keys(transport, listener.replace_keys, meter)))
         path = memory_path(options.listen)
         borrowers = None if path is None else await stack.enter_async_context(Borrower(path))
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
-        tracing = start_tracing(options.collector, _SERVICE)
+        tracing = start_tracing(options.collector, _SERVICE, options.cell)
         stack.push_async_callback(tracing.close)
         turns, progress_s = EngineTurns(window), options.progress.engine_progress_s
         submit = None if keeper is None else keeper.submit
-        worker = Worker(engine, listener, borrowers, tracing=tracing, turns=turns, progress_s=progress_s, submit=submit)
+        worker = Worker(
+            engine,
+            listener,
+            borrowers,
+            tracing=tracing,
+            turns=turns,
+            progress_s=progress_s,
+            submit=submit,
+            news=News(options.sessions.news_s),
+        )
         if options.admin_port is not None and admin is not None:
-            await stack.enter_async_context(admin(worker))
+            await stack.enter_async_context(admin(worker, meter))
         stopping = ShutdownSignal.listening()
         serving = asyncio.create_task(worker.run())
         if await stopping.wait(serving):
@@ -200,7 +233,7 @@ async def serve_engine(
             logger.info("the worker ends when its requests have, within %g s", options.drain_s)
             await stopping.unless_forced(worker.drain(options.drain_s))
             if keeper is not None:
-                await stopping.unless_forced(keeper.drain(min(options.drain_s, _PUBLISH_S)))
+                await stopping.unless_forced(keeper.drain(min(options.drain_s, _DRAIN_PUBLISH_S)))
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:
@@ -211,17 +244,19 @@ async def serve_engine(
 
 @contextlib.asynccontextmanager
 async def _admin(
-    options: WorkerOptions, engine: VllmEngine, page: EncoderPage, keeper: Keeper | None, worker: Worker
+    options: WorkerOptions, engine: VllmEngine, page: EncoderPage, keeper: Keeper | None, worker: Worker, meter: Meter
 ) -> AsyncIterator[None]:
     """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
     from semel.engine.vllm.statistics import export_metrics
     from semel.web.server import HttpServer
-    from semel.worker.admin import create_admin_app
+    from semel.worker.admin import AdminKey, create_admin_app
 
     assert options.admin_port is not None
-    if options.admin_key is not None and engine.injection_refusal:
+    path = options.admin_key_file
+    key = AdminKey(None if path is None else read_admin_key(path))
+    if key.is_set and engine.injection_refusal:
         logger.warning("nothing can be injected: %s", engine.injection_refusal)
-    meter, lookups = Meter(), CacheLookups()
+    lookups = CacheLookups()
     for read in (
         page.samples,
         worker.samples,
@@ -237,12 +272,15 @@ async def _admin(
         lookups.count(engine.contract.model, modality, "worker", 1, hit)
         engine.count_items(1, int(hit))
 
-    app = create_admin_app(
-        engine, meter, key=options.admin_key, count=count, reset=worker.reset, reason=lambda: worker.reason
-    )
+    app = create_admin_app(engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason)
     address = options.metrics_host, options.admin_port
     server = HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host")
-    async with server.running(), _running(lookups.log_lines()):
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(server.running())
+        await stack.enter_async_context(_running(lookups.log_lines()))
+        if path is not None:
+            files = ReloadedFiles("admin_key", [path], partial(read_admin_key, path), key.replace, meter)
+            await stack.enter_async_context(_running(files.run()))
         yield
 
 
@@ -259,7 +297,7 @@ async def _keeper(options: WorkerOptions, engine: VllmEngine) -> AsyncIterator[K
         return
 
     def store(identity: bytes) -> SealedStore:
-        return SealedStore(options.key, identity, nodes, settings.ttl_s)
+        return SealedStore(options.keys.hashing, identity, nodes, settings.ttl_s)
 
     fetch_s, publish_after = settings.fetch_ms / 1_000, settings.publish_after
     keeper = Keeper(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after)

@@ -6,8 +6,9 @@ from semel.core.assembly import Assembly, AssemblyKind
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
 from semel.core.embedding import FORM_DTYPES, Arrival, Form, form_bytes
-from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Layout, Origin, Tensor
+from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Origin, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
+from semel.core.layout import TOKEN_BYTES, Layout, pack_token_ids, unpack_token_ids
 from semel.core.lru import LruMap
 from semel.core.media import Media, Modality
 from semel.core.probes import PROBE_BYTES, Probes
@@ -24,6 +25,7 @@ __all__ = [
     "FORM_DTYPES",
     "MIN_KEY_CHARS",
     "PROBE_BYTES",
+    "TOKEN_BYTES",
     "AnswerParsing",
     "AnswerSettings",
     "Arrival",
@@ -68,5 +70,7 @@ __all__ = [
     "frame",
     "hash_parts",
     "is_key",
+    "pack_token_ids",
     "tenant_name",
+    "unpack_token_ids",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from semel.core.feature import Layout
+from semel.core.layout import Layout
 from semel.core.prompt import Item, Placeholder, Prompt, Timeline
 
 __all__ = ["Assembly", "AssemblyKind"]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from msgspec import UNSET, UnsetType
+
 from semel.core.answer_settings import AnswerSettings
 from semel.core.feature import Feature, Tensor
 from semel.core.media import Modality
@@ -101,6 +103,9 @@ class Contract:
 
     answers: AnswerSettings = _NO_SETTINGS
     """What else changes answers."""
+
+    cell: str | UnsetType = UNSET
+    """The cell that the worker belongs to, if there are several. Without one, nothing of it is sent."""
 
     def check(self, feature: Feature) -> None:
         """Reject a feature with wrong names, dtypes, shapes or size."""

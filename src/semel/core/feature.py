@@ -14,10 +14,10 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 
+from semel.core.layout import Layout
 from semel.core.media import Modality
-from semel.core.prompt import Mask
 
-__all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Layout", "Origin", "Tensor"]
+__all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Origin", "Tensor"]
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
@@ -59,29 +59,6 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}, {list(self.shape)})"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Layout:
-    """The token ids that replace an item's one placeholder token, and the embedding mask over them."""
-
-    token_ids: tuple[int, ...]
-    mask: Mask | None = None
-
-    def __post_init__(self) -> None:
-        if self.mask is not None and len(self.mask) != len(self.token_ids):
-            raise ValueError(f"a layout of {len(self.token_ids)} tokens cannot have a mask over {len(self.mask)}")
-
-    @property
-    def num_embeds(self) -> int:
-        """Number of embeddings that the encoder must produce."""
-        return len(self.token_ids) if self.mask is None else self.mask.count
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    def __repr__(self) -> str:
-        return f"Layout({len(self)} tokens, {self.num_embeds} embeddings)"
 
 
 class Origin(Struct, frozen=True, array_like=True):

@@ -2,19 +2,33 @@
 
 A keyring stores hashes of the keys, made with a random secret of its own. It cannot reveal a key. The time of a lookup
 does not depend on how close a key is to a valid one (threats S17).
+
+A key may be given to it hashed: `sha256:` and 64 hexadecimal digits. A slow hash is for passwords that people choose:
+it makes guessing them dear. An API key is random, 128 bits as the docs make it, and cannot be guessed at any speed; and
+whatever a hash costs, strangers could spend on the event loop, once for each wrong key that they send.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import secrets
 from collections.abc import Iterable
 from typing import Final
 
 from blake3 import blake3
 
-__all__ = ["MIN_KEY_CHARS", "Keyring", "is_key"]
+__all__ = ["MIN_KEY_CHARS", "Keyring", "hash_key", "is_key"]
 
 MIN_KEY_CHARS: Final = 16
+
+_HASHED: Final = "sha256:"
+_HASH: Final = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+
+
+def hash_key(key: str) -> str:
+    """The hashed form of a key, which a file of keys may have in its place."""
+    return _HASHED + _sha256(key).hex()
 
 
 def is_key(text: str) -> bool:
@@ -29,13 +43,9 @@ class Keyring:
         self._secret = secrets.token_bytes(blake3.key_size)
         self._tenants: dict[bytes, str] = {}
         for tenant, key in keys:
-            if not is_key(key):
-                raise ValueError(
-                    f"the key of {tenant!r} is none: a key has at least {MIN_KEY_CHARS} printable ASCII characters "
-                    "and no blank"
-                )
-            if self._tenants.setdefault(self._hash(key), tenant) != tenant:
-                raise ValueError(f"{tenant!r} has the same key as {self.tenant(key)!r}")
+            found = self._index(_stored_hash(tenant, key))
+            if (other := self._tenants.setdefault(found, tenant)) != tenant:
+                raise ValueError(f"{tenant!r} has the same key as {other!r}")
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -45,7 +55,31 @@ class Keyring:
 
     def tenant(self, key: str) -> str | None:
         """The name of the key's tenant; None for an unknown key."""
-        return self._tenants.get(self._hash(key))
+        return self._tenants.get(self._index(_sha256(key)))
 
-    def _hash(self, key: str) -> bytes:
-        return blake3(key.encode(errors="surrogateescape"), key=self._secret).digest()
+    def replace(self, other: Keyring) -> None:
+        """Have the keys of another from now on. A keyring that has keys is never left without: all would be let in."""
+        if self._tenants and not other._tenants:
+            raise ValueError("there are no keys in it")
+        self._secret, self._tenants = other._secret, other._tenants
+
+    def _index(self, hashed: bytes) -> bytes:
+        return blake3(hashed, key=self._secret).digest()
+
+
+def _sha256(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _stored_hash(tenant: str, text: str) -> bytes:
+    """The hash of a key that is stored as it is, or hashed."""
+    if text.startswith(_HASHED):
+        digits = text.removeprefix(_HASHED)
+        if not _HASH.fullmatch(digits):
+            raise ValueError(f"the key of {tenant!r} is none: {_HASHED} needs 64 hexadecimal digits after it")
+        return bytes.fromhex(digits)
+    if not is_key(text):
+        raise ValueError(
+            f"the key of {tenant!r} is none: a key has at least {MIN_KEY_CHARS} printable ASCII characters and no blank"
+        )
+    return _sha256(text)

@@ -5,11 +5,21 @@ A node that comes or goes moves only the keys that it wins or had.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
-__all__ = ["rank"]
+__all__ = ["rank", "scores"]
 
 
 def rank(name: str, key: bytes) -> tuple[bytes, str]:
     """How high a node stands for a key of at most 64 bytes: the highest has it."""
-    return blake2b(name.encode(), key=key, digest_size=8).digest(), name
+    return next(scores([name.encode()], key)), name
+
+
+def scores(names: Iterable[bytes], key: bytes) -> Iterator[bytes]:
+    """The same for many nodes, without the names, which decide between equal scores."""
+    keyed = blake2b(key=key, digest_size=8)
+    for name in names:
+        hasher = keyed.copy()
+        hasher.update(name)
+        yield hasher.digest()

@@ -59,11 +59,12 @@ class Refusal(Exception):
 class Replies:
     """Reads replies from a connection. `receive` fills some of a buffer, at least one byte, and returns how many."""
 
-    __slots__ = ("_begin", "_buffer", "_end", "_receive")
+    __slots__ = ("_begin", "_buffer", "_end", "_memory", "_receive")
 
     def __init__(self, receive: Callable[[memoryview], int]) -> None:
         self._receive = receive
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._memory = bytearray(_BUFFER_BYTES)
+        self._buffer = memoryview(self._memory)
         self._begin = self._end = 0
 
     @property
@@ -122,16 +123,19 @@ class Replies:
 
     def _line(self) -> bytes:
         """One line, without its end; an error reply is raised as such."""
-        while (at := bytes(self._buffer[self._begin : self._end]).find(b"\r\n")) < 0:
+        searched = self._begin
+        while (at := self._memory.find(b"\r\n", searched, self._end)) < 0:
             size = self._end - self._begin
             if size > _MAX_LINE_BYTES:
                 raise Malformed("the embedding store sent a line without an end")
-            self._buffer[:size] = bytes(self._buffer[self._begin : self._end])
-            self._begin, self._end = 0, size
+            if self._begin:
+                self._buffer[:size] = bytes(self._buffer[self._begin : self._end])
+                self._begin, self._end = 0, size
+            searched = max(0, size - 1)
             self._end += self._receive(self._buffer[size:])
-        line = bytes(self._buffer[self._begin : self._begin + at])
-        self._begin += at + 2
-        if at > _MAX_LINE_BYTES:
+        line = bytes(self._buffer[self._begin : at])
+        self._begin = at + 2
+        if len(line) > _MAX_LINE_BYTES:
             raise Malformed("the embedding store sent a line that is too long")
         if line.startswith(b"-"):
             raise Refusal(line[1:])

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Final, Self
 
 from blake3 import blake3
 
-from semel.core import Digest, Key
-from semel.core.embedding import Form
+from semel.core import Digest, Form, Key, form_bytes
 
 __all__ = ["CHUNK_BYTES", "MANIFEST_BYTES", "Header", "Manifest", "Seal", "chunks_of", "nbytes_of"]
 
@@ -34,26 +33,17 @@ MANIFEST_BYTES: Final = _HEADER.size + 2 * _SEAL_BYTES
 
 _MAX_SIDE: Final = 0xFFFF_FFFF
 _MAX_BYTES: Final = 1 << 40
-_ELEMENT_BYTES: Final[Mapping[str, int]] = {
-    "torch.float64": 8,
-    "torch.float32": 4,
-    "torch.float16": 2,
-    "torch.bfloat16": 2,
-    "torch.float8_e4m3fn": 1,
-    "torch.float8_e5m2": 1,
-}
 _MANIFEST_DOMAIN: Final = b"manifest"
 _CONTENT_DOMAIN: Final = b"contents"
 
 
 def nbytes_of(form: Form) -> int | None:
     """How many bytes an encoder output of this form has; None if the store takes none such."""
-    rows, columns, dtype = form
-    element = _ELEMENT_BYTES.get(dtype)
-    if element is None or not 0 < rows <= _MAX_SIDE or not 0 < columns <= _MAX_SIDE:
+    try:
+        nbytes = form_bytes(form)
+    except ValueError:
         return None
-    nbytes = rows * columns * element
-    return nbytes if nbytes <= _MAX_BYTES else None
+    return nbytes if max(form[:2]) <= _MAX_SIDE and nbytes <= _MAX_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)

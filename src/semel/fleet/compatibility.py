@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Final, Literal
+
+import msgspec
+from msgspec import UNSET
 
 from semel.core import AnswerSettings, Contract, Probes
 from semel.processing.fingerprint import minor_version
 from semel.processing.probes import probe_names
 
-__all__ = ["Difference", "RefusalReason", "first_difference", "processing_difference"]
+__all__ = ["Difference", "RefusalReason", "cell_difference", "contract_id", "first_difference", "processing_difference"]
 
 RefusalReason = Literal[
     "aliases",
     "answers",
+    "cell",
     "chat_template",
     "fingerprint",
     "generation_config",
@@ -34,8 +39,10 @@ RefusalReason = Literal[
 ]
 """Why a worker is not used, for metrics: a closed list."""
 
-_MAY_DIFFER: Final = frozenset({"cache_bytes"})
+_MAY_DIFFER: Final = frozenset({"cache_bytes", "cell"})
 """What changes no answer; every other field does, also one that is added to contracts later."""
+
+_ID_BYTES: Final = 6
 
 _REMEDIES: Final[Mapping[str, tuple[RefusalReason, str]]] = {
     "model": ("model", "serve the same model, or give it the same --served-model-name"),
@@ -80,6 +87,27 @@ class Difference:
 
     def __str__(self) -> str:
         return self.text
+
+
+def cell_difference(ours: str | None, worker: Contract) -> Difference | None:
+    """Why a worker is of another cell than a frontend; None if one of them names no cell, so that names can be added
+    to a fleet that runs."""
+    if ours is None or worker.cell is UNSET or worker.cell == ours:
+        return None
+    remedy = "give a frontend the workers of its own cell, or start both with the same --cell"
+    text = f"it belongs to cell {_excerpt(worker.cell)}, this frontend to {ours!r}: {remedy}"
+    return Difference("cell", text)
+
+
+def contract_id(contract: Contract) -> str:
+    """A short hash of what has to be the same for equal answers; patches of libraries may differ."""
+    compared = {
+        field.name: getattr(contract, field.name)
+        for field in fields(Contract)
+        if field.name not in _MAY_DIFFER | {"probes"}
+    }
+    encoded = msgspec.json.encode(compared, order="deterministic")
+    return blake2b(encoded, digest_size=_ID_BYTES).hexdigest()
 
 
 def first_difference(fleet: Contract, worker: Contract) -> Difference | None:

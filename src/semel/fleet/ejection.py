@@ -89,6 +89,8 @@ class OutlierEjection:
         self._limits = limits or EjectionLimits()
         self._records: dict[str, _Record] = {}
         self._ejected: set[str] = set()
+        self.charged: set[str] = set()
+        """Workers of which failures may count as load."""
 
     def begin(self, worker: str, now: float) -> Attempt:
         """A request goes to a worker: as its trial, if there is to be one."""
@@ -135,6 +137,7 @@ class OutlierEjection:
     def charge(self, worker: str, now: float) -> None:
         """Let a failure count as load, from now on."""
         self._records.setdefault(worker, _Record()).charges.append(now)
+        self.charged.add(worker)
 
     def load(self, worker: str, now: float) -> int:
         """The failures of a worker that count as load."""
@@ -142,7 +145,14 @@ class OutlierEjection:
             return 0
         while record.charges and record.charges[0] <= now - WINDOW_S:
             record.charges.popleft()
+        if not record.charges:
+            self.charged.discard(worker)
         return len(record.charges)
+
+    @property
+    def has_ejected(self) -> bool:
+        """Whether any worker is out or on trial."""
+        return bool(self._ejected)
 
     def is_ejected(self, worker: str) -> bool:
         """Whether a worker is out or on trial."""
@@ -168,6 +178,7 @@ class OutlierEjection:
         """A worker is no more; one that comes by its name is new."""
         self._records.pop(worker, None)
         self._ejected.discard(worker)
+        self.charged.discard(worker)
 
     def _close(self, attempt: Attempt) -> _Record | None:
         """The record of its worker, for the first verdict on an attempt."""

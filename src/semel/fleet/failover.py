@@ -76,6 +76,16 @@ class FleetHealth:
         """The failures of a worker that count as load."""
         return self._ejection.load(worker, self._now())
 
+    @property
+    def charged(self) -> frozenset[str]:
+        """Workers of which failures may count as load."""
+        return frozenset(self._ejection.charged)
+
+    @property
+    def has_ejected(self) -> bool:
+        """Whether any worker gets no requests but trials."""
+        return self._ejection.has_ejected
+
     def is_ejected(self, worker: str) -> bool:
         """Whether a worker is out or on trial."""
         return self._ejection.is_ejected(worker)

@@ -10,21 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
+from weakref import WeakKeyDictionary
 
-from semel.core import Contract, Digest, Output, Submission
-from semel.errors import NotReady, SemelError
+from semel.core import Contract, Digest, FeatureInfo, Output, Submission
+from semel.errors import NotReady, SemelError, WorkerLost
 from semel.fleet.backlog import AnswerRoom
-from semel.fleet.balance import Candidate, choose
-from semel.fleet.compatibility import Difference, RefusalReason, first_difference
+from semel.fleet.balance import Balance
+from semel.fleet.compatibility import Difference, RefusalReason, cell_difference, first_difference
 from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
+from semel.fleet.ranking import numbers_in
 from semel.fleet.stream import RemoteStream
 from semel.fleet.suspicion import ALONE_S, Content, EngineRun
 from semel.fleet.worker import RemoteWorker
+from semel.ledger import Directory
 from semel.render import MakeFeature
 
 __all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer", "TokenCounts"]
@@ -125,18 +129,39 @@ class TokenCounts:
 class Fleet:
     """Any number of workers that serve one model."""
 
-    def __init__(self, workers: Iterable[RemoteWorker] = (), *, health: FleetHealth | None = None) -> None:
+    def __init__(
+        self, workers: Iterable[RemoteWorker] = (), *, health: FleetHealth | None = None, cell: str | None = None
+    ) -> None:
+        """A fleet that belongs to a cell leaves out workers of others."""
         self.tokens: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
         """By model."""
 
+        self._cell = cell
         self._health = health or FleetHealth()
         self._workers: list[RemoteWorker] = []
         self._leaving: set[RemoteWorker] = set()
         self._admitted: dict[RemoteWorker, Contract] = {}
         self._refused: dict[RemoteWorker, Difference] = {}
         self._preparing: dict[RemoteWorker, PendingRequests] = {}
+        self._directory = Directory()
+        self._balance = Balance()
+        self._numbers: dict[RemoteWorker, int] = {}
+        self._by_number: dict[int, RemoteWorker] = {}
+        self._by_name: dict[str, RemoteWorker] = {}
+        self._serving = 0
+        """The set of those that serve."""
+
+        self._stale: set[RemoteWorker] = set()
+        """Those whose load may be another than the balance knows."""
+
         self._check: ContractCheck | None = None
         self._model: str | None = None
+        self._terms: tuple[ContractCheck | None, str | None] = None, None
+        """Under which those that serve were admitted."""
+
+        self._successors: WeakKeyDictionary[RemoteWorker, RemoteWorker] = WeakKeyDictionary()
+        """Of workers that are reached over a newer link: what was prepared for the older one goes there."""
+
         self._changed = asyncio.Event()
         for worker in workers:
             self.add(worker)
@@ -177,9 +202,8 @@ class Fleet:
 
     def add(self, worker: RemoteWorker) -> None:
         """Let a worker serve whenever it is connected and answers as the others do."""
+        self._enter(worker)
         self._workers.append(worker)
-        self._preparing[worker] = PendingRequests()
-        worker.watch(self._review)
         self._review()
 
     def retire(self, worker: RemoteWorker) -> None:
@@ -192,12 +216,42 @@ class Fleet:
         self._leaving.discard(worker)
         self._review()
 
+    def replace(self, worker: RemoteWorker, successor: RemoteWorker) -> None:
+        """Reach a worker over a newer link from now on. The older one answers what it has, and is not listed."""
+        successor.take_over(worker)
+        self._enter(successor)
+        self._workers[self._workers.index(worker)] = successor
+        self._successors[worker] = successor
+        self._review()
+        self._exit(worker)
+
     def remove(self, worker: RemoteWorker) -> None:
         """Forget a worker."""
         self._workers.remove(worker)
-        del self._preparing[worker]
         self._health.forget(worker.name)
         self.restore(worker)
+        self._exit(worker)
+
+    def _enter(self, worker: RemoteWorker) -> None:
+        self._numbers[worker] = number = worker.enter(self._directory)
+        self._by_number[number] = self._by_name[worker.name] = worker
+        self._balance.put(number, worker.name)
+        self._stale.add(worker)
+        self._preparing[worker] = PendingRequests(self._directory.pending, 1 << number)
+        worker.watch(self._review)
+        worker.watch_load(partial(self._stale.add, worker))
+
+    def _exit(self, worker: RemoteWorker) -> None:
+        del self._preparing[worker]
+        worker.watch(lambda: None)
+        worker.watch_load(lambda: None)
+        worker.enter(Directory())  # it may announce more until its link is closed
+        self._stale.discard(worker)
+        number = self._numbers.pop(worker)
+        self._balance.remove(number)
+        del self._by_number[number]
+        if self._by_name[worker.name] is worker:  # and not its successor
+            del self._by_name[worker.name]
 
     async def changed(self) -> None:
         """Wait until a worker comes or goes."""
@@ -214,22 +268,34 @@ class Fleet:
         """The worker for a request that is prepared inside: meanwhile others are chosen as if it were sent already."""
         distinct = tuple(dict.fromkeys(digests))
         worker = self.choose(distinct, prefix=prefix)
-        with self._preparing[worker].request(distinct):
-            yield worker
+        try:
+            with self._preparing[worker].request(distinct):
+                self._stale.add(worker)
+                yield worker
+        finally:
+            if worker in self._numbers:
+                self._stale.add(worker)
 
     def choose(
-        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Container[RemoteWorker] = ()
+        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Iterable[RemoteWorker] = ()
     ) -> RemoteWorker:
         """The worker for a request with these items, and with this key for the opening of its conversation."""
-        serving = [worker for worker in self.serving if worker not in without]
+        left_out = self._set_of(without)
+        serving = self._serving & ~left_out
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
         # If only ejected ones are left, one of them is still better than none.
-        workers = [worker for worker in self.available if worker not in without] or serving
-        if len(workers) == 1:
-            return workers[0]
+        among = (self._set_of(self.available) & ~left_out if self._health.has_ejected else serving) or serving
+        if among.bit_count() == 1:
+            return self._by_number[among.bit_length() - 1]
         distinct = tuple(dict.fromkeys(digests))
-        return workers[choose([self._candidate(worker, distinct) for worker in workers], distinct, prefix)]
+        self._refresh_loads()
+        return self._by_number[self._balance.choose(among, distinct, self._directory.holders(distinct), prefix)]
+
+    def holding(self, digest: Digest) -> FeatureInfo | None:
+        """What any serving worker has announced of an item."""
+        number = next(numbers_in(self._directory.announced.get(digest) & self._serving), None)
+        return None if number is None else self._by_number[number].holding(digest)
 
     async def submit(
         self,
@@ -244,6 +310,8 @@ class Fleet:
         """
         content = Content.of(submission)
         await self._until_tried(content)
+        while (successor := self._successors.get(worker)) is not None:
+            worker = successor
         failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
         # The worker that has accepted it has counted what the client sent: a second one must not.
         uncounted = replace(submission, features={}, client_features=frozenset())
@@ -269,6 +337,8 @@ class Fleet:
         """Submit to another worker than the one that was lost or failed, if there is one."""
         await self._until_alone(lost, failover, error)
         busy = [one for one in self._admitted if failover.must_be_alone and not failover.may_have(one.name)]
+        if isinstance(error, WorkerLost) and lost in self._successors:
+            busy.append(self._successors[lost])  # it is the same worker
         try:
             other = self.choose((item.digest for item in submission.prompt.items), without=[lost, *busy])
         except NotReady:
@@ -306,10 +376,16 @@ class Fleet:
         """Whether a worker gets no requests but trials, because it fails."""
         return self._health.is_ejected(worker.name)
 
-    def _candidate(self, worker: RemoteWorker, digests: Iterable[Digest]) -> Candidate:
-        preparing = self._preparing[worker]
-        known_items = sum(worker.knows(digest) or digest in preparing for digest in digests)
-        return Candidate(worker.name, self.load(worker), known_items)
+    def _set_of(self, workers: Iterable[RemoteWorker]) -> int:
+        return sum(1 << self._numbers[worker] for worker in set(workers) if worker in self._numbers)
+
+    def _refresh_loads(self) -> None:
+        """Let the balance know the loads that have changed. Failures count as load for a while, without a word."""
+        self._stale.update(self._by_name[name] for name in self._health.charged if name in self._by_name)
+        for worker in self._stale:
+            self._balance.set_load(self._numbers[worker], self.load(worker))
+        self._stale.clear()
+        self._stale.update(self._by_name[name] for name in self._health.charged if name in self._by_name)
 
     def _check_serving(self, worker: RemoteWorker) -> None:
         """It may have been refused or retired since it was chosen: preprocessing takes its time."""
@@ -324,9 +400,12 @@ class Fleet:
         """Decide who serves, as soon as anybody comes or goes: those that did go before those that did not."""
         staying = [worker for worker in self._workers if worker.is_connected and worker not in self._leaving]
         staying.sort(key=lambda worker: self._admitted.get(worker) is not worker.contract)
-        before, self._admitted, self._refused = self._refused, {}, {}
+        admitted, before, self._admitted, self._refused = self._admitted, self._refused, {}, {}
+        terms, self._terms = self._terms, (self._check, self._model)
         for worker in staying:
-            if (reason := self._reason_against(worker.contract)) is None:
+            # Who was admitted under the same terms is as good as the others: a thousand would be held against one.
+            was_admitted = terms == self._terms and admitted.get(worker) is worker.contract
+            if was_admitted or (reason := self._reason_against(worker.contract)) is None:
                 self._admitted[worker] = worker.contract
             else:
                 self._refused[worker] = reason
@@ -334,9 +413,12 @@ class Fleet:
                     logger.error("the worker at %s is not used: %s", worker.name, reason)
         if self._check is not None and self._model is None and self._admitted:
             self._model = next(iter(self._admitted.values())).model
+        self._serving = self._set_of(self._admitted)
         self._changed.set()
 
     def _reason_against(self, contract: Contract) -> Difference | None:
+        if (other := cell_difference(self._cell, contract)) is not None:
+            return other
         if self._model is not None and contract.model != self._model:
             text = f"it serves {contract.model!r}, the fleet {self._model!r}: give both the same --served-model-name"
             return Difference("model", text)

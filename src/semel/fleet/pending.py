@@ -11,16 +11,19 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from semel.core import Digest
+from semel.ledger import Holders
 
 __all__ = ["PendingRequests"]
 
 
 class PendingRequests:
-    """What one worker is about to get."""
+    """What one worker is about to get; `holders` know of it as `bit`."""
 
-    def __init__(self) -> None:
+    def __init__(self, holders: Holders, bit: int) -> None:
         self.requests = 0
         self._items: Counter[Digest] = Counter()
+        self._holders = holders
+        self._bit = bit
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._items
@@ -30,6 +33,8 @@ class PendingRequests:
         """A request with these items, until it is sent or given up."""
         self.requests += 1
         self._items.update(digests)
+        for digest in digests:
+            self._holders.add(digest, self._bit)
         try:
             yield
         finally:
@@ -38,3 +43,4 @@ class PendingRequests:
             for digest in digests:
                 if not self._items[digest]:
                     del self._items[digest]
+                    self._holders.discard(digest, self._bit)

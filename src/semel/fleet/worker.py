@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import Context
 from typing import Final
 
-from semel.cache import Lender, SharedCache
+from semel.cache import SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.compatibility import RefusalReason, first_difference
+from semel.fleet.lending import Lending
 from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
-from semel.ledger import Ledger
+from semel.ledger import Directory, Ledger
 from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.metrics import (
@@ -30,9 +32,10 @@ from semel.telemetry.metrics import (
     FEATURES_SENT,
 )
 from semel.wire.events import Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Gone, Have, Load, Need
-from semel.wire.translation import holdings_of, lend_of, submit_of
-from semel.wire.zmq import Connected, FrontendLink, LinkSession, memory_path
+from semel.wire.keys import TransportKeys
+from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Resume, Status
+from semel.wire.translation import announcement_of, submit_of
+from semel.wire.zmq import Connected, FrontendLink, LinkSession
 
 __all__ = ["RemoteWorker"]
 
@@ -45,6 +48,7 @@ _DEATHS: Final = frozenset((EngineDead.code, EngineHung.code, "gone", "silence")
 _REFUSALS: Final[Mapping[str, RefusalReason]] = {"key": "key", "protocol": "protocol"}
 """Those that mean a refusal of one by the other."""
 
+_REMEMBER_S: Final = 60.0
 _TURN: Final = 64
 """Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
 and each wakes a stream, which takes about 35 µs. Without turns the loop is late by all of a step's work."""
@@ -67,12 +71,15 @@ class RemoteWorker:
         self.running = 0
         """Requests that the worker's engine is answering, of all frontends, as it last told."""
 
+        self.generation = 0
+        """Of the transport keys that its last session was opened with."""
+
         self.sessions = 0
         """How many there have been with it: behind each may be another engine."""
 
         self._link = link
-        self._memory = memory
-        self._lender: Lender | None = None
+        link.resume = self._resume
+        self._lending = Lending(memory, link.address)
         self._ledger = Ledger()
         self._lookups = lookups or CacheLookups()
         self._meter = meter or Meter()
@@ -91,7 +98,11 @@ class RemoteWorker:
         self._was_hung = False
         """Whether its last engine was ended because it hung."""
 
-        self._watcher: Callable[[], None] | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+        """When what a worker held that is gone is forgotten: until then it may come back, and go on from there."""
+
+        self._watcher: Callable[[], None] = lambda: None
+        self._on_load: Callable[[], None] = lambda: None
         self._streams: dict[str, RemoteStream] = {}
         self._unanswered: set[str] = set()
         """Of these, the requests that the worker is busy with, or about to be."""
@@ -100,6 +111,7 @@ class RemoteWorker:
         """Requests of other frontends, as the worker's last word and ours of that moment tell."""
 
         self._idle = asyncio.Event()
+        self._settled = asyncio.Event()
         self._transfers: dict[Digest, list[int]] = {}
         """What is sent in frames in this session, to be withdrawn when nobody counts on it any more."""
 
@@ -145,9 +157,36 @@ class RemoteWorker:
         """What the worker has announced of an item."""
         return self._ledger.holding(digest)
 
+    def enter(self, directory: Directory) -> int:
+        """Let a directory know from now on which items the worker has. Returns the worker's number there."""
+        self._ledger.move(directory)
+        return self._ledger.number
+
     def watch(self, watcher: Callable[[], None]) -> None:
         """Tell the watcher at once whenever the worker comes or goes."""
         self._watcher = watcher
+
+    def watch_load(self, watcher: Callable[[], None]) -> None:
+        """Tell the watcher whenever the worker's load may have changed."""
+        self._on_load = watcher
+
+    async def until_settled(self) -> None:
+        """Wait until it is connected and has told what it holds: what it sends first, before its load."""
+        await self._settled.wait()
+
+    def replace_keys(self, keys: TransportKeys) -> None:
+        """Use other keys from now on; a session whose keys are not among them ends."""
+        self._link.replace_keys(keys)
+
+    def take_over(self, before: RemoteWorker) -> None:
+        """Be the same worker as one over an older link. Any accepted keys will do from now on.
+
+        What is lent is not of a session: it goes on.
+        """
+        self.sessions = max(self.sessions, before.sessions)  # the engine is the same
+        self._link.newest_only = False
+        if not self._lending.take_over(before._lending):
+            self._begin(self._lending.begin())
 
     async def until_idle(self) -> None:
         """Wait until no answer comes from it."""
@@ -160,7 +199,7 @@ class RemoteWorker:
         try:
             count = 0
             async for event in self._link:
-                if (count := count + 1) % _TURN == 0:
+                if (count := count + 1) % _TURN == 0 or (isinstance(event, Status) and len(event.items) > _TURN):
                     await asyncio.sleep(0)
                 try:
                     await self._on_event(event)
@@ -173,7 +212,9 @@ class RemoteWorker:
         finally:
             for task in self._tasks:
                 task.cancel()
-            self._stop_lending()
+            self._lending.stop()
+            if self._forgetting is not None:
+                self._forgetting.cancel()
 
     async def submit(
         self, submission: Submission, make: MakeFeature, *, watcher: StreamWatcher = UNWATCHED
@@ -207,6 +248,7 @@ class RemoteWorker:
         """Send all of a submission, in one session: nothing is awaited."""
         payloads = self._ledger.submit(submission.request_id, digests)
         self._unanswered.add(submission.request_id)
+        self._on_load()
         try:
             session.send(submit_of(submission, payloads))
         except ProtocolError as error:  # the session is open, so it is the message
@@ -226,23 +268,13 @@ class RemoteWorker:
 
     def _send_feature(self, session: LinkSession, stream: RemoteStream, digest: Digest, feature: Feature) -> None:
         stream.sent.add(digest)
-        lease = None
-        # It may have been evicted since it was made, and still lie there. What does not is not copied: that would hold
-        # up the loop, and take the room of others for what a client has sent.
-        if self._lender is not None and (lying := self._lying(digest, feature)) is not None:
-            feature = lying  # its tensors may be in another order than those given
-            lease = self._lender.lend(digest)
-        if lease is not None:
-            session.send(lend_of(digest, feature, lease))
+        if (lend := self._lending.lend(digest, feature)) is not None:
+            session.send(lend)
         else:
             self._transfers.setdefault(digest, []).append(session.send_feature(digest, feature))
-        way = "frames" if lease is None else "memory"
+        way = "frames" if lend is None else "memory"
         self._meter.count(FEATURES_SENT, way)
         self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
-
-    def _lying(self, digest: Digest, feature: Feature) -> Feature | None:
-        """The feature as it lies in our shared memory; None if it does not."""
-        return None if self._memory is None else self._memory.adopt(digest, feature)
 
     def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""
@@ -255,6 +287,7 @@ class RemoteWorker:
         if self._streams.pop(stream.request_id, None) is not None:
             self._settle(stream.request_id)
             self._unanswered.discard(stream.request_id)
+            self._on_load()
             if not self._streams:
                 self._idle.set()
             if stream.contract.cache_bytes and not stream.goes_on_elsewhere:
@@ -268,32 +301,47 @@ class RemoteWorker:
 
     async def _on_event(self, event: Event | Connected) -> None:
         match event:
-            case Connected(session, contract):
-                self.sessions += 1
-                self._was_hung = False
-                self._ledger.open()
-                self._session = session
-                await self._begin_lending()
-                self._last_loss = ""
-                self._become(contract, "")
+            case Connected():
+                await self._open(event)
             case Draining():
                 self._become(None, "the worker is shutting down")
             case Closed() | Reset():
                 self._lose(event)
-            case Load(running=running, waiting=waiting):
-                self.running = running + waiting
-                self._others = max(0, self.running - len(self._unanswered))
+            case Status():
+                self._take_status(event)
             case Accepted() | Delta() | Failed() | Need():
                 self._on_answer(event)
-            case Have(number=number):
-                self._ledger.have(number, holdings_of(event))
-            case Gone(number, digests):
-                self._ledger.gone(number, digests)
             case Forget():
                 if self._on_forget is not None:
                     self._on_forget()
             case _:
                 raise ProtocolError(f"{type(event).__name__} is nothing for a frontend")
+
+    async def _open(self, connected: Connected) -> None:
+        self.sessions += 1
+        self.generation = connected.generation
+        self._was_hung = False
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+        self._ledger.open(connected.incarnation)
+        self._session = connected.session
+        if not self._link.newest_only:  # else it is lent to over the older link, until this one takes over
+            await self._lending.begin()
+        self._last_loss = ""
+        self._become(connected.contract, "")
+
+    def _take_status(self, status: Status) -> None:
+        self._ledger.announce(announcement_of(status))
+        self.running = status.running + status.waiting
+        self._others = max(0, self.running - len(self._unanswered))
+        self._on_load()
+        if not status.more:
+            self._settled.set()
+
+    def _resume(self) -> Resume | None:
+        """What the link says of the last session when it opens another."""
+        return None if (known := self._ledger.resume) is None else Resume(*known)
 
     def _on_answer(self, event: Accepted | Delta | Failed | Need) -> None:
         if isinstance(event, Accepted | Failed):
@@ -306,10 +354,12 @@ class RemoteWorker:
             stream.on_message(event)
             if stream.is_answered:
                 self._unanswered.discard(event.request_id)
+                self._on_load()
 
     def _lose(self, event: Closed | Reset) -> None:
         if event.message != self._last_loss:
-            logger.warning("the worker at %s is not connected: %s", self.name, event.message)
+            level = logging.INFO if self._link.newest_only else logging.WARNING  # it is connected over another link
+            logger.log(level, "the worker at %s is not connected: %s", self.name, event.message)
         self._last_loss = event.message
         self._refusal = _REFUSALS.get(event.code) if isinstance(event, Reset) else None
         is_death = isinstance(event, Reset) and event.code in _DEATHS
@@ -317,13 +367,17 @@ class RemoteWorker:
             self._meter.count(ENGINES_LOST, event.code)
             self._was_hung = event.code == EngineHung.code
         self._session = None
+        self._settled.clear()
         # Where it is, and what its link says, is nothing for clients (threats S7).
         self._become(None, _HUNG if self._was_hung else _GONE)
         self._ledger.close()
+        if self._forgetting is None:
+            self._forgetting = asyncio.get_running_loop().call_later(_REMEMBER_S, self._ledger.forget)
         self._transfers.clear()
-        self._stop_lending()
+        self._lending.stop()
         self.running = self._others = 0
         self._unanswered.clear()
+        self._on_load()
         for stream in list(self._streams.values()):
             stream.break_off(lost(is_death=is_death))
 
@@ -331,7 +385,10 @@ class RemoteWorker:
         """Send what the worker turned out to lack."""
         needed = self._ledger.need(stream.request_id, digests)
         self._meter.count(FEATURES_REPAIRED, amount=len(digests))
-        task = asyncio.create_task(self._send_again(stream, needed), context=stream.context.copy())
+        self._begin(self._send_again(stream, needed), stream.context.copy())
+
+    def _begin(self, work: Coroutine[None, None, None], context: Context | None = None) -> None:
+        task = asyncio.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -363,21 +420,6 @@ class RemoteWorker:
                 if self._session is not None:
                     self._session.withdraw(transfer)
 
-    async def _begin_lending(self) -> None:
-        """Let a worker on this host read our shared memory; without it, features travel in frames."""
-        if self._memory is None or (path := memory_path(self._link.address)) is None:
-            return
-        try:
-            self._lender = await Lender.connect(path, self._memory)
-        except (OSError, ProtocolError) as error:
-            logger.warning("no shared memory with the worker at %s (%s): features are sent", self.name, error)
-
-    def _stop_lending(self) -> None:
-        if self._lender is not None:
-            self._lender.close()
-            self._lender = None
-
     def _become(self, contract: Contract | None, reason: str) -> None:
         self._contract, self._reason = contract, reason
-        if self._watcher is not None:
-            self._watcher()
+        self._watcher()

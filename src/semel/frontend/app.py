@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Final
@@ -29,6 +29,7 @@ from semel.frontend.limits import NO_CORS, CorsSettings
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter
+from semel.frontend.middleware.refusal_rate import AddressThrottle
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
 from semel.frontend.routes.files import file_routes
@@ -53,6 +54,7 @@ from semel.telemetry.metrics import (
     TENANT_REQUESTS_WAITING,
 )
 from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.web.host_check import HostCheck
 from semel.web.openapi import JSON, TEXT, shape
 from semel.web.responses import Readiness, json_response, readiness_response
 
@@ -71,8 +73,14 @@ def create_app(
     tracing: Tracing = NO_TRACING,
     log_requests: bool = True,
     cors: CorsSettings = NO_CORS,
+    allowed_hosts: Sequence[str] = (),
 ) -> DocumentedApp:
-    """The HTTP application of one frontend; without keys it is open to everybody who reaches it."""
+    """The HTTP application of one frontend; without keys it is open to everybody who reaches it.
+
+    `allowed_hosts` are the hosts that requests may name; without any, all are.
+    """
+    count_refusal = partial(meter.count, REFUSALS)
+    strangers = AddressThrottle(service.refusals)
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, SemelError)
@@ -107,14 +115,19 @@ def create_app(
         secured=bool(keys),
         closed=service.unknown_fields_mode == "refuse",
         middleware=[
+            *_host_check(allowed_hosts, count_refusal),
             *_cors(cors),
             Middleware(RequestCounter, meter=meter),  # outside of the rest: what is refused counts as well
             Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
-            Middleware(Authentication, keys=keys or Keyring()),
+            Middleware(Authentication, keys=keys or Keyring(), count=count_refusal, wait_s=strangers.wait_s),
             Middleware(ConcurrencyLimit, limiter=service.limiter, meter=meter, wait_s=service.refusal_wait_s),
         ],
         exception_handlers={SemelError: on_error, HTTPException: on_http_error},
     )
+
+
+def _host_check(allowed: Sequence[str], count: Callable[[str], None]) -> list[Middleware]:
+    return [Middleware(HostCheck, allowed=allowed, count=count, respond=refusal)] if allowed else []
 
 
 def _cors(cors: CorsSettings) -> list[Middleware]:
@@ -142,7 +155,7 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
 
     async def ready(_: Request) -> Response:
         """Whether requests are served; if not, why."""
-        return readiness_response(service.reason)
+        return readiness_response(service.reason, service.identity)
 
     async def metrics(_: Request) -> Response:
         """Counters for Prometheus."""

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from semel.core import Contract, Digest, FeatureInfo, Modality
+from semel.cells.check import CELL_HEADER, CONTRACT_HEADER
+from semel.core import Contract, Modality
 from semel.core.flag import MIB
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
+from semel.fleet.compatibility import contract_id
 from semel.fleet.fleet import Fleet
 from semel.frontend.api.api_fields import API_FIELDS
 from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode
@@ -98,12 +100,7 @@ class ServedModel:
 
     def held_anywhere(self) -> FeatureInfoOf:
         """What any worker has announced of an item."""
-        workers = self.fleet.serving
-
-        def known(digest: Digest) -> FeatureInfo | None:
-            return next((found for worker in workers if (found := worker.holding(digest)) is not None), None)
-
-        return known
+        return self.fleet.holding
 
 
 @dataclass(slots=True)
@@ -126,6 +123,9 @@ class FrontendState:
 
     metrics_per_tenant: bool = False
     """Whether metrics of single tenants are exported."""
+
+    cell: str | None = None
+    """The cell that this frontend belongs to, if there are several."""
 
     media_store: MediaStore | None = None
     """Where files are stored; without one there are none."""
@@ -159,6 +159,13 @@ class FrontendState:
     def reason(self) -> str:
         """Why nothing can be served, or nothing with media; empty when it can."""
         return self.limiter.closed or self._leaving or self._reason or self._pool_reason()
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What tells this frontend from those of other cells, and what it serves, as headers of `/ready`."""
+        serving = self._serving
+        cell = {} if self.cell is None else {CELL_HEADER: self.cell}
+        return cell if serving is None else cell | {CONTRACT_HEADER: contract_id(serving.contract)}
 
     def leave(self, reason: str) -> None:
         """Count as not ready, for good; requests are taken until it drains."""

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from semel.core import Digest, FeatureInfo
 
-__all__ = ["MAX_BATCH", "Announcement", "Gone", "Have"]
+__all__ = ["MAX_BATCH", "Announcement"]
 
 MAX_BATCH: Final = 256
 """Maximum number of digests in one announcement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Have:
-    """The engine has these from now on."""
+class Announcement:
+    """What has changed between two numbers, or a slice of all there is.
+
+    Numbers count the worker's changes, not those that one peer was told of. So peers that know as much are told the
+    same, and a peer that comes back can say how much it knows. Digests have the state that they have at the end: to
+    hear of a change twice does no harm.
+    """
+
+    since: int | None
+    """The number that the peer knows everything up to; None for a peer that must forget what it knows."""
 
     number: int
-    """Counts the announcements of both kinds to one peer in one session, from 0."""
+    """The number that it knows everything up to from now on, once the slices have come."""
 
-    holdings: Mapping[Digest, FeatureInfo]
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The engine no longer has these."""
-
-    number: int
-    digests: tuple[Digest, ...]
-
-
-Announcement = Have | Gone
+    gone: tuple[Digest, ...] = ()
+    holdings: Mapping[Digest, FeatureInfo] = field(default_factory=dict)
+    more: bool = False
+    """Whether slices of all there is are still to come."""

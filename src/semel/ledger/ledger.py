@@ -1,8 +1,8 @@
 """The ledger: what a frontend knows that one worker has (D1, D2).
 
 A digest is known for one of two reasons. The worker announced it and has not withdrawn it; announcements are numbered,
-and only they change this part. Or a request of this frontend has just sent it: a *note*, which covers the time until
-the worker reports the outcome.
+and only they change this part. It outlives a session that breaks: the next one tells what has changed since. Or a
+request of this frontend has just sent it: a *note*, which covers the time until the worker reports the outcome.
 
 Every request *counts on* all its digests from its submission until it is settled: the worker may let it wait for a
 transfer that this session has already started. So a note, and its transfer, lives until the last request that counts on
@@ -11,12 +11,14 @@ it is settled, even if the request that sent it is gone. Nothing remains when al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from semel.core import Digest, FeatureInfo
 from semel.errors import ProtocolError
 from semel.ledger.announced import Announced
+from semel.ledger.announcement import Announcement
+from semel.ledger.directory import Directory
 
 __all__ = ["Ledger"]
 
@@ -33,9 +35,25 @@ class _Request:
 class Ledger:
     """What one worker has, as far as this frontend knows, over successive sessions."""
 
-    def __init__(self, max_digests: int = 1 << 20, max_layout_tokens: int = 1 << 23) -> None:
-        self._announced = Announced(max_digests, max_layout_tokens)
-        self._next: int | None = None
+    def __init__(
+        self, directory: Directory | None = None, *, max_digests: int = 1 << 20, max_layout_bytes: int = 1 << 26
+    ) -> None:
+        self._directory = Directory() if directory is None else directory
+        self.number = self._directory.enter()
+        """The worker's number in its directory."""
+
+        self.bit = 1 << self.number
+        """The worker in sets of workers."""
+
+        self._announced = Announced(max_digests, max_layout_bytes, self._directory.announced, self.bit)
+        self._incarnation = b""
+        self._known: int | None = None
+        """The number of the worker's changes that all announcements up to it have come; None if there were none."""
+
+        self._has_gaps = False
+        """Whether slices are still to come."""
+
+        self._is_open = False
         self._requests: dict[str, _Request] = {}
         self._counting: dict[Digest, int] = {}  # requests that count on it
         self._notes: dict[Digest, int] = {}  # requests that sent it and are not settled; a note may outlive them
@@ -49,34 +67,62 @@ class Ledger:
         """Number of unsettled requests."""
         return len(self._requests)
 
+    def move(self, directory: Directory) -> None:
+        """Be in another directory from now on, with all that is known."""
+        left, number, bit = self._directory, self.number, self.bit
+        self._directory, self.number = directory, directory.enter()
+        self.bit = 1 << self.number
+        self._announced.move(directory.announced, self.bit)
+        for digest in self._notes:
+            left.sent.discard(digest, bit)
+            directory.sent.add(digest, self.bit)
+        left.leave(number)
+
     # The session.
 
-    def open(self) -> None:
-        """Begin a session: nothing is known or in transfer, and announcements count from 0."""
+    def open(self, incarnation: bytes = b"") -> None:
+        """Begin a session with a worker's process. What the same one announced in the last session stays known, until
+        it is told what has changed since; nothing is in transfer."""
         self.close()
-        self._next = 0
+        if incarnation != self._incarnation:
+            self.forget()
+            self._incarnation = incarnation
+        self._is_open = True
 
     def close(self) -> None:
-        """End the session and forget everything known from it."""
-        self._next = None
-        self._announced.clear()
+        """End the session. Nothing is in transfer any more; what was announced may serve the next session."""
+        self._is_open = False
         self._requests.clear()
         self._counting.clear()
+        for digest in self._notes:
+            self._directory.sent.discard(digest, self.bit)
         self._notes.clear()
 
-    # Announcements of the worker.
+    def forget(self) -> None:
+        """Forget what was announced."""
+        self._known = None
+        self._announced.clear()
 
-    def have(self, number: int, holdings: Mapping[Digest, FeatureInfo]) -> None:
-        """The worker has these from now on."""
-        self._count(number)
-        for digest, holding in holdings.items():
-            self._announced.put(digest, holding)
+    @property
+    def resume(self) -> tuple[bytes, int] | None:
+        """The worker's process whose announcements are known, and up to which number; None if that is not all."""
+        return None if self._known is None or self._has_gaps else (self._incarnation, self._known)
 
-    def gone(self, number: int, digests: Iterable[Digest]) -> None:
-        """The worker no longer has these. Unknown digests were forgotten here earlier."""
-        self._count(number)
-        for digest in digests:
+    def announce(self, announcement: Announcement) -> None:
+        """Take in an announcement of the worker. Digests that are gone may have been forgotten here earlier."""
+        if not self._is_open:
+            raise ProtocolError(f"announcement {announcement.number} came outside of a session")
+        if announcement.since is None:
+            self.forget()
+        elif self._known is None or not announcement.since <= self._known <= announcement.number:
+            raise ProtocolError(
+                f"an announcement from {announcement.since} to {announcement.number} came where {self._known} was known"
+            )
+        self._known, self._has_gaps = announcement.number, announcement.more
+        for digest in announcement.gone:
             self._announced.drop(digest)
+        if announcement.holdings:
+            self._announced.update(announcement.holdings)
 
     # Knowledge.
 
@@ -149,15 +195,9 @@ class Ledger:
             if not self._counting[digest]:
                 del self._counting[digest]
                 if self._notes.pop(digest, None) is not None:
+                    self._directory.sent.discard(digest, self.bit)
                     ended.append(digest)
         return tuple(ended)
-
-    def _count(self, number: int) -> None:
-        if self._next is None:
-            raise ProtocolError(f"announcement {number} came outside of a session")
-        if number != self._next:
-            raise ProtocolError(f"announcement {number} came where {self._next} was next")
-        self._next += 1
 
     def _count_on(self, request: _Request, digests: Iterable[Digest]) -> None:
         for digest in digests:
@@ -170,6 +210,7 @@ class Ledger:
             if digest not in request.sent:
                 request.sent.add(digest)
                 self._notes[digest] = self._notes.get(digest, 0) + 1
+                self._directory.sent.add(digest, self.bit)
 
     def _not_under_way(self, request: _Request, digests: Iterable[Digest]) -> tuple[Digest, ...]:
         """The digests that no other unsettled request has sent.

@@ -36,11 +36,19 @@ JSON_LOGGING: Final[Mapping[str, Any]] = {
 
 
 def log_to_stderr(
-    form: LogFormat, *, level: int = logging.INFO, text: str = _TEXT, stream: TextIO | None = None
+    form: LogFormat,
+    *,
+    level: int = logging.INFO,
+    text: str = _TEXT,
+    stream: TextIO | None = None,
+    cell: str | None = None,
 ) -> None:
-    """Log to standard error, or to another stream; `text` is the `logging` format of text lines."""
+    """Log to standard error, or to another stream.
+
+    `text` is the `logging` format of text lines. Every line in JSON names the cell, if there is one.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines(text))
+    handler.setFormatter(JsonLines(cell) if form == "json" else TextLines(text))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -72,6 +80,10 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """Lines for programs: one object each. JSON escapes everything that would end a line."""
 
+    def __init__(self, cell: str | None = None) -> None:
+        super().__init__()
+        self._cell = cell
+
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         entry: dict[str, object] = {
@@ -81,6 +93,8 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
             "pid": record.process,
         }
+        if self._cell is not None:
+            entry["cell"] = self._cell
         if (request := _request(record)) is not None:
             entry["request_id"] = request.request_id
             if request.client_id is not None:

@@ -1,13 +1,21 @@
 """The table of all metrics. A metric that is not in it cannot be recorded; the docs are generated from it.
 
-Those of a worker, of embeddings and of media have modules of their own; everybody imports them from here.
+Those of workers, embeddings, media and connections have modules of their own; everybody imports them from here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from semel.telemetry import embedding_metrics, media_metrics, worker_metrics
+from semel.telemetry import connection_metrics, embedding_metrics, media_metrics, worker_metrics
+from semel.telemetry.connection_metrics import (
+    CELL_INFO,
+    CONNECTIONS,
+    CONNECTIONS_CLOSED,
+    CONNECTIONS_LIMIT,
+    FILE_RELOADS,
+    FILE_STALE,
+)
 from semel.telemetry.embedding_metrics import (
     EMBEDDING_BYTES,
     EMBEDDING_CAPACITY,
@@ -65,15 +73,21 @@ from semel.telemetry.worker_metrics import (
     ENGINE_STEPS,
     ENGINE_WAITED_SECONDS,
     ENGINE_WAITING,
+    FRONTEND_SESSIONS,
     GRAMMARS,
     GRAMMARS_WAITING,
     NEEDS,
     RESUBMISSIONS,
+    SESSIONS_REFUSED,
 )
 
 __all__ = [
     "BODY_DECODED_BYTES",
     "BODY_RECEIVED_BYTES",
+    "CELL_INFO",
+    "CONNECTIONS",
+    "CONNECTIONS_CLOSED",
+    "CONNECTIONS_LIMIT",
     "DESK_BYTES",
     "EMBEDDING_BYTES",
     "EMBEDDING_CAPACITY",
@@ -115,12 +129,16 @@ __all__ = [
     "FEATURES_SENT",
     "FEATURE_BYTES_SAVED",
     "FEATURE_BYTES_SENT",
+    "FILE_RELOADS",
+    "FILE_STALE",
     "FLIGHTS_JOINED",
+    "FRONTEND_SESSIONS",
     "GENERATION_TOKENS",
     "GRAMMARS",
     "GRAMMARS_WAITING",
     "IGNORED_FIELDS",
     "LEASES",
+    "LINK_KEY_GENERATION",
     "LOOP_LAG_SECONDS",
     "MEDIA_CACHE_BYTES",
     "MEDIA_CACHE_CONFIRMED",
@@ -163,6 +181,7 @@ __all__ = [
     "REQUESTS_IN_FLIGHT",
     "REQUESTS_WAITING",
     "RESUBMISSIONS",
+    "SESSIONS_REFUSED",
     "SPANS_DROPPED",
     "STAGE_SECONDS",
     "TENANT_MEDIA_IN_FLIGHT",
@@ -170,6 +189,7 @@ __all__ = [
     "TENANT_REQUESTS_WAITING",
     "VLLM_MM_CACHE_HITS",
     "VLLM_MM_CACHE_QUERIES",
+    "WORKERS",
     "WORKER_CONNECTED",
     "WORKER_EJECTED",
     "WORKER_EJECTIONS",
@@ -306,8 +326,23 @@ POOL_BUSY: Final = Metric("semel_pool_busy", "gauge", "Preprocessing processes t
 POOL_PROCESSES: Final = Metric(
     "semel_pool_processes", "gauge", "Preprocessing processes that are loaded, without the spare ones (--processes)."
 )
+POOL_SANDBOXED: Final = Metric(
+    "semel_pool_sandboxed",
+    "gauge",
+    "Preprocessing processes that have this layer of the sandbox around them, without the spare ones.",
+    ("layer",),
+)
+WORKERS: Final = Metric(
+    "semel_workers", "gauge", "Workers by state: serving, ejected, refused, not_connected.", ("state",)
+)
 WORKER_CONNECTED: Final = Metric(
     "semel_worker_connected", "gauge", "1 while the worker is connected, else 0.", ("worker",)
+)
+LINK_KEY_GENERATION: Final = Metric(
+    "semel_link_key_generation",
+    "gauge",
+    "The generation of transport keys that the link to the worker was opened with; 0 for those of a fleet key.",
+    ("worker",),
 )
 WORKER_EJECTED: Final = Metric(
     "semel_worker_ejected",
@@ -355,7 +390,13 @@ SPANS_DROPPED: Final = Metric(
 METRICS: Final = tuple(
     dict.fromkeys(
         value
-        for names in (vars(worker_metrics), vars(embedding_metrics), vars(media_metrics), dict(globals()))
+        for names in (
+            vars(worker_metrics),
+            vars(embedding_metrics),
+            vars(media_metrics),
+            vars(connection_metrics),
+            dict(globals()),
+        )
         for value in names.values()
         if isinstance(value, Metric)
     )

@@ -31,6 +31,7 @@ _MAX_WAITING: Final = 8_192
 """Maximum number of spans that wait to be sent: about a kilobyte each."""
 
 _CLOSE_S: Final = 1.5
+_CELL: Final = "semel.cell"
 _KINDS: Final[Mapping[SpanKind, trace.SpanKind]] = {
     "internal": trace.SpanKind.INTERNAL,
     "server": trace.SpanKind.SERVER,
@@ -47,16 +48,18 @@ class OtlpTracing:
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
-    def start(cls, endpoint: str, protocol: str, service: str) -> Self:
+    def start(cls, endpoint: str, protocol: str, service: str, cell: str | None = None) -> Self:
         """Start sending to a collector. The SDK reads headers, certificates and the like from its OTEL_* variables."""
-        return cls.sending(_exporter(endpoint, protocol), service)
+        return cls.sending(_exporter(endpoint, protocol), service, cell=cell)
 
     @classmethod
-    def sending(cls, exporter: SpanExporter, service: str, *, max_waiting: int = _MAX_WAITING) -> Self:
+    def sending(
+        cls, exporter: SpanExporter, service: str, *, cell: str | None = None, max_waiting: int = _MAX_WAITING
+    ) -> Self:
         """Send through an exporter, with at most `max_waiting` spans waiting."""
         try:
             batches = _Batches(_Counted(exporter), max_waiting)
-            provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
+            provider = TracerProvider(resource=_resource(service, cell), shutdown_on_exit=False)
         except ValueError as error:
             raise ConfigError(
                 f"OpenTelemetry refuses its settings: {error}; look at OTEL_* in the environment"
@@ -132,8 +135,9 @@ class _Batches(BatchSpanProcessor):
             super().on_end(span)
 
 
-def _resource(service: str) -> Resource:
-    found = Resource.create({SERVICE_VERSION: version("semel")})
+def _resource(service: str, cell: str | None) -> Resource:
+    own = {SERVICE_VERSION: version("semel")} | ({} if cell is None else {_CELL: cell})
+    found = Resource.create(own)
     if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):  # no name is set
         found = found.merge(Resource({SERVICE_NAME: service}))
     return found

@@ -95,11 +95,11 @@ def check_installed(collector: Collector | None) -> None:
         ) from None
 
 
-def start_tracing(collector: Collector | None, service: str) -> Tracing:
-    """Send spans to a collector, under the service's name unless OTEL_SERVICE_NAME sets another."""
+def start_tracing(collector: Collector | None, service: str, cell: str | None = None) -> Tracing:
+    """Send spans to a collector, under the service's name unless OTEL_SERVICE_NAME sets another, and with its cell."""
     if collector is None:
         return NO_TRACING
     check_installed(collector)
     from semel.telemetry.otlp import OtlpTracing
 
-    return OtlpTracing.start(collector.endpoint, collector.protocol, service)
+    return OtlpTracing.start(collector.endpoint, collector.protocol, service, cell)

@@ -25,10 +25,12 @@ __all__ = [
     "ENGINE_STEPS",
     "ENGINE_WAITED_SECONDS",
     "ENGINE_WAITING",
+    "FRONTEND_SESSIONS",
     "GRAMMARS",
     "GRAMMARS_WAITING",
     "NEEDS",
     "RESUBMISSIONS",
+    "SESSIONS_REFUSED",
 ]
 
 # The encoder, from inside the engine core. `engine` is the engine core's rank.
@@ -93,6 +95,15 @@ ENCODER_REJECTED: Final = Metric(
 
 DESK_BYTES: Final = Metric(
     "semel_desk_bytes", "gauge", "Bytes of features that a worker keeps for requests on their way into the engine."
+)
+FRONTEND_SESSIONS: Final = Metric(
+    "semel_frontend_sessions",
+    "gauge",
+    "Links from frontends, by the generation of transport keys that they were opened with; 0 for those of a fleet key.",
+    ("generation",),
+)
+SESSIONS_REFUSED: Final = Metric(
+    "semel_sessions_refused_total", "counter", "Frontends that got no session, by the code of the reason.", ("code",)
 )
 NEEDS: Final = Metric("semel_needs_total", "counter", "Features that a worker asked a frontend for.")
 RESUBMISSIONS: Final = Metric(

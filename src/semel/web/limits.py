@@ -1,4 +1,4 @@
-"""The limits of a connection. Values only; the server enforces them (threats S18, S19)."""
+"""The limits of connections. Values only; the server enforces them (threats S18, S19, S25)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,32 @@ __all__ = ["ConnectionLimits"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a connection may be idle or without progress, and the sizes of a request's head."""
+    """How many connections there may be, how long one may be idle or without progress, and the sizes of a head."""
+
+    max_connections: int = flag(
+        8_192,
+        help="Maximum number of connections of clients. Beyond it, those without a request are closed for new ones; if "
+        "there are none, only /health, /ready and /metrics are answered, the rest with 503. The open files that the "
+        "system allows, less 256, are a limit too.",
+        group="Limits",
+        min=1,
+    )
+    max_address_connections: int = flag(
+        4_096,
+        help="The same for each client address (IPv6: each /64 network), proxies of --forwarded-allow-ips excepted; 0 "
+        "sets no separate limit.",
+        group="Limits",
+        min=0,
+    )
+    first_s: float = flag(
+        10.0,
+        "first-request-s",
+        help="Seconds until a connection is closed on which no request has come yet, TLS handshake included.",
+        group="Limits",
+        unit="seconds",
+        min=0.001,
+    )
+    """At most `idle_s`."""
 
     idle_s: float = flag(
         75.0,
@@ -22,8 +47,7 @@ class ConnectionLimits:
         unit="seconds",
         min=0.001,
     )
-    """The time until a request begins: the first, or the next after a response. The unread rest of an answered request
-    is discarded meanwhile.
+    """The time until a request begins, after a response. The unread rest of an answered request is discarded meanwhile.
     """
 
     headers_s: float = 120.0
@@ -50,6 +74,9 @@ class ConnectionLimits:
         min=16,
     )
     """Both limits include trailers, and apply while the head is still incomplete (threats S19)."""
+
+    pipelined: int = 16
+    """The most requests that a client may send ahead of the responses; with more the connection is closed."""
 
     unread_bytes: int = GIB
     """The most bytes of an answered request that are discarded; beyond it the connection is closed."""

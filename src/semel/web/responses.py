@@ -23,7 +23,7 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
-def readiness_response(reason: str) -> Response:
+def readiness_response(reason: str, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a probe; without a reason against it, requests are served."""
     body: Readiness = {"ready": not reason, "reason": reason or None}
-    return json_response(body, 503 if reason else 200)
+    return json_response(body, 503 if reason else 200, headers)

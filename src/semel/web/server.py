@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from http import HTTPStatus
-from typing import Any, Final
+from socket import socket
+from typing import Final
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -18,22 +18,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from semel.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow
 from semel.telemetry import Meter
+from semel.telemetry.meter import Sample
+from semel.telemetry.metrics import CONNECTIONS, CONNECTIONS_CLOSED, CONNECTIONS_LIMIT
 from semel.web.address import bind
-from semel.web.errors import error_body
+from semel.web.admission import REASONS, Place
+from semel.web.connection import STALLED, Connection
 from semel.web.limits import ConnectionLimits
+from semel.web.listener import Listener, admission_of
 from semel.web.responses import readiness_response
 
 __all__ = ["STALLED", "ConnectionLimits", "HttpServer", "operator_routes"]
 
 _BACKLOG: Final = 2_048
 _GRACE_S: Final = 3
-
-STALLED: Final = "client_stalled"
-"""The code that is counted when a client does not read its response. The client gets no error, because it does not
-read.
-"""
+_PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 
 
 class HttpServer:
@@ -49,31 +48,57 @@ class HttpServer:
         *,
         port_flag: str = "--port",
         host_flag: str = "--host",
+        probes: frozenset[str] = _PROBES,
+        proxies: tuple[str, ...] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`count` receives the code of each request that is refused, or dropped, before it reaches an application.
 
-        `port_flag` and `host_flag` are the flags that an error names if the address cannot be bound.
+        `port_flag` and `host_flag` are the flags that an error names if the address cannot be bound. `probes` are the
+        paths that are answered beyond the limit of connections. `proxies` are the networks whose `X-Forwarded-For` is
+        believed.
         """
         limits = limits or ConnectionLimits()
         self._releasing = asyncio.Event()
         self._socket = bind(host, port, port_flag, host_flag)
         self._socket.listen(_BACKLOG)
+        self._admission = admission_of(limits)
+        first_s = min(limits.first_s, limits.idle_s)
+        self._listener = Listener(self._socket, self._admission, first_s=first_s, proxies=proxies, tls=tls)
         self._server = _Server(
+            self._listener,
+            partial(Connection, limits, count, self._releasing, probes),
             uvicorn.Config(
                 app,
-                http=partial(_Connection, limits, count, self._releasing),  # type: ignore[arg-type]
+                http=HttpToolsProtocol,
                 ws="none",  # no route uses websockets, and their handshake has no deadline
                 access_log=False,
                 log_config=None,
                 timeout_graceful_shutdown=_GRACE_S,
                 timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]
                 lifespan="off",
-            )
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=list(proxies),
+            ),
         )
+
+    def use_tls(self, tls: ssl.SSLContext) -> None:
+        """Serve the connections that come from now on with this certificate."""
+        self._listener.tls = tls
+
+    def samples(self) -> Iterator[Sample]:
+        """The metrics of its connections."""
+        for state, count in self._admission.by_stage():
+            yield CONNECTIONS, count, (state,)
+        yield CONNECTIONS_LIMIT, self._admission.max_connections, ()
+        for reason in REASONS:
+            yield CONNECTIONS_CLOSED, self._admission.closed[reason], (reason,)
 
     async def serve(self) -> None:
         """Serve until `stop`."""
         await self._server.serve(sockets=[self._socket])
+        if self._server.failure is not None:
+            raise self._server.failure
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -89,7 +114,7 @@ class HttpServer:
         """Keep serving, but close each connection after its current response, or its next one if there is none."""
         self._releasing.set()
         for connection in self._server.server_state.connections:
-            assert isinstance(connection, _Connection)
+            assert isinstance(connection, Connection)
             connection.release()
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -114,223 +139,41 @@ def operator_routes(meter: Meter, reason: Callable[[], str]) -> list[Route]:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, listener: Listener, connect: Callable[..., asyncio.Protocol], config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._connect = connect
+        self._accepting: asyncio.Task[None] | None = None
+        self.failure: BaseException | None = None
+        """Why no more connections are accepted."""
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002 uvicorn's
+        """Accept connections: by the listener, not by the event loop."""
+        await self.lifespan.startup()
+        self.servers = []
+        self._accepting = asyncio.create_task(self._listener.accept(self._new_connection))
+        self._accepting.add_done_callback(self._stop_accepting)
+        self.started = True
+
+    def _stop_accepting(self, accepting: asyncio.Task[None]) -> None:
+        """A server that accepts nothing must not stay: it ends, and whoever runs it is told."""
+        if not accepting.cancelled() and (error := accepting.exception()) is not None:
+            self.failure = error
+            self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        assert self._accepting is not None
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        await self._listener.close()
+        await super().shutdown(sockets)
+
+    def _new_connection(self, place: Place) -> asyncio.Protocol:
+        return self._connect(
+            place=place, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no signal handlers: the process decides the order of its shutdown."""
         yield
-
-
-class _Connection(HttpToolsProtocol):
-    """uvicorn's connection plus the deadlines that it lacks, and errors in OpenAI's shape.
-
-    A timer runs while no response is in progress, and while a client does not read; a token of a stream sets none. A
-    response may be complete before its request is. The rest of the request is then discarded: closing a socket with
-    unread bytes resets the connection, and a client that is reset while it sends does not read the response.
-    """
-
-    def __init__(
-        self, limits: ConnectionLimits, count: Callable[[str], None], releasing: asyncio.Event, **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self._limits = limits
-        self._count = count
-        self._releasing = releasing
-        self._idle: asyncio.TimerHandle | None = None
-        self._headers: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
-        self._is_coming = False
-        """Whether the body of the last request is incomplete."""
-
-        self._is_ending = False
-        """Whether the connection closes as soon as that body is complete."""
-
-        self._unread_bytes = 0
-        self._head_bytes = self._head_fields = 0
-        """The parsed bytes and fields of the current request's head and trailers."""
-
-        self._unparsed_bytes = 0
-        """The bytes received since the parser's last callback: part of a head or of trailers."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._response_transport = _ResponseTransport(transport, self._end)
-        self._idle = self.loop.call_later(self._limits.idle_s, self.timeout_keep_alive_handler)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._idle, self._headers, self._stall):
-            _cancel(timer)
-        self._response_transport.close = (
-            self.transport.close
-        )  # breaks a reference cycle, which would wait for the garbage collector
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._unparsed_bytes += len(data)
-        super().data_received(data)
-        if self._unparsed_bytes > self._limits.head_bytes:
-            self._refuse_head()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes = self._head_fields = self._unparsed_bytes = 0
-        if self.transport.is_closing():
-            return
-        _cancel(self._idle)
-        self._headers = self.loop.call_later(self._limits.headers_s, self._give_up_headers)
-
-    def on_url(self, url: bytes) -> None:
-        self._head_bytes += len(url)
-        if self._head_bytes <= self._limits.head_bytes:
-            super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header. If there are too many, store nothing more and refuse the request."""
-        self._head_fields += 1
-        self._head_bytes += len(name) + len(value)
-        if self._is_head_too_large():
-            self._refuse_head()
-        else:
-            super().on_header(name, value)
-
-    def on_chunk_header(self) -> None:
-        """httptools calls this at the beginning of each chunk of a body; trailers follow the last chunk."""
-        self._unparsed_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        self._unparsed_bytes = 0
-        if self._is_head_too_large():
-            self._refuse_head()
-        _cancel(self._headers)
-        self._headers = None
-        if self.transport.is_closing():  # it arrived together with the end of the discarded bytes
-            return
-        super().on_headers_complete()
-        self.cycle.transport = self._response_transport  # type: ignore[assignment]
-        if self._releasing.is_set():
-            self.cycle.keep_alive = False
-        self._is_coming, self._unread_bytes = True, 0
-
-    def on_body(self, body: bytes) -> None:
-        self._unparsed_bytes = 0
-        if self.transport.is_closing():
-            return
-        super().on_body(body)
-        if self.cycle.response_complete:
-            self._unread_bytes += len(body)
-            if self._unread_bytes > self._limits.unread_bytes:
-                self._close()
-
-    def on_message_complete(self) -> None:
-        if self.transport.is_closing() and (self.cycle is None or self._is_head_too_large()):
-            return  # the request was refused before it had a cycle
-        super().on_message_complete()
-        self._is_coming = False
-        if self._is_ending:
-            self._close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        # uvicorn stops its idle timer with any byte; here only a new request stops it.
-        idle, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
-        if self._headers is None:
-            self._idle = idle
-        else:
-            _cancel(idle)
-
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_client()
-
-    def resume_writing(self) -> None:
-        _cancel(self._stall)
-        super().resume_writing()
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._watch_client()
-
-    def shutdown(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self._end()
-        else:
-            super().shutdown()
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 uvicorn's
-        self._refuse(InvalidRequest("this is no HTTP request that can be read: send HTTP/1.1"))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: such a request is served like any other."""
-
-    def release(self) -> None:
-        """Close after the current response. If there is none, stay open: a request may be on its way."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False
-
-    def _give_up_headers(self) -> None:
-        limit_s = self._limits.headers_s
-        self._refuse(RequestTooSlow(f"the headers took longer than {limit_s:g} s to come; raise it with --max-body-s"))
-
-    def _is_head_too_large(self) -> bool:
-        return self._head_bytes > self._limits.head_bytes or self._head_fields > self._limits.head_fields
-
-    def _refuse_head(self) -> None:
-        limits = self._limits
-        self._refuse(
-            HeadTooLarge(
-                f"the request line and headers are over {limits.head_bytes:,} bytes or {limits.head_fields} fields: "
-                "send what is long in the body"
-            )
-        )
-
-    def _end(self) -> None:
-        """Close; if the response is complete and its request is not, close when the request is complete."""
-        if self._is_coming and self.cycle.response_complete:
-            self._is_ending = True
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        if self.transport.is_closing():
-            return
-        self.transport.close()
-        if self.transport.get_write_buffer_size():  # the buffer is sent before the socket closes
-            self._watch_client()
-
-    def _watch_client(self) -> None:
-        _cancel(self._stall)
-        self._stall = self.loop.call_later(self._limits.stall_s, self._give_up_client)
-
-    def _give_up_client(self) -> None:
-        self._count(STALLED)
-        self.transport.abort()
-
-    def _refuse(self, error: RequestError) -> None:
-        if self.transport.is_closing():
-            return
-        self._count(error.code)
-        under_way = self.cycle is not None and not self.cycle.response_complete
-        if under_way and (self.cycle.response_started or not self._is_coming):
-            self._close()  # a second response would corrupt or replace the first
-            return
-        body = json.dumps(error_body(str(error), code=error.code, status=error.status)).encode()
-        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        self.transport.write(head.encode() + body)
-        self._close()
-
-
-class _ResponseTransport:
-    """The transport that a response uses. Its connection decides when to close."""
-
-    __slots__ = ("close", "is_closing", "write")
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.close = close
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()

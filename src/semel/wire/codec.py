@@ -132,10 +132,10 @@ def _encode_value(value: object) -> object:
 
 
 def _decode_value(expected: type, value: Any) -> object:
-    if expected is object:  # the options in a contract
-        return value
     if expected is Digest and isinstance(value, bytes):
         return Digest(value)
+    if expected is object:  # the options in a contract
+        return value
     raise ValueError(f"{type(value).__name__} is no {expected.__name__}")
 
 

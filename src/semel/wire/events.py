@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semel.core import Contract, Digest, Feature
 from semel.wire.messages import (
@@ -13,11 +13,10 @@ from semel.wire.messages import (
     Draining,
     Failed,
     Forget,
-    Gone,
-    Have,
     Lend,
-    Load,
     Need,
+    Resume,
+    Status,
     Submit,
 )
 
@@ -29,6 +28,8 @@ class Opened:
     """For a frontend: the worker has proved that it has the key, and states its contract."""
 
     contract: Contract
+    incarnation: bytes = field(default=b"", compare=False)
+    """Of the worker's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Admitted:
     """For a worker: this frontend has proved that it has the key."""
 
     frontend_id: str
+    key_id: str = field(default="", compare=False)
+    """Which of the worker's keys."""
+
+    resume: Resume | None = None
+    """How much it says that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,7 @@ Event = (
     | Delta
     | Failed
     | Draining
-    | Load
-    | Have
-    | Gone
+    | Status
     | Need
     | Forget
     | Closed

@@ -1,9 +1,9 @@
-"""The start of a session: both ends prove that they have the fleet key before either reveals anything.
+"""The start of a session: both ends prove that they have the same key before either reveals anything.
 
     frontend                              worker
     Hello(nonce)              ──►
                               ◄──         Challenge(nonce, proof)      or Refusal
-    Proof(proof)              ──►
+    Proof(proof, resume)      ──►
                               ◄──         Welcome(contract)            or Refusal
 
 These classes do no I/O, and each object makes one attempt. Nonces are arguments, so that tests are exact; each must be
@@ -12,12 +12,13 @@ used once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from semel.core import Contract, Key
 from semel.wire.events import Admitted, Opened, Violation
-from semel.wire.messages import PROTOCOL, Challenge, Hello, Message, Proof, Welcome
+from semel.wire.messages import PROTOCOL, Challenge, Hello, Message, Proof, Resume, Welcome
 from semel.wire.proof import HandshakeTranscript, Role
 
 __all__ = ["NO_EPOCH", "FrontendHandshake", "Handshake", "Step", "WorkerHandshake"]
@@ -60,8 +61,9 @@ class FrontendHandshake:
 
     role: Final = "frontend"
 
-    def __init__(self, *, key: Key, frontend_id: str, nonce: bytes) -> None:
+    def __init__(self, *, key: Key, frontend_id: str, nonce: bytes, resume: Resume | None = None) -> None:
         self._key = key
+        self._resume = resume
         self._hello = Hello(PROTOCOL, key.id, frontend_id, nonce)
         self._epoch = NO_EPOCH
 
@@ -75,7 +77,7 @@ class FrontendHandshake:
             case Challenge() if self._epoch == NO_EPOCH:
                 return self._prove(message)
             case Welcome() if self._epoch != NO_EPOCH:
-                return Step(epoch=self._epoch, opened=Opened(message.contract))
+                return Step(epoch=self._epoch, opened=Opened(message.contract, message.incarnation))
             case _:
                 raise Violation("handshake", f"the worker sent {type(message).__name__} before the session was open")
 
@@ -84,17 +86,22 @@ class FrontendHandshake:
         if not transcript.is_proof(challenge.proof, self._key, "worker"):
             raise Violation("key", f"the worker cannot prove that it has the fleet key {self._key.id}")
         self._epoch = transcript.epoch(self._key)
-        return Step(reply=Proof(transcript.proof(self._key, "frontend")), epoch=self._epoch)
+        return Step(reply=Proof(transcript.proof(self._key, "frontend"), self._resume), epoch=self._epoch)
 
 
 class WorkerHandshake:
-    """The worker's end: it proves itself first, and sends its contract last."""
+    """The worker's end: it proves itself first, and sends its contract last.
+
+    It takes any of its keys, the one that the frontend names: during a rotation there are two.
+    """
 
     role: Final = "worker"
 
-    def __init__(self, *, key: Key, contract: Contract, nonce: bytes) -> None:
-        self._key = key
+    def __init__(self, *, keys: Sequence[Key], contract: Contract, nonce: bytes, incarnation: bytes) -> None:
+        self._keys = {key.id: key for key in keys}
+        self._key = keys[-1]
         self._contract = contract
+        self._incarnation = incarnation
         self._nonce = nonce
         self._transcript: HandshakeTranscript | None = None
 
@@ -106,27 +113,32 @@ class WorkerHandshake:
         match message, self._transcript:
             case Hello(), None:
                 return self._challenge(message)
-            case Proof(proof=proof), HandshakeTranscript() as transcript:
-                return self._admit(transcript, proof)
+            case Proof(), HandshakeTranscript() as transcript:
+                return self._admit(transcript, message)
             case _:
                 raise Violation("handshake", f"{type(message).__name__} came before the session was open")
 
     def _challenge(self, hello: Hello) -> Step:
         if hello.protocol != PROTOCOL:
             raise Violation("protocol", f"the worker speaks protocol {PROTOCOL}, the frontend {hello.protocol}")
-        if hello.key_id != self._key.id:
+        if (key := self._keys.get(hello.key_id)) is None:
+            ours = " and ".join(self._keys)
             raise Violation(
-                "key",
-                f"the worker's fleet key is {self._key.id}, the frontend's {hello.key_id}: give both the same key file",
+                "key", f"the worker's fleet key is {ours}, the frontend's {hello.key_id}: give both keys of one fleet"
             )
+        self._key = key
         self._transcript = HandshakeTranscript(PROTOCOL, hello.frontend_id, hello.nonce, self._nonce)
         return Step(reply=Challenge(self._nonce, self._transcript.proof(self._key, "worker")))
 
-    def _admit(self, transcript: HandshakeTranscript, proof: bytes) -> Step:
-        if not transcript.is_proof(proof, self._key, "frontend"):
+    def _admit(self, transcript: HandshakeTranscript, message: Proof) -> Step:
+        if not transcript.is_proof(message.proof, self._key, "frontend"):
             raise Violation("key", f"the frontend cannot prove that it has the fleet key {self._key.id}")
         return Step(
-            reply=Welcome(self._contract, self._key.id),
+            reply=Welcome(self._contract, self._key.id, self._incarnation),
             epoch=transcript.epoch(self._key),
-            opened=Admitted(transcript.frontend_id),
+            opened=Admitted(transcript.frontend_id, self._key.id, self._resumed(message.resume)),
         )
+
+    def _resumed(self, resume: Resume | None) -> Resume | None:
+        """What a frontend knows of this process; of another one it is worth nothing."""
+        return resume if resume is not None and resume.incarnation == self._incarnation else None

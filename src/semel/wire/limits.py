@@ -17,6 +17,9 @@ MAX_ITEMS: Final = 32_768
 MAX_TENSORS: Final = 64
 """Maximum number of tensors in one feature."""
 
+_IDLE_BEATS: Final = 10
+_BEATS_PER_SILENCE: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -49,6 +52,10 @@ class Limits:
     max_unread_bytes: int = 64 << 20
     """Control messages that the peer has not read. Above this, the peer counts as stuck and the session resets."""
 
+    max_unread_slice_bytes: int = 64 << 10
+    """Control messages that the peer has not read, above which no slice of a snapshot is sent: it takes in a slice at
+    its own pace, and a thousand snapshots at once are no more than it can read."""
+
     @property
     def max_frame_bytes(self) -> int:
         """The largest frame of any message: the limit of a socket."""
@@ -63,11 +70,24 @@ class Deadlines:
     """From the connection until both proofs are checked."""
 
     heartbeat_s: float = 1.0
-    """Between two heartbeats, whatever else is sent."""
+    """Between two heartbeats, whatever else is sent, while something goes on in the session."""
 
     connection_s: float = 10.0
     """Without a sign of the peer's connection, which zmq's own thread gives even while the event loop is busy; after
     that, the peer's process or host counts as dead."""
 
+    ping_s: float = 2.5
+    """Between two such signs."""
+
     silence_s: float = 60.0
     """Without any message from the peer; after that, its event loop counts as stuck."""
+
+    @property
+    def active_s(self) -> float:
+        """How long something goes on in a session after its last message that was more than a sign of life."""
+        return _IDLE_BEATS * self.heartbeat_s
+
+    @property
+    def idle_heartbeat_s(self) -> float:
+        """Between two heartbeats in a session in which nothing goes on: a thousand of them take little then."""
+        return max(self.heartbeat_s, min(_IDLE_BEATS * self.heartbeat_s, self.silence_s / _BEATS_PER_SILENCE))

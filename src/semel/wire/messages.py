@@ -15,6 +15,7 @@ from semel.core import AnswerParsing, Contract, Digest, Modality, Origin, Trace
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
+    "INCARNATION_BYTES",
     "NONCE_BYTES",
     "PROOF_BYTES",
     "PROTOCOL",
@@ -33,20 +34,19 @@ __all__ = [
     "Failed",
     "Forget",
     "FrontendMessage",
-    "Gone",
-    "Have",
     "HaveItem",
     "Heartbeat",
     "Hello",
     "Lend",
-    "Load",
     "Message",
     "Need",
     "Payload",
     "Place",
     "Proof",
     "Refusal",
+    "Resume",
     "Runs",
+    "Status",
     "Submit",
     "TensorHead",
     "Welcome",
@@ -54,12 +54,13 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 SEGMENT_BYTES: Final = 16
+INCARNATION_BYTES: Final = 8
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
@@ -67,6 +68,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Length = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Segment = Annotated[bytes, Meta(min_length=SEGMENT_BYTES, max_length=SEGMENT_BYTES)]
+Incarnation = Annotated[bytes, Meta(min_length=INCARNATION_BYTES, max_length=INCARNATION_BYTES)]
 Shape = Annotated[tuple[Length, ...], Meta(max_length=16)]
 
 
@@ -88,10 +90,21 @@ class Challenge(Struct, frozen=True, array_like=True, tag=2):
     proof: Mac
 
 
+class Resume(Struct, frozen=True, array_like=True):
+    """How much a frontend knows from an earlier session."""
+
+    incarnation: Incarnation
+    """Of the worker's process."""
+
+    number: Count
+    """It knows the worker's changes up to this one."""
+
+
 class Proof(Struct, frozen=True, array_like=True, tag=3):
-    """Frontend: its proof over both nonces."""
+    """Frontend: its proof over both nonces. What it knows it says here, and not before the worker has proved itself."""
 
     proof: Mac
+    resume: Resume | None = None
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=4):
@@ -99,6 +112,8 @@ class Welcome(Struct, frozen=True, array_like=True, tag=4):
 
     contract: Contract
     key_id: Name
+    incarnation: Incarnation
+    """Random, of this process: the numbers of changes are its own."""
 
 
 class Refusal(Struct, frozen=True, array_like=True, tag=5):
@@ -275,14 +290,7 @@ class Draining(Struct, frozen=True, array_like=True, tag=43):
     """Worker: submit to other workers; requests in flight will be finished."""
 
 
-class Load(Struct, frozen=True, array_like=True, tag=44):
-    """Worker: the load of its engine."""
-
-    running: Count
-    waiting: Count
-
-
-class HaveItem(Struct, frozen=True, array_like=True):
+class HaveItem(Struct, frozen=True, array_like=True, gc=False):
     """An item that the worker's engine has."""
 
     digest: Digest
@@ -292,7 +300,7 @@ class HaveItem(Struct, frozen=True, array_like=True):
     """Index of its layout in the message's layouts."""
 
 
-class Runs(Struct, frozen=True, array_like=True):
+class Runs(Struct, frozen=True, array_like=True, gc=False):
     """A run-length encoded layout: images repeat one token a thousand times."""
 
     token_ids: bytes
@@ -302,20 +310,28 @@ class Runs(Struct, frozen=True, array_like=True):
     """int32, little endian: alternating counts of positions without and with an embedding, starting without."""
 
 
-class Have(Struct, frozen=True, array_like=True, tag=45):
-    """Worker: its engine has stored these. Numbered together with `Gone`, from 0 in every session."""
+class Status(Struct, frozen=True, array_like=True, tag=49):
+    """Worker: the load of its engine, and what that has stored and evicted since.
+
+    Changes are numbered for the worker's process and not for a session, so the same bytes go to every frontend that
+    knows as much.
+    """
+
+    since: Count | None
+    """The number up to which the frontend knows all changes; None for a frontend that has to forget what it knows."""
 
     number: Count
-    items: Annotated[tuple[HaveItem, ...], Meta(max_length=MAX_ITEMS)]
-    layouts: Annotated[tuple[Runs, ...], Meta(max_length=MAX_ITEMS)]
+    """The number up to which it knows them from now on."""
+
+    running: Count
+    waiting: Count
+    gone: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
+    items: Annotated[tuple[HaveItem, ...], Meta(max_length=MAX_ITEMS)] = ()
+    layouts: Annotated[tuple[Runs, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Each distinct layout once."""
 
-
-class Gone(Struct, frozen=True, array_like=True, tag=46):
-    """Worker: its engine no longer has these."""
-
-    number: Count
-    digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)]
+    more: bool = False
+    """Whether slices of all that the engine has are still to come. The frontend then says at once what it has read."""
 
 
 class Need(Struct, frozen=True, array_like=True, tag=47):
@@ -338,9 +354,7 @@ WorkerMessage = (
     | Deltas
     | Failed
     | Draining
-    | Load
-    | Have
-    | Gone
+    | Status
     | Need
     | Forget
     | Heartbeat

@@ -10,18 +10,28 @@ from msgspec.structs import replace
 from semel.core import Output
 from semel.wire.messages import Delta, Details
 
-__all__ = ["delta_of", "deltas_of", "output_of"]
+__all__ = ["delta_of", "deltas_of", "is_large", "output_of"]
 
 _MAX_LOGPROBS: Final = 16_384
 """Maximum number per message: half a megabyte, and with the longest token texts still a quarter of the message
 limit."""
 
+_SMALL_DELTA_TOKENS: Final = 64
 _NONE: Final = Details()
 
 
 def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
     """The deltas of one output of a request: several if it has many log probabilities (S18)."""
     return (delta_of(request_id, piece) for piece in _pieces(output))
+
+
+def is_large(delta: Delta) -> bool:
+    """Whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
+    if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
+        return True
+    if (details := delta.details) is None:
+        return False
+    return details.prompt_logprobs is not None or (details.message is not None and delta.finish_reason is not None)
 
 
 def delta_of(request_id: str, output: Output) -> Delta:

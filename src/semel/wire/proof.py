@@ -1,4 +1,4 @@
-"""Values derived from the fleet key: the proofs of a handshake, a session's epoch, the CURVE keys of sockets.
+"""Values derived from a key: the proofs of a handshake, a session's epoch, the CURVE keys that a fleet key stands for.
 
 Every derivation is keyed blake3 over framed parts that begin with a name of their own. So no derived value can replace
 another, nor a digest. A proof includes the role of its author, so it cannot be sent back to that author.
@@ -44,7 +44,7 @@ class HandshakeTranscript:
 
 
 def curve_secret(key: Key, role: Role) -> bytes:
-    """The X25519 secret of all sockets of a role: a process with the fleet key needs no other."""
+    """The X25519 secret of a role that has no other: whoever has the fleet key can be either role."""
     return _derive(key, f"semel.wire.curve.{role}.1".encode())
 
 

@@ -22,7 +22,9 @@ from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Buffer, Envelope, Frame
 from semel.wire.events import Closed, Event, Reset, Violation
 from semel.wire.handshake import NO_EPOCH, FrontendHandshake, Handshake, WorkerHandshake
 from semel.wire.limits import Deadlines, Limits
+from semel.wire.liveness import Liveness
 from semel.wire.messages import (
+    INCARNATION_BYTES,
     Abort,
     Accepted,
     Bye,
@@ -35,19 +37,19 @@ from semel.wire.messages import (
     Failed,
     Forget,
     FrontendMessage,
-    Gone,
-    Have,
     Heartbeat,
     Lend,
-    Load,
     Message,
     Need,
     Payload,
     Refusal,
+    Resume,
+    Status,
     Submit,
     Withdraw,
     WorkerMessage,
 )
+from semel.wire.outputs import is_large
 from semel.wire.traffic import Traffic
 from semel.wire.transfer import Inbound, Outbound
 
@@ -56,12 +58,11 @@ __all__ = ["Session", "ToFrontend", "ToWorker"]
 ToWorker = Submit | Lend | Abort | Drain
 """The messages that a frontend may send."""
 
-ToFrontend = Accepted | Delta | Failed | Draining | Load | Have | Gone | Need | Forget
+ToFrontend = Accepted | Delta | Failed | Draining | Status | Need | Forget
 """The messages that a worker may send."""
 
 _CLOSED: Final = "closed"
 _MAX_DELTAS: Final = 256
-_SMALL_DELTA_TOKENS: Final = 64
 _CREDITS_PER_WINDOW: Final = 4
 _ROOMS_PER_LIMIT: Final = 2  # with half the limit unread, a peer that reads should have reported
 
@@ -74,13 +75,12 @@ class Session:
     def __init__(self, handshake: Handshake, *, now: float, limits: Limits, deadlines: Deadlines) -> None:
         self._handshake = handshake
         self._limits = limits
-        self._deadlines = deadlines
         self._state: _State = "opening"
         self._submits_over = False
         self._epoch = NO_EPOCH
         self._sequence_out = 0
         self._sequence_in = 0
-        self._began = self._heard = self._beat = now
+        self._liveness = Liveness(deadlines, now)
         self._events: list[Event] = []
         self._queue: deque[tuple[int, bytes]] = deque()
         self._deltas: list[Delta] = []
@@ -99,26 +99,28 @@ class Session:
         frontend_id: str,
         nonce: bytes,
         now: float,
+        resume: Resume | None = None,
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
         """The frontend's end. The nonce must be random and used once."""
-        handshake = FrontendHandshake(key=key, frontend_id=frontend_id, nonce=nonce)
+        handshake = FrontendHandshake(key=key, frontend_id=frontend_id, nonce=nonce, resume=resume)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
     @classmethod
     def worker(
         cls,
         *,
-        key: Key,
+        keys: Sequence[Key],
         contract: Contract,
         nonce: bytes,
         now: float,
+        incarnation: bytes = bytes(INCARNATION_BYTES),
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """The worker's end. The nonce must be random and used once."""
-        handshake = WorkerHandshake(key=key, contract=contract, nonce=nonce)
+        """The worker's end: it takes any of the keys. The nonce must be random and used once."""
+        handshake = WorkerHandshake(keys=keys, contract=contract, nonce=nonce, incarnation=incarnation)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
     @property
@@ -142,6 +144,11 @@ class Session:
         one."""
         return not self.is_open or self._control.unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
 
+    @property
+    def has_read_slices(self) -> bool:
+        """Whether one more slice of a snapshot may be sent: the peer has read those before, but for a few."""
+        return not self.is_open or self._control.unread <= self._limits.max_unread_slice_bytes
+
     def send(self, message: ToWorker | ToFrontend) -> None:
         """Queue a control message. Deltas that are queued together are sent together."""
         self._check_open()
@@ -151,11 +158,19 @@ class Session:
         if isinstance(message, Submit) and self._submits_over:
             raise ProtocolError(f"request {message.request_id} cannot be submitted: the session is draining")
         self._submits_over |= isinstance(message, Drain)
+        if not isinstance(message, Status):
+            self._liveness.act()
         self._enqueue(message)
+
+    def send_packed(self, body: bytes) -> None:
+        """Queue a status that was packed once for many sessions."""
+        self._check_open()
+        self._enqueue_packed(body)
 
     def send_feature(self, digest: Digest, feature: Feature) -> int:
         """Queue a feature after all control messages. Returns the number of its transfer, for `withdraw`."""
         self._check_open()
+        self._liveness.act()
         return self._outbound.add(digest, feature)
 
     def withdraw(self, transfer: int) -> None:
@@ -187,28 +202,23 @@ class Session:
 
     def tick(self, now: float) -> list[Event]:
         """Check the deadlines: an overdue peer ends the session."""
-        if self._state == "opening" and now >= self._began + self._deadlines.handshake_s:
-            self._events.append(self._end("silence", f"no handshake within {self._deadlines.handshake_s:g} s"))
-        if self._state == "open" and now >= self._heard + self._deadlines.silence_s:
-            self._events.append(self._end("silence", f"nothing heard for {self._deadlines.silence_s:g} s"))
+        if not self.has_ended and (fault := self._liveness.fault(now)) is not None:
+            self._events.append(self._end("silence", fault))
         return self._take_events()
 
     def excuse(self, now: float) -> None:
         """Let the peer be heard until the next heartbeat: this process has not read what it may have sent."""
-        grace_s = self._deadlines.heartbeat_s
-        self._heard = max(self._heard, now + grace_s - self._deadlines.silence_s)
-        self._began = max(self._began, now + grace_s - self._deadlines.handshake_s)
+        self._liveness.excuse(now)
 
     def outgoing(self, now: float) -> list[Frames]:
         """The messages to send now, in order: control first, then as much bulk as the peer has room for."""
         self._pack_deltas()
-        if self.is_open and now >= self._beat:
-            self._beat = now + self._deadlines.heartbeat_s
+        if self.is_open and self._liveness.takes_beat(now):
             self._enqueue(Heartbeat(self._control.report()))
             self._report_bulk(at_least=1)
         frames = [self._numbered(epoch, body) for epoch, body in self._queue]
         self._queue.clear()
-        if self.is_open:
+        if self._outbound and self.is_open:
             frames += self._bulk_frames()
         return frames
 
@@ -216,11 +226,7 @@ class Session:
         """When to call `tick` and `outgoing` again if nothing happens before."""
         if self._events:
             return -inf
-        if self._state == "opening":
-            return self._began + self._deadlines.handshake_s
-        if self._state == "open":
-            return min(self._beat, self._heard + self._deadlines.silence_s)
-        return inf
+        return inf if self.has_ended else self._liveness.deadline
 
     def _decode(self, frames: Sequence[Buffer]) -> Envelope[FrontendMessage] | Envelope[WorkerMessage]:
         # Before its proof, a peer may use no more of this process's time than a handshake takes.
@@ -240,12 +246,16 @@ class Session:
         if envelope.sequence != self._sequence_in:
             raise Violation("sequence", f"message {envelope.sequence} came when {self._sequence_in} was due")
         self._sequence_in += 1
-        self._heard = now
+        self._liveness.hear(now, is_activity=not isinstance(message, Heartbeat | Status))
         if isinstance(message, Payload | Chunk):
             return self._accept_bulk(message, envelope)
         self._control.read += envelope.nbytes
-        if self.is_open and self._control.unreported >= self._limits.max_unread_bytes // _CREDITS_PER_WINDOW:
-            self._enqueue(Heartbeat(self._control.report()))  # so that only a peer that does not read is overrun
+        at_most = self._limits.max_unread_bytes // _CREDITS_PER_WINDOW
+        if self.is_open and (
+            self._control.unreported >= at_most  # so that only a peer that does not read is overrun
+            or (isinstance(message, Status) and message.more)  # the next slice waits for it
+        ):
+            self._enqueue(Heartbeat(self._control.report()))
         return self._accept_control(message) if self.is_open else self._shake_hands(message, now)
 
     def _accept_control(self, message: Message) -> list[Event]:
@@ -270,9 +280,7 @@ class Session:
                 | Accepted()
                 | Failed()
                 | Draining()
-                | Load()
-                | Have()
-                | Gone()
+                | Status()
                 | Need()
                 | Forget()
             ):
@@ -303,7 +311,7 @@ class Session:
         if step.opened is None:
             return []
         self._state = "open"
-        self._beat = now + self._deadlines.heartbeat_s
+        self._liveness.open(now)
         if step.reply is not None:
             self._enqueue(step.reply)
         return [step.opened]
@@ -339,7 +347,8 @@ class Session:
 
     def _enqueue_delta(self, delta: Delta) -> None:
         """Collect small deltas: sent together they cost 2 µs each at either end, one by one 17."""
-        if _is_large(delta):
+        self._liveness.act()
+        if is_large(delta):
             self._enqueue(Deltas((delta,)))
             return
         self._deltas.append(delta)
@@ -347,10 +356,12 @@ class Session:
             self._pack_deltas()
 
     def _enqueue(self, message: Message) -> None:
+        self._enqueue_packed(pack(message, self._limits))
+
+    def _enqueue_packed(self, body: bytes) -> None:
         self._pack_deltas()
-        if self.has_ended:
+        if self._state == "ended":
             return
-        body = pack(message, self._limits)
         self._control.sent += size_of(body)
         self._queue.append((self._epoch, body))
         if self._control.unread > self._limits.max_unread_bytes:
@@ -383,12 +394,3 @@ class Session:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-def _is_large(delta: Delta) -> bool:
-    """Whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
-    if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
-        return True
-    if (details := delta.details) is None:
-        return False
-    return details.prompt_logprobs is not None or (details.message is not None and delta.finish_reason is not None)

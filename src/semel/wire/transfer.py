@@ -61,6 +61,10 @@ class Outbound:
         self._open_bytes = 0
         self._count = 0
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self._waiting or self._open)
+
     def add(self, digest: Digest, feature: Feature) -> int:
         """Queue a feature. Returns the number of its transfer."""
         if feature.nbytes > self._limits.max_feature_bytes or len(feature.tensors) > MAX_TENSORS:

@@ -12,6 +12,7 @@ from math import prod
 from semel.cache import Lease
 from semel.core import (
     DTYPE_BYTES,
+    TOKEN_BYTES,
     Digest,
     Feature,
     FeatureInfo,
@@ -24,21 +25,24 @@ from semel.core import (
     Tensor,
     Timeline,
     Trace,
+    pack_token_ids,
+    unpack_token_ids,
 )
 from semel.errors import PromptTooLong, ProtocolError
-from semel.wire.layout_runs import TOKEN_BYTES, layouts_of, pack_token_ids, runs_of, unpack_token_ids
-from semel.wire.messages import Have, HaveItem, Lend, Payload, Place, Submit, TensorHead
+from semel.ledger.announcement import Announcement
+from semel.wire.layout_runs import info_of, layouts_of, runs_of
+from semel.wire.messages import HaveItem, Lend, Payload, Place, Status, Submit, TensorHead
 
 __all__ = [
+    "announcement_of",
     "feature_of",
-    "have_of",
-    "holdings_of",
     "layout_of",
     "lease_of",
     "lend_of",
     "payload_of",
     "prompt_of",
     "sizes_of",
+    "status_of",
     "submission_of",
     "submit_of",
 ]
@@ -188,23 +192,43 @@ def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Featur
         raise ProtocolError(f"{message.digest!r} is no feature: {error}") from error
 
 
-def have_of(number: int, holdings: Mapping[Digest, FeatureInfo]) -> Have:
-    """The message that announces what the engine has."""
+def status_of(announcement: Announcement, running: int, waiting: int) -> Status:
+    """The message for an announcement, with the engine's load."""
     layouts: dict[Layout, int] = {}
     items = tuple(
         HaveItem(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
-        for digest, holding in holdings.items()
+        for digest, holding in announcement.holdings.items()
     )
-    return Have(number, items, tuple(map(runs_of, layouts)))
+    return Status(
+        announcement.since,
+        announcement.number,
+        running,
+        waiting,
+        announcement.gone,
+        items,
+        tuple(map(runs_of, layouts)),
+        announcement.more,
+    )
 
 
-def holdings_of(have: Have) -> dict[Digest, FeatureInfo]:
-    """The feature infos in an announcement."""
+def announcement_of(status: Status) -> Announcement:
+    """The announcement in a message."""
+    return Announcement(status.since, status.number, status.gone, _holdings(status), status.more)
+
+
+def _holdings(status: Status) -> dict[Digest, FeatureInfo]:
     try:
-        layouts = layouts_of(have.layouts)
-        return {item.digest: FeatureInfo(item.modality, item.nbytes, layouts[item.layout]) for item in have.items}
+        layouts = layouts_of(status.layouts)
+        infos: dict[tuple[str, int, int], FeatureInfo] = {}
+        found = {}
+        for item in status.items:
+            key = item.modality, item.nbytes, item.layout
+            if (info := infos.get(key)) is None:
+                info = infos[key] = info_of(item.modality, item.nbytes, layouts[item.layout])
+            found[item.digest] = info
+        return found  # noqa: TRY300
     except (IndexError, ValueError) as error:
-        raise ProtocolError(f"announcement {have.number} cannot be read: {error}") from error
+        raise ProtocolError(f"status {status.number} cannot be read: {error}") from error
 
 
 def _heads(feature: Feature) -> tuple[TensorHead, ...]:

@@ -34,7 +34,7 @@ from semel.web.server import operator_routes
 from semel.worker.injection import Count, Injectable, inject
 from semel.worker.openapi import CODES, CONTENT_TYPES, Reset, admin_document
 
-__all__ = ["MAX_BODY_BYTES", "create_admin_app"]
+__all__ = ["MAX_BODY_BYTES", "AdminKey", "create_admin_app"]
 
 MAX_BODY_BYTES: Final = 1 << 30
 
@@ -43,11 +43,37 @@ _CLIENT_CLOSED: Final = 499
 logger = logging.getLogger(__name__)
 
 
+class AdminKey:
+    """The operator's key, which can be replaced while the worker runs. Without one, nothing can be changed."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text: str | None = None
+        if text is not None:
+            self.replace(text)
+
+    def __repr__(self) -> str:
+        return f"AdminKey({'set' if self.is_set else 'none'})"
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is one."""
+        return self._text is not None
+
+    def replace(self, text: str) -> None:
+        """Take another one from now on, and no longer the one before; a `ConfigError` if it is none."""
+        _check_key(text)
+        self._text = text
+
+    def matches(self, presented: str) -> bool:
+        """Whether this is it; how long that takes does not tell how much of it was right."""
+        return self._text is not None and hmac.compare_digest(presented.encode(), self._text.encode())
+
+
 def create_admin_app(
     engine: Injectable,
     meter: Meter,
     *,
-    key: str | None,
+    key: AdminKey | str | None,
     count: Count,
     reset: Callable[[], Awaitable[None]],
     reason: Callable[[], str] = str,
@@ -61,8 +87,7 @@ def create_admin_app(
     metrics and probes, and nothing else: features and the key do not go over a network in the clear.
     A body may pause for `idle_s`, and whoever comes while another body is taken in waits for `turn_s`.
     """
-    if key is not None:
-        _check_key(key)
+    key = key if isinstance(key, AdminKey) else AdminKey(key)
     intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)
 
     async def tell_contract(_: Request) -> Response:
@@ -90,7 +115,7 @@ def create_admin_app(
 
 
 def _guarded(
-    action: str, key: str | None, handler: Callable[[Request], Awaitable[Response]]
+    action: str, key: AdminKey, handler: Callable[[Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
     """A route for the operator alone. Every call of it leaves an audit line, also one that is refused or fails."""
 
@@ -192,12 +217,12 @@ def _is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def _authorise(request: Request, key: str | None) -> None:
-    """Let the operator pass; how long a refusal takes does not tell how much of a key was right."""
-    if key is None:
+def _authorise(request: Request, key: AdminKey) -> None:
+    """Let the operator pass."""
+    if not key.is_set:
         raise HTTPException(403, "this worker has no admin key; start it with --admin-key-file to inject and reset")
     scheme, _, presented = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(presented.encode(), key.encode()):
+    if scheme.lower() != "bearer" or not key.matches(presented):
         message = "this needs `Authorization: Bearer KEY` with the key of the worker's --admin-key-file"
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 

@@ -16,14 +16,14 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Final, TypeVar
 
-from semel.core import Digest, Form, Submission, form_bytes
+from semel.core import Digest, Form, Prompt, Submission, form_bytes
+from semel.core.slices import in_slices
 from semel.embeddings.protocol import StoreError
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
@@ -44,8 +44,10 @@ _MAX_ITEMS: Final = 64
 _LOOK_S: Final = 0.02
 """How often there is a look for something to publish."""
 
-_PROBE_S: Final = 5.0
 _AGAIN_S: Final = 1.0
+"""How long a store that failed is left alone at least."""
+
+_PROBE_S: Final = 5.0
 _PUBLISH_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,10 @@ class Keeper:
         self._refusal = ""
         """Why the store is not used, and will not be."""
         self._has_warned = False
-        self._probe_at = 0.0
+        self._again_at = 0.0
+        """When a store that failed is asked again, at the earliest."""
+        self._turn = asyncio.Lock()
+        """One publication at a time: that of a worker which drains waits for the one under way."""
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self._publications: Counter[str] = Counter()
@@ -90,10 +95,13 @@ class Keeper:
     async def run(self) -> None:
         """Publish, for ever."""
         while True:
-            if self._store is not None and not self._store.is_up:
-                await self._call(self._writing, "ping", partial(self._store.revive, self._fetch_s))
-            if not await self._publish_next():
-                await asyncio.sleep(_LOOK_S)
+            try:
+                await self._revive()
+                if not await self._publish_next():
+                    await asyncio.sleep(_LOOK_S)
+            except Exception:  # an edge: what is published is nobody's request
+                logger.exception("publishing encoder outputs failed")
+                await asyncio.sleep(_AGAIN_S)
 
     async def drain(self, within_s: float) -> None:
         """Publish all that is on the shelf: the worker ends, and its memory with it."""
@@ -125,11 +133,7 @@ class Keeper:
     async def _fetch(self, submission: Submission) -> list[Staged]:
         """Memory with what the store has of the request's items, which this host lacks."""
         self._review()
-        prompt = submission.prompt
-        rows = {item.digest: place.num_embeds for item, place in zip(prompt.items, prompt.timeline, strict=True)}
-        for digest in rows:
-            self._publishing.show(digest)
-        wanted = dict(islice(((one, count) for one, count in rows.items() if not self._tier.holds(one)), _MAX_ITEMS))
+        wanted = await in_slices(self._lacking(submission.prompt))
         store = self._store
         if store is None or not wanted or submission.sampling.get("n") not in (None, 1):
             return []
@@ -137,10 +141,9 @@ class Keeper:
             self._outcomes["down"] += len(wanted)
             return []
         fetch = _Fetch(self._tier, self._epoch)
-        deadline = time.monotonic() + self._fetch_s
-        loop = asyncio.get_running_loop()
-        call = partial(self._timed, "fetch", partial(store.fetch, wanted, fetch.stage, deadline))
-        running = loop.run_in_executor(self._fetching, call)
+        call = partial(store.fetch, wanted, fetch.stage, time.monotonic() + self._fetch_s)
+        timed = partial(self._timed, "fetch", call)
+        running = asyncio.get_running_loop().run_in_executor(self._fetching, timed)
         try:
             done, _ = await asyncio.wait({running}, timeout=self._fetch_s)
         except BaseException:
@@ -150,34 +153,64 @@ class Keeper:
             self._outcomes["late"] += len(wanted)
             running.add_done_callback(fetch.abandon)
             return []
+        if (error := running.exception()) is not None:  # no fault of a store: nobody's request fails for it
+            logger.error("fetching encoder outputs failed", exc_info=error)
+            fetch.abandon(running)
+            return []
         found = running.result()
         self._outcomes.update(one.outcome for one in found)
         return fetch.hits(found)
 
+    def _lacking(self, prompt: Prompt) -> Generator[None, None, dict[Digest, int]]:
+        """The first items of a prompt that this host lacks, with their embeddings. Takes note that all were shown."""
+        seen: set[Digest] = set()
+        wanted: dict[Digest, int] = {}
+        for item, place in zip(prompt.items, prompt.timeline, strict=True):
+            if item.digest not in seen:
+                seen.add(item.digest)
+                self._publishing.show(item.digest)
+                if len(wanted) < _MAX_ITEMS and not self._tier.holds(item.digest):
+                    wanted[item.digest] = place.num_embeds
+            yield
+        return wanted
+
+    async def _revive(self) -> None:
+        """Ask a store that is down whether it answers again, in the time that a request would wait for it."""
+        if self._store is not None and not self._store.is_up and time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + _AGAIN_S
+            await self._call(self._writing, "ping", partial(self._store.revive, self._fetch_s))
+
     async def _publish_next(self) -> bool:
         """Publish an output, if there is one to publish."""
-        self._review()
-        store = await self._usable_store()
-        if store is None or (digest := self._publishing.take(time.monotonic())) is None:
-            return False
-        shelved, outcome = self._tier.shelved(digest), "changed"
-        try:
-            if shelved is not None:
-                deadline = time.monotonic() + _PUBLISH_S
-                call = partial(store.publish, digest, shelved.form, shelved.buffers, shelved.is_intact, deadline)
-                outcome = await self._call(self._writing, "publish", call)
-        finally:
-            self._publishing.done(digest, outcome in ("published", "already_there"))
-            self._publications[outcome] += 1
-        return True
+        async with self._turn:
+            self._review()
+            store = await self._usable_store()
+            if store is None or (digest := self._publishing.take(time.monotonic())) is None:
+                return False
+            outcome = "changed"
+            try:
+                outcome = await self._publish(store, digest)
+            finally:
+                self._publishing.done(digest, outcome in ("published", "already_there"))
+                self._publications[outcome] += 1
+            return True
+
+    async def _publish(self, store: SealedStore, digest: Digest) -> str:
+        shelved = self._tier.shelved(digest)
+        if shelved is None:
+            return "changed"
+        deadline = time.monotonic() + _PUBLISH_S
+        call = partial(store.publish, digest, shelved.form, shelved.buffers, shelved.is_intact, deadline)
+        return await self._call(self._writing, "publish", call)
 
     async def _usable_store(self) -> SealedStore | None:
         """The store, if this encoder's probe is the fleet's. Asks it for that when there is none yet."""
-        if self._store is not None or self._refusal or time.monotonic() < self._probe_at:
+        if self._store is not None or self._refusal or time.monotonic() < self._again_at:
             return self._store
         identity, probe = self._tier.identity, self._tier.probe
         if identity is None or probe is None:
-            self._refuse("this engine's encoder has no identity; its log says why" if identity is None else "no probe")
+            what = "is not identified" if identity is None else "has made nothing of the probe"
+            self._refuse(f"the engine's encoder {what}; a line before this one says why")
             return None
         epoch = self._tier.epoch
         store = self._store_of(identity + epoch.to_bytes(8, "little"))
@@ -185,7 +218,7 @@ class Keeper:
             call = partial(store.compare_probe, probe, time.monotonic() + _PROBE_S)
             fleets = await self._call(self._writing, "probe", call)
         except StoreError as error:
-            self._probe_at = time.monotonic() + _AGAIN_S
+            self._again_at = time.monotonic() + _AGAIN_S
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning("the embedding store cannot be reached, and is tried again: %s", error)

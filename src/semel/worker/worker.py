@@ -4,7 +4,8 @@ Each request is a task. It waits on the desk until the features that its fronten
 that turn out to be missing, and lets all of them go when the engine has taken the submission. It is cancelled when its
 frontend aborts it, leaves, or is lost; cancelling closes the stream, and that aborts the request in the engine.
 What the ledger rests on: a request is opened on the desk, and closed there, in the same step in which its messages are
-read and sent; and announcements go out before anything else, so a frontend that is told "accepted" knows what is held.
+read and sent; and what is new goes out before any message about a request, to the frontend that sent it, so a frontend
+that is told "accepted" knows what is held. The others are told a little later (`news`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from msgspec import structs
 
-from semel.cache import Borrower, borrowed_feature
-from semel.core import Digest, Feature, FeatureInfo, Layout, Output, Submission, Turn
+from semel.cache import Borrower
+from semel.core import Digest, Feature, FeatureInfo, Output, Submission, Turn
 from semel.core.slices import in_slices
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
@@ -34,44 +34,40 @@ from semel.errors import (
     SemelError,
     ServiceError,
 )
-from semel.ledger import Gone, Have, Holdings, Intake
+from semel.ledger import Intake
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import (
     DESK_BYTES,
     ENGINE_STEPS,
     ENGINE_WAITED_SECONDS,
+    FRONTEND_SESSIONS,
     MM_CACHE_BYTES,
     MM_CACHE_CAPACITY,
     MM_CACHE_ITEMS,
     NEEDS,
     RESUBMISSIONS,
+    SESSIONS_REFUSED,
 )
 from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.tracing import NO_TRACING, Tracing
-from semel.wire import messages
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Load, Need, Submit
+from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
 from semel.wire.outputs import deltas_of
 from semel.wire.session import ToFrontend
-from semel.wire.translation import have_of, layout_of, lease_of, prompt_of, sizes_of, submission_of
 from semel.wire.zmq import Peer, WorkerListener
+from semel.worker.assembling import assemble, borrow
+from semel.worker.news import Load, News
+from semel.worker.progress_watch import until_hung
+from semel.worker.publisher import Publisher
 from semel.worker.turns import EngineTurns
 
 __all__ = ["Worker"]
 
-_LOAD_S: Final = 0.02
-_ANNOUNCE_S: Final = 0.005
 _FEATURES_S: Final = 120.0
 """How long a request waits for features before it is given up."""
 
-_LOOK_S: Final = 0.5
-"""How often the engine's progress is looked at: well within what its clock takes for awake."""
-
 _SETTLE_S: Final = 0.1
 """How long a worker that drains stays at least: what was on its way when it said so is answered too."""
-
-_FEW_ITEMS: Final = 64
-"""A prompt with more items is assembled beside the event loop: it takes about 5 µs for each."""
 
 _MAX_SUBMISSIONS: Final = 3
 """Of one request to the engine, which may turn out to have lost what it held."""
@@ -110,11 +106,13 @@ class Worker:
         turns: EngineTurns | None = None,
         progress_s: float = 0.0,
         submit: Submitting | None = None,
+        news: News[Peer] | None = None,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
 
         self.resubmissions = 0
+        self._running = 0
         self._engine = engine
         self._submitting = submit
         self._listener = listener
@@ -123,7 +121,7 @@ class Worker:
         self._turns = EngineTurns() if turns is None else turns
         self._frontends: dict[Peer, dict[str, _Request]] = {}
         self._desk: Intake[Peer] = Intake()
-        self._holdings: Holdings[Peer] = Holdings()
+        self._publisher = Publisher(listener, News() if news is None else news)
         self._progress_s = progress_s
         """How long the engine may be busy without a step; 0 for as long as it likes."""
 
@@ -132,8 +130,6 @@ class Worker:
         """Why the engine counts as hung, if it does."""
 
         self._leaving = self._draining = False
-        self._telling: asyncio.TimerHandle | None = None
-        self._announcing: asyncio.TimerHandle | None = None
         engine.watch(self)
 
     async def run(self) -> None:
@@ -153,9 +149,7 @@ class Worker:
                 task.cancel()
             for peer in list(self._frontends):
                 self._forget(peer)
-            for timer in (self._telling, self._announcing):
-                if timer is not None:
-                    timer.cancel()
+            self._publisher.stop()
 
     def leave(self) -> None:
         """Count as not ready, for good; requests are taken until it drains."""
@@ -185,26 +179,28 @@ class Worker:
         except EngineDead:
             self._died.set()
             raise
-        self._announce()
+        self._publisher.tell_all()
         self._listener.broadcast(Forget())
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
         """The engine holds an item from now on."""
-        self._holdings.hold(digest, holding)
-        self._announce_soon()
+        self._publisher.hold(digest, holding)
 
     def drop(self, digest: Digest) -> None:
         """The engine holds an item no more."""
-        self._holdings.drop(digest)
-        self._announce_soon()
+        self._publisher.drop(digest)
 
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
+        for generation, count in self._listener.generations.items():
+            yield FRONTEND_SESSIONS, count, (str(generation),)
+        for code, count in self._listener.refused.items():
+            yield SESSIONS_REFUSED, count, (code,)
         yield NEEDS, self.needs, ()
         yield RESUBMISSIONS, self.resubmissions, ()
         yield DESK_BYTES, self._desk.nbytes, ()
-        yield MM_CACHE_ITEMS, len(self._holdings), ("worker",)
-        yield MM_CACHE_BYTES, self._holdings.nbytes, ("worker",)
+        yield MM_CACHE_ITEMS, len(self._publisher.holdings), ("worker",)
+        yield MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
         yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
         yield from self._turns.samples()
         yield ENGINE_STEPS, self._engine.progress.steps, ()
@@ -212,21 +208,7 @@ class Worker:
         yield from self._tracing.samples()
 
     async def _watch_progress(self) -> None:
-        """End the engine when it hangs (threats S22). What keeps this loop from looking is not the engine's fault."""
-        progress = self._engine.progress
-        while not progress.is_hung(self._progress_s):
-            await asyncio.sleep(_LOOK_S)
-            progress.clock.tick()
-        self._hung = f"engine_hung: the engine has made no step for {progress.waited_s:.0f} s; it is being replaced"
-        logger.error(
-            "engine_hung: no step for %.1f s with requests under way (--engine-progress-s %g; its longest step took "
-            "%.1f s, this was to be step %d): the engine is killed, and the worker ends",
-            progress.waited_s,
-            self._progress_s,
-            progress.longest_s,
-            progress.steps + 1,
-        )
-        self._engine.kill()
+        self._hung = await until_hung(self._engine, self._progress_s)
         self._died.set()
 
     def _end_sessions(self) -> EngineDead:
@@ -249,8 +231,8 @@ class Worker:
 
     def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
-            case Admitted():
-                self._admit(peer)
+            case Admitted(resume=resume):
+                self._admit(peer, None if resume is None else resume.number)
             case Submit():
                 self._begin(peer, event)
             case Arrived(digest, feature):
@@ -267,14 +249,12 @@ class Worker:
             case _:
                 raise ProtocolError(f"{type(event).__name__} is nothing for a worker")
 
-    def _admit(self, peer: Peer) -> None:
+    def _admit(self, peer: Peer, known: int | None) -> None:
         self._frontends[peer] = {}
-        self._holdings.join(peer)
-        self._announce()
+        self._publisher.join(peer, known)
         logger.info("frontend %s connected", peer.frontend_id)
         if self._draining:
             self._send(peer, Draining())
-        self._tell_load()
 
     def _begin(self, peer: Peer, submit: Submit) -> None:
         requests = self._frontends[peer]
@@ -289,6 +269,7 @@ class Worker:
             return
         requests[request_id] = request = _Request()
         request.task = task = asyncio.create_task(self._answer(peer, submit, request))
+        self._running += 1
         self._ask(peer, request_id, opened.needed)
         self._tell_load()
 
@@ -299,6 +280,7 @@ class Worker:
             requests.pop(request_id, None)
             if request.turn is not None:
                 self._turns.release(request.turn)
+            self._running -= 1
             self._tell_load()
 
         task.add_done_callback(end)
@@ -335,7 +317,7 @@ class Worker:
             try:
                 features = dict(self._desk.features(peer, submit.request_id))
                 self._desk.close(peer, submit.request_id)
-                self._announce()
+                self._publisher.tell(peer)
                 self._send(peer, Accepted(submit.request_id))
                 current_span().event("accepted")
                 await in_slices(_let_go(features))
@@ -358,16 +340,11 @@ class Worker:
 
     async def _submit(self, peer: Peer, submit: Submit, request: _Request) -> Stream:
         """Hand a submission to the engine as soon as all it needs is there."""
-        limit = self._engine.contract.max_tokens
         while True:
             await self._until_ready(peer, submit.request_id, request)
             features = self._desk.features(peer, submit.request_id)
             try:
-                layouts = {digest: feature.layout for digest, feature in features.items()}
-                layouts |= self._held_layouts(place.digest for place in submit.places if place.digest not in layouts)
-                assemble = partial(prompt_of, submit, layouts.__getitem__, max_tokens=limit)
-                prompt = assemble() if len(submit.places) <= _FEW_ITEMS else await asyncio.to_thread(assemble)
-                submission = submission_of(submit, prompt, features, trace=current_span().trace)
+                submission = await assemble(submit, features, self._engine, current_span().trace)
                 if request.observed is None:
                     request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
                 if request.turn is None:
@@ -387,22 +364,16 @@ class Worker:
         except TimeoutError:
             raise ServiceError(f"the features of the request did not come within {_FEATURES_S:g} s") from None
 
-    def _held_layouts(self, digests: Iterable[Digest]) -> dict[Digest, Layout]:
-        found = {digest: self._engine.holding(digest) for digest in digests}
-        if missing := [digest for digest, holding in found.items() if holding is None]:
-            raise FeatureMissing(missing)
-        return {digest: holding.layout for digest, holding in found.items() if holding is not None}
-
     def _ask(self, peer: Peer, request_id: str, digests: tuple[Digest, ...]) -> None:
         if digests:
             self.needs += len(digests)
-            self._announce()
+            self._publisher.tell(peer)
             self._send(peer, Need(request_id, digests))
 
     def _borrow(self, peer: Peer, lend: Lend) -> None:
         """Read a feature in a frontend's shared memory, as long as anyone here needs it."""
         try:
-            feature = _borrowed(self._borrowers, lend)
+            feature = borrow(self._borrowers, lend)
         except ProtocolError as error:
             self._dismiss(peer, f"what was lent cannot be read: {error}")
             return
@@ -425,7 +396,7 @@ class Worker:
         reported = error if isinstance(error, (RequestError, ServiceError)) else ServiceError(str(error))
         tell_fault(reported)
         self._desk.close(peer, request_id)
-        self._announce()
+        self._publisher.tell(peer)
         self._send(peer, Failed(request_id, reported.status, reported.code, str(reported)))
 
     def _abort(self, peer: Peer, request_id: str) -> None:
@@ -434,7 +405,7 @@ class Worker:
             request.task.cancel()
 
     def _forget(self, peer: Peer) -> None:
-        self._holdings.leave(peer)
+        self._publisher.leave(peer)
         for request in list(self._frontends.pop(peer, {}).values()):
             if request.task is not None:
                 request.task.cancel()
@@ -445,31 +416,10 @@ class Worker:
         if peer in self._frontends:
             self._listener.send(peer, message)
 
-    def _announce_soon(self) -> None:
-        """Let frontends know what the engine holds: once for all that changes in a moment."""
-        if self._announcing is None:
-            self._announcing = asyncio.get_running_loop().call_later(_ANNOUNCE_S, self._announce)
-
-    def _announce(self) -> None:
-        if self._announcing is not None:
-            self._announcing.cancel()
-            self._announcing = None
-        for peer, announcement in self._holdings.announcements():
-            match announcement:
-                case Have(number, holdings):
-                    self._send(peer, have_of(number, holdings))
-                case Gone(number, digests):
-                    self._send(peer, messages.Gone(number, tuple(digests)))
-
     def _tell_load(self) -> None:
-        """Let every frontend know soon how busy the engine is: once for all that changes in a moment."""
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(_LOAD_S, self._broadcast_load)
-
-    def _broadcast_load(self) -> None:
-        self._telling = None
+        """Let frontends know how busy the engine is."""
         waiting = self._desk.waiting
-        self._listener.broadcast(Load(max(0, sum(1 for _ in self._tasks()) - waiting), waiting))
+        self._publisher.set_load(Load(max(0, self._running - waiting), waiting))
 
     def _tasks(self) -> Iterator[asyncio.Task[None]]:
         for requests in self._frontends.values():
@@ -483,11 +433,3 @@ def _let_go(features: dict[Digest, Feature]) -> Generator[None, None, None]:
     while features:
         features.popitem()
         yield
-
-
-def _borrowed(borrowers: Borrower | None, lend: Lend) -> Feature:
-    if borrowers is None:
-        raise ProtocolError("this worker has no shared memory with anyone")
-    sizes_of(lend)  # names and dtypes are in order
-    heads = [(head.name, head.dtype, head.shape) for head in lend.tensors]
-    return borrowed_feature(borrowers.borrow(lease_of(lend)), lend.modality, heads, layout_of(lend), lend.origin)

@@ -55,6 +55,14 @@ capabilities: {drop: [ALL]}
     items: [{key: {{ .secret.key | quote }}, path: key}]
 {{- end -}}
 
+{{/* All keys of a role as files. They are mounted as a folder, so pods see new ones without a restart: of the Secret's name. */}}
+{{- define "semel.keysVolume" -}}
+- name: keys
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end -}}
+
 {{- define "semel.image" -}}
 {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
 {{- end -}}

@@ -49,7 +49,9 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "evicted: HD, what the eviction adds": Limit("ratio", "at most", 0.05),
     "evicted: encodes of pictures that were encoded before": Limit("semel", "at most", 0.0),
     "restart: HD, what the restart adds": Limit("semel", "at most", 10.0),
+    "restart: a fetch and its copies, mean": Limit("semel", "at most", 10.0),
     "restart: encodes of published pictures": Limit("semel", "at most", 0.0),
+    "memory: all processes (PSS)": Limit("ratio", "at most", 1.3),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
 """The limits by the names of rows."""

@@ -7,12 +7,13 @@ import json
 import secrets
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from semel.bench.ports import free_port
 from semel.bench.report import describe_machine
 from semel.bench.serving.alternate import Pair
 from semel.bench.serving.bench import Bench, Effort, Side, Tell
@@ -21,6 +22,7 @@ from semel.bench.serving.figures import Row
 from semel.bench.serving.pictures import Pictures
 from semel.bench.serving.report import ServeReport
 from semel.bench.serving.scenarios.agent import agent, beside_the_engine
+from semel.bench.serving.scenarios.document_pages import pages
 from semel.bench.serving.scenarios.evicted import COMMON_FLAGS, SEMEL_FLAGS, evicted
 from semel.bench.serving.scenarios.frontends import frontends
 from semel.bench.serving.scenarios.latency import again, conversation, new, repeats, text
@@ -28,12 +30,14 @@ from semel.bench.serving.scenarios.memory import memory
 from semel.bench.serving.scenarios.mixed_load import mixed
 from semel.bench.serving.scenarios.rendering import generate, render
 from semel.bench.serving.scenarios.restart import restart, restart_flags, running_store
+from semel.bench.serving.scenarios.rollouts import rollouts
 from semel.bench.serving.scenarios.saturation import saturation
 from semel.bench.serving.servers import Launch, Server, semel_server, vllm_server
 from semel.errors import ConfigError
 
-__all__ = ["SCENARIOS", "Options", "Scenario", "run"]
+__all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure", "run", "running"]
 
+Transport = Literal["ipc", "tcp"]
 Scenario = Callable[[Bench], Awaitable[list[Row]]]
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -43,6 +47,8 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "conversation": conversation,
     "agent": agent,
     "repeats": repeats,
+    "rollouts": rollouts,
+    "pages": pages,
     "evicted": evicted,
     "generate": generate,
     "render": render,
@@ -91,6 +97,8 @@ class Options:
 
     only: tuple[str, ...] = ()
     quick: bool = False
+    transport: Transport = "ipc"
+    """Between semel's frontend and its worker."""
 
     def scenarios(self) -> list[str]:
         """The scenarios that run, in their order."""
@@ -103,29 +111,53 @@ class Options:
         """Whether both servers are running elsewhere; naming only one of them is an error."""
         if (self.baseline is None) != (self.semel is None):
             raise ConfigError("--baseline and --semel go together: both servers run already, or both are started here")
+        if self.semel is not None and self.transport != "ipc":
+            raise ConfigError(f"--transport {self.transport} is for a semel that is started here; leave out --semel")
         return self.baseline is not None
 
 
-async def run(options: Options, tell: Tell) -> ServeReport:
-    """Measure; `tell` shows the progress."""
-    names, effort = options.scenarios(), Effort.of(quick=options.quick)
-    pictures = Pictures(secrets.randbits(32))
-    rows: list[Row] = []
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Both servers, ready, and what a scenario needs of them."""
+
+    bench: Bench
+    end_vllm: Callable[[], Awaitable[None]]
+    """Ends vLLM's server, if it was started here."""
+
+
+@asynccontextmanager
+async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIterator[Running]:
+    """Both servers as long as the block runs: started here for these scenarios, or running elsewhere."""
     with tempfile.TemporaryDirectory(prefix="semel-bench-", ignore_cleanup_errors=True) as scratch:
         async with AsyncExitStack() as outer, AsyncExitStack() as inner:
             launch = None if options.are_elsewhere() else await _launch(options, Path(scratch), outer, tell)
             tell("starting the servers", 0, 1)
             servers = await _servers(options, launch, outer, inner, names)
             sides = await _clients(options, servers, inner)
-            bench = Bench(sides, launch, pictures, effort, tell)
-            for name in names:
-                if SCENARIOS[name] is not _AFTER_VLLM.get(name):
-                    rows += await SCENARIOS[name](bench)
-            if later := [_AFTER_VLLM[name] for name in names if name in _AFTER_VLLM]:
-                await inner.aclose()
-                for scenario in later:
-                    rows += await scenario(bench)
-    return ServeReport(describe_machine(), _describe(options, launch, pictures.seed, names), tuple(rows))
+            bench = Bench(sides, launch, Pictures(secrets.randbits(32)), Effort.of(quick=options.quick), tell)
+            yield Running(bench, inner.aclose)
+
+
+async def run(options: Options, tell: Tell) -> ServeReport:
+    """Measure; `tell` shows the progress."""
+    names = options.scenarios()
+    async with running(options, names, tell) as servers:
+        rows = await measure(servers, names)
+    bench = servers.bench
+    return ServeReport(describe_machine(), _describe(options, bench.launch, bench.pictures.seed, names), tuple(rows))
+
+
+async def measure(servers: Running, names: Sequence[str]) -> list[Row]:
+    """The rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
+    rows: list[Row] = []
+    for name in names:
+        if SCENARIOS[name] is not _AFTER_VLLM.get(name):
+            rows += await SCENARIOS[name](servers.bench)
+    if later := [_AFTER_VLLM[name] for name in names if name in _AFTER_VLLM]:
+        await servers.end_vllm()
+        for scenario in later:
+            rows += await scenario(servers.bench)
+    return rows
 
 
 async def _servers(
@@ -159,8 +191,9 @@ async def _launch(options: Options, scratch: Path, stack: AsyncExitStack, tell: 
     own: tuple[str, ...] = SEMEL_FLAGS if "evicted" in options.only else ()
     if "restart" in options.only:
         own = restart_flags(await stack.enter_async_context(running_store()))
+    tcp_port = free_port() if options.transport == "tcp" else 0
     if options.model is not None:
-        return Launch(options.model, (*flags, *options.flags), scratch, semel_flags=own)
+        return Launch(options.model, (*flags, *options.flags), scratch, semel_flags=own, tcp_port=tcp_port)
     tell("making a tiny model", 0, 1)
     folder = scratch / "model"
     command = (sys.executable, "-m", "semel", "testing", "model", "qwen2-vl", str(folder))
@@ -168,8 +201,9 @@ async def _launch(options: Options, scratch: Path, stack: AsyncExitStack, tell: 
     if await asyncio.wait_for(making.wait(), _BUILD_S):
         raise ConfigError("cannot make a tiny model; the message is above. Name a model that there is")
     _enlarge(folder)
+    tiny_flags = (*_TINY_FLAGS, *flags, *options.flags)
     return Launch(
-        str(folder), (*_TINY_FLAGS, *flags, *options.flags), scratch, _TINY_ENVIRONMENT, _TINY_SCREENS, semel_flags=own
+        str(folder), tiny_flags, scratch, _TINY_ENVIRONMENT, _TINY_SCREENS, semel_flags=own, tcp_port=tcp_port
     )
 
 
@@ -189,6 +223,7 @@ def _describe(options: Options, launch: Launch | None, seed: int, names: Sequenc
     model = options.model or "tiny Qwen2-VL (semel testing model qwen2-vl), longest_edge 28*28*2700"
     return described | {
         "model": model,
+        "transport": options.transport,
         "flags": list(launch.flags),
         "semel_flags": list(launch.semel_flags),
         "environment": dict(launch.environment),

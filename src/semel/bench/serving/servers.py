@@ -64,10 +64,21 @@ class Launch:
     semel_flags: tuple[str, ...] = ()
     """Of semel's side alone."""
 
+    tcp_port: int = 0
+    """Where semel's worker listens on 127.0.0.1, encrypted; 0 if it is reached over ipc."""
+
     @property
     def key_file(self) -> Path:
         """The fleet key of semel's side."""
         return self.scratch / "key"
+
+    @property
+    def worker_address(self) -> str:
+        """Where semel's worker listens, once it does."""
+        if self.tcp_port:
+            return f"tcp://127.0.0.1:{self.tcp_port}"
+        (path,) = (self.scratch / "semel").glob("semel-*/worker.sock")
+        return f"ipc://{path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,9 @@ class Server:
     log: Path | None = None
     """What it printed, if it was started here."""
 
+    has_supervisor: bool = True
+    """Whether the processes that were started only start others, as `semel serve` does."""
+
     @property
     def url(self) -> str:
         """The URL of its first frontend."""
@@ -107,7 +121,8 @@ class Server:
         """Its processes by what they do: frontend, worker, engine core, engine worker, other."""
         roles: dict[str, list[int]] = {}
         for pid in self.pids():
-            roles.setdefault(role_of(words_of(pid), is_root=pid in self.roots), []).append(pid)
+            is_root = self.has_supervisor and pid in self.roots
+            roles.setdefault(role_of(words_of(pid), is_root=is_root), []).append(pid)
         if "frontend" not in roles:  # vLLM's own server: the process that was started
             roles["frontend"] = list(self.roots)
             roles["other"] = [pid for pid in roles.get("other", ()) if pid not in self.roots]
@@ -133,12 +148,30 @@ def role_of(words: Sequence[str], *, is_root: bool = False) -> str:
 
 @asynccontextmanager
 async def semel_server(launch: Launch) -> AsyncIterator[Server]:
-    """`semel serve`, ready."""
+    """`semel serve`, ready; over tcp a worker and a frontend of their own, as on two machines."""
     await _make_key(launch.key_file)
+    if launch.tcp_port:
+        async with _semel_over_tcp(launch) as server:
+            yield server
+        return
     command = [*_PYTHON, "semel", "serve", launch.model, "--key-file", str(launch.key_file)]
     command += ["--admin-port", str(admin_port := free_port())]
     async with _started(launch, "semel", [*command, *launch.flags, *launch.semel_flags], ready="/ready") as server:
         yield replace(server, admin_url=f"http://127.0.0.1:{admin_port}")
+
+
+@asynccontextmanager
+async def _semel_over_tcp(launch: Launch) -> AsyncIterator[Server]:
+    worker = [*_PYTHON, "semel", "worker", launch.model, "--listen", launch.worker_address, "--drain-delay-s", "0"]
+    worker += ["--key-file", str(launch.key_file), *launch.flags, *launch.semel_flags]
+    frontend = [*_PYTHON, "semel", "frontend", launch.model, "--worker", launch.worker_address]
+    frontend += ["--key-file", str(launch.key_file), "--drain-delay-s", "0"]
+    async with (
+        _started(launch, "worker", worker, ready="/health", bind=("--metrics-host", "--admin-port")) as engine,
+        _started(launch, "semel", frontend, ready="/ready") as server,
+    ):
+        roots = (*server.roots, *engine.roots)
+        yield replace(server, roots=roots, admin_url=engine.url, has_supervisor=False)
 
 
 @asynccontextmanager
@@ -169,8 +202,7 @@ async def vllm_with_two_frontends(launch: Launch) -> AsyncIterator[Server]:
 @asynccontextmanager
 async def more_frontends(launch: Launch, count: int) -> AsyncIterator[Server]:
     """More frontends for the worker of a `semel serve`, each with its own address. They count the bytes they send."""
-    (worker,) = (launch.scratch / "semel").glob("semel-*/worker.sock")
-    command = [*_COUNTING, "semel", "frontend", launch.model, "--worker", f"ipc://{worker}"]
+    command = [*_COUNTING, "semel", "frontend", launch.model, "--worker", launch.worker_address]
     command += ["--key-file", str(launch.key_file), "--processes", "1", "--drain-delay-s", "0"]
     async with AsyncExitStack() as stack:
         starting = [_started(launch, f"semel-{number}", command, ready="/ready") for number in range(count)]
@@ -187,7 +219,10 @@ async def _make_key(path: Path) -> None:
 
 
 @asynccontextmanager
-async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: str) -> AsyncIterator[Server]:
+async def _started(
+    launch: Launch, name: str, command: Sequence[str], *, ready: str, bind: tuple[str, str] = ("--host", "--port")
+) -> AsyncIterator[Server]:
+    """A server, ready. `bind` are the flags of its address and its port."""
     home, counts = launch.scratch / name, launch.scratch / f"{name.partition('-')[0]}-counts"
     home.mkdir()
     counts.mkdir(exist_ok=True)
@@ -195,7 +230,7 @@ async def _started(launch: Launch, name: str, command: Sequence[str], *, ready: 
     folders = {"TMPDIR": str(home), "VLLM_RPC_BASE_PATH": str(home), FOLDER_VARIABLE: str(counts)}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220, S603 (uvloop's own knows no process group)
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            [*command, bind[0], "127.0.0.1", bind[1], str(port)],
             env=os.environ | dict(launch.environment) | folders,
             stdin=subprocess.DEVNULL,
             stdout=output,

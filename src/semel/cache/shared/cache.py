@@ -1,4 +1,4 @@
-"""The cache in shared memory: one copy of each feature, written by its producer, read in place by local processes.
+"""The cache in shared memory: one copy of each feature, written by its owner, read in place by local processes.
 
 One process owns the segment and allocates its ranges. One rule decides how long a range stays unchanged: it is free
 again when the last buffer over it is gone. The cache refers to its features, a lease to the feature that another
@@ -33,10 +33,7 @@ _CHECK_BYTES: Final = 1_024
 
 
 class Reservation:
-    """A range to write a feature into, in this process or a child. Without a commit it is freed with this object.
-
-    If a child writes into it, the caller must hold the reservation until the child has answered or ended.
-    """
+    """A range to write a feature into. Without a commit it is freed with this object."""
 
     __slots__ = ("_exporter", "nbytes", "offset")
 
@@ -146,7 +143,7 @@ class SharedCache:
         return f"SharedCache({len(self)} features, {self._nbytes:,} of {self.capacity:,} bytes, {self.leases} leases)"
 
     def fileno(self) -> int:
-        """The segment's descriptor, for a child process that writes (`pass_fds`)."""
+        """The segment's descriptor."""
         return self.segment.fileno()
 
     def nbytes_of(self, tenant: str) -> int:
@@ -180,7 +177,7 @@ class SharedCache:
     def adopt(self, digest: Digest, feature: Feature) -> Feature | None:
         """Cache a feature that is already in the segment, without a copy; None if it is elsewhere.
 
-        A child has written it, or it was evicted and is still in use. If the digest is cached, returns the cached
+        It was copied into a reservation, or evicted and is still in use. If the digest is cached, returns the cached
         feature.
         """
         if (cached := self.get(digest)) is not None:
@@ -255,6 +252,14 @@ class SharedCache:
         """Remove every feature; leases stay valid."""
         for digest in [*self._idle, *self._leased]:
             self.discard(digest)
+
+    def give_back_memory(self) -> bool:
+        """Give the memory back to the system until it is needed again; False if any of it is in use."""
+        self._collect()
+        if self._ranges:
+            return False
+        self.segment.forget(self.segment.size)
+        return True
 
     def close(self) -> None:
         """Close the cache. Leased and exported memory stays readable: its bytes are never reused."""

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod
+from typing import Final
 
 from semel.cache.shared.arena import align
 from semel.core import DTYPE_BYTES, Feature, Layout, Modality, Origin, Tensor
 from semel.errors import ProtocolError
 
-__all__ = ["Head", "borrowed_feature", "copy_into", "heads_of", "packed_bytes", "tensor_offsets"]
+__all__ = [
+    "Head",
+    "borrowed_feature",
+    "copy_into",
+    "heads_of",
+    "packed_bytes",
+    "tensor_offsets",
+    "with_small_copies",
+]
+
+_SMALL_BYTES: Final = 4_096
+_COUNTS: Final = frozenset({"bool", "int32", "int64"})
+"""The dtypes of grids, lengths and masks; what encoders read is of others."""
 
 Head = tuple[str, str, tuple[int, ...]]
 """A tensor's name, dtype and shape: everything except its bytes."""
@@ -63,6 +76,21 @@ def borrowed_feature(
     except ValueError as error:
         raise ProtocolError(f"a peer described no feature: {error}") from error
     return Feature(modality, tensors, layout, origin)
+
+
+def with_small_copies(feature: Feature) -> Feature:
+    """The feature with its small tensors, grids and lengths, in memory of this process.
+
+    They decide what is read of the others. Whoever checks them checks what is used: their lender can no longer change
+    them.
+    """
+    tensors = {
+        name: Tensor(tensor.dtype, tensor.shape, memoryview(bytes(tensor.data)))
+        if tensor.nbytes <= _SMALL_BYTES and tensor.dtype in _COUNTS
+        else tensor
+        for name, tensor in feature.tensors.items()
+    }
+    return Feature(feature.modality, tensors, feature.layout, feature.origin)
 
 
 def _sizes(heads: Sequence[Head]) -> list[int]:

@@ -60,7 +60,7 @@ class Segment:
         return f"Segment({self.id.hex()[:12]}…, {self.size:,} bytes)"
 
     def fileno(self) -> int:
-        """The descriptor, for a child process that writes (`pass_fds`)."""
+        """The descriptor, for a process that may write (`pass_fds`)."""
         return self._fd
 
     def populate(self, end: int) -> None:
@@ -72,6 +72,22 @@ class Segment:
             start, self._populated = self._populated, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
             with suppress(OSError):  # an older kernel: the pages then come with the writes
                 self.memory.madvise(_MADV_POPULATE_WRITE, start, self._populated - start)
+
+    def read_into(self, view: memoryview) -> None:
+        """Copy the beginning of the segment, as it is now; other threads run meanwhile."""
+        done = 0
+        while done < view.nbytes:
+            if not (count := os.preadv(self._fd, [view[done:]], done)):
+                raise EOFError
+            done += count
+
+    def forget(self, nbytes: int) -> None:
+        """Give back the memory of the beginning of the segment; it reads as zeros from then on."""
+        end = -(-min(nbytes, self.size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if end >= self._populated:
+            self._populated = 0
+        with suppress(OSError):
+            self.memory.madvise(mmap.MADV_REMOVE, 0, min(end, self.size))
 
     def open_to_read(self) -> int:
         """Open a new descriptor that cannot be mapped for writing, for another process. The caller closes it."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 from semel.cli.checks.engine_flags import EngineFlags, read_engine_flags
 from semel.cli.checks.finding import Finding, problem_of
 from semel.cli.checks.host import Endpoint, check_memory, check_ports, check_shared_memory
 from semel.cli.checks.model import check_chat_template, check_model
+from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.placement import placements
 from semel.core.flag import flags_of
 from semel.core.keyring import MIN_KEY_CHARS
 from semel.engine.vllm.versions import check_release
 from semel.errors import ConfigError
 from semel.fleet.discovery import check_address
+from semel.key_files import admin_key_file, frontend_keys, process_keys, worker_keys
 from semel.settings import (
     AdminSettings,
     DiscoverySettings,
@@ -25,8 +28,8 @@ from semel.settings import (
     embedding_store,
     read_admin_key,
     read_api_keys,
-    read_key,
 )
+from semel.wire.proof import Role
 
 __all__ = ["engine_findings", "frontend_findings", "serve_findings", "worker_findings"]
 
@@ -34,8 +37,10 @@ __all__ = ["engine_findings", "frontend_findings", "serve_findings", "worker_fin
 def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
     """What `semel frontend` would stumble over."""
     serving = settings.serving
-    yield from problem_of("fleet key", lambda: read_key(settings.key_file))
+    yield from problem_of("fleet key", lambda: frontend_keys(settings))
     yield from _key_findings(serving)
+    yield from _edge_findings(serving)
+    yield check_sandbox(required=serving.preprocessing.require_sandbox)
     yield from _discovery_findings(settings.discovery)
     yield from check_ports(_serving_ports(serving))
     yield from check_model(settings.model, trust_remote_code=serving.preprocessing.trust_remote_code)
@@ -44,10 +49,10 @@ def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
 
 def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[Finding]:
     """What `semel worker` would stumble over. `flags` are vLLM's."""
-    yield from problem_of("fleet key", lambda: read_key(settings.key_file))
+    yield from problem_of("fleet key", lambda: worker_keys(settings.key_file, settings.key_dir))
     yield from problem_of("address", lambda: check_address(settings.listen))
     yield from _listening_findings(settings.listen)
-    yield from _admin_findings(settings.admin)
+    yield from _admin_findings(admin_key_file(settings))
     yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
     yield from check_ports(_admin_ports(settings.admin, settings.metrics_host))
     read = read_engine_flags(flags, _spellings(WorkerSettings))
@@ -57,10 +62,12 @@ def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[
 def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Finding]:
     """What `semel serve` would stumble over. `flags` are vLLM's."""
     serving = settings.serving
-    if (key_file := settings.key_file) is not None:
-        yield from problem_of("fleet key", lambda: read_key(key_file))
+    if settings.key_file is not None or settings.key_dir is not None:
+        yield from problem_of("fleet key", lambda: _check_both(settings))
     yield from _key_findings(serving)
-    yield from _admin_findings(settings.admin)
+    yield from _edge_findings(serving)
+    yield check_sandbox(required=serving.preprocessing.require_sandbox)
+    yield from _admin_findings(settings.admin.admin_key_file)
     yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
     ports = _admin_ports(settings.admin, serving.metrics_host, settings.workers)
     yield from check_ports([*_serving_ports(serving), *ports])
@@ -102,9 +109,21 @@ def _key_findings(serving: ServingSettings) -> Iterator[Finding]:
     yield from problem_of("API keys", lambda: read_api_keys(keys.api_keys_file, keys.api_keys))
 
 
-def _admin_findings(admin: AdminSettings) -> Iterator[Finding]:
-    if (path := admin.admin_key_file) is not None:
+def _edge_findings(serving: ServingSettings) -> Iterator[Finding]:
+    yield from problem_of("TLS", serving.tls.context)
+    yield from problem_of("proxies", lambda: serving.peers.proxies)
+
+
+def _admin_findings(path: Path | None) -> Iterator[Finding]:
+    if path is not None:
         yield from problem_of("admin key", lambda: _check_admin_key(path))
+
+
+def _check_both(settings: ServeSettings) -> None:
+    """The keys that `semel serve` hands to its children."""
+    for role in get_args(Role):
+        folder = None if settings.key_dir is None else settings.key_dir / role
+        process_keys(settings.key_file, folder, role)
 
 
 def _check_admin_key(path: Path) -> None:

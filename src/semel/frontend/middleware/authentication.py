@@ -3,10 +3,15 @@
 It runs before routing and before a byte of the body is read. Without API keys, all clients are the same unnamed tenant,
 and `/metrics` is served here, as vLLM's users expect. With API keys, metrics would show one tenant what others do, so
 only the admin address serves them.
+
+Refusals are counted, and delayed by address once there are many; while one waits, its connection may be closed for
+another (threats S25). A request with a valid key does not wait.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import Request
@@ -15,6 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import Keyring
 from semel.errors import InvalidKey
 from semel.frontend.http.errors import refusal
+from semel.web.admission import give_up_protection
+from semel.web.peers import UNKNOWN, network_of
 
 __all__ = ["OPEN", "OPERATORS", "PROBES", "Authentication", "tenant_name"]
 
@@ -27,9 +34,18 @@ PROBES: Final = OPEN | OPERATORS
 class Authentication:
     """Lets requests with a valid key pass, and records their tenant."""
 
-    def __init__(self, app: ASGIApp, keys: Keyring) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keyring,
+        count: Callable[[str], None] = lambda _: None,
+        wait_s: Callable[[str], float] = lambda _: 0.0,
+    ) -> None:
+        """`count` receives the code of each refusal; `wait_s` returns how long the next one of an address waits."""
         self._app = app
         self._keys = keys
+        self._count = count
+        self._wait_s = wait_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -38,15 +54,20 @@ class Authentication:
             return
         name = None if scope["path"] in OPERATORS else self._keys.tenant(_key(Request(scope)))
         if name is None:
-            response = refusal(
-                InvalidKey("this needs `Authorization: Bearer KEY` or `x-api-key: KEY` with one of this server's keys"),
-                scope,
-            )
-            response.headers["WWW-Authenticate"] = "Bearer"
-            await response(scope, receive, send)
+            await self._refuse(scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = name
         await self._app(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = InvalidKey("this needs `Authorization: Bearer KEY` or `x-api-key: KEY` with one of this server's keys")
+        self._count(error.code)
+        give_up_protection(scope)
+        if wait_s := self._wait_s(network_of((scope.get("client") or (UNKNOWN,))[0])):
+            await asyncio.sleep(wait_s)
+        response = refusal(error, scope)
+        response.headers["WWW-Authenticate"] = "Bearer"
+        await response(scope, receive, send)
 
 
 def tenant_name(request: Request) -> str:

@@ -2,21 +2,26 @@
 
 It serves one pipe, one order at a time, and ends when the other end closes, however that happened. Media are decoded
 here and nowhere else, under a limit of memory and of time (threats S6): what native code does wrong ends this process
-and no other. The text of a foreign error stays in this process's log (S7).
+and no other. Before it sees a client's byte it enters a sandbox, which it never leaves (S23). The text of a foreign
+error stays in this process's log (S7).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -57,22 +62,23 @@ from semel.processing.pool.prompts import assembled_of, decode_prompt, payload_o
 from semel.processing.pool.text import text_answer
 from semel.processing.probes import run_probes
 from semel.processing.processor import Processor, load_processor
+from semel.processing.sandbox import Sandbox, check_whole, enter_sandbox
 from semel.processing.tensors import is_out_of_memory
 from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
 from semel.telemetry.logs import log_to_stderr
 
-__all__ = ["main", "serve", "warm_up"]
+__all__ = ["log_as_child", "main", "serve", "warm_up"]
 
 logger = logging.getLogger(__name__)
+
+_IDLE_S: Final = 5.0
 
 _Work = Work | Cut | Assemble
 
 
 def main() -> None:
-    """Serve the pipe whose descriptor is the first argument; the second, if there is one, is of the shared memory."""
-    text = f"%(levelname)s processing[{os.getpid()}] %(name)s: %(message)s"
-    log_to_stderr("json" if "json" in sys.argv else "text", level=logging.WARNING, text=text)
-    logging.getLogger("semel").setLevel(logging.INFO)
+    """Serve the pipe whose descriptor is the first argument; the second, if there is one, is of its staging memory."""
+    log_as_child()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which still has requests to answer
     descriptors = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()]
     with (
@@ -84,6 +90,13 @@ def main() -> None:
     os._exit(0)  # 1.4 s faster than taking torch down
 
 
+def log_as_child() -> None:
+    """Log with the process's number, as the words of its command line say."""
+    text = "%(levelname)s processing[%(process)d] %(name)s: %(message)s"
+    log_to_stderr("json" if "json" in sys.argv else "text", level=logging.WARNING, text=text)
+    logging.getLogger("semel").setLevel(logging.INFO)
+
+
 def serve(pipe: socket.socket, memory: Window | None = None) -> None:
     """Load what the first order says, then do the others until the pipe ends."""
     load, _ = _receive(pipe, max_payload_bytes=0)
@@ -91,12 +104,16 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         raise ProtocolError(f"the first order of a pool process was {type(load).__name__}; it has to be Load")
     try:
         processor = _load(load)
-        description = Description.of(processor, _vocabulary(load, processor), _probes(load, processor))
+        vocabulary = _vocabulary(load, processor)
+        sandbox = _enter_sandbox(load)
+        # The probes run inside: what they show of the decoders is then true of what clients send.
+        description = Description.of(processor, vocabulary, _probes(load, processor))
     except Exception as error:  # noqa: BLE001 the edge of the process
         pipe.sendall(encode(failure_of(_ours(error, load))))
         return
-    pipe.sendall(encode(Ready(description)))
+    pipe.sendall(encode(Ready(description, sandbox)))
     while True:
+        _give_back_memory_if_idle(pipe)
         work, media = _receive(pipe, max_payload_bytes=load.max_memory_bytes)
         if isinstance(work, Tokenize | Detokenize):
             _answer_text(pipe, processor, load, work, media)
@@ -119,6 +136,15 @@ def _load(load: Load) -> Processor:
     gc.collect()
     gc.freeze()  # what is loaded by now stays: collecting what an item leaves behind need not walk it
     return processor
+
+
+def _enter_sandbox(load: Load) -> Sandbox:
+    """From here on this process reads its libraries and the model's files, and talks to its pipe."""
+    folder = Path(load.folder)
+    sandbox = enter_sandbox({folder, find_tokenizer(folder, load.target.rendering)})
+    if load.requires_sandbox:
+        check_whole(sandbox)
+    return sandbox
 
 
 def _probes(load: Load, processor: Processor) -> Probes | None:
@@ -157,6 +183,13 @@ def _limit_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
+def _give_back_memory_if_idle(pipe: socket.socket) -> None:
+    """Buffers of images stay with the process, for the next one; if none comes for a while, they go to the kernel."""
+    if not select.select([pipe], [], [], _IDLE_S)[0]:
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def _is_used_up(load: Load) -> bool:
     """Whether what is left of earlier items would soon have innocent ones refused."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
@@ -165,11 +198,17 @@ def _is_used_up(load: Load) -> bool:
 
 def _data_bytes() -> int:
     """What the kernel counts against the limit: private writable memory, touched or not."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in os.pread(_status(), 8_192, 0).decode().splitlines():
         name, _, value = line.partition(":")
         if name == "VmData":
             return int(value.split()[0]) * 1024
     raise ConfigError("/proc/self/status has no VmData; preprocessing limits its memory by it and needs Linux")
+
+
+@cache
+def _status() -> int:
+    """Open since before the sandbox, in which nothing of /proc can be opened."""
+    return os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _answer(
@@ -226,7 +265,7 @@ def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory
             pipe.sendall(encode(Dropped()))
             return
         if isinstance(order, Write) and memory is not None:
-            pipe.sendall(encode(write(made, feature, memory.view(order.offset, made.tensor_bytes))))
+            pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
             return
     pipe.sendall(head)
     for piece in payload_of(made, feature):

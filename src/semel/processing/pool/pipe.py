@@ -21,13 +21,26 @@ import msgspec
 
 import semel.errors
 from semel.cache import tensor_offsets
-from semel.core import DTYPE_BYTES, AssemblyKind, Feature, Layout, Mask, Media, Modality, Origin, Probes, Target, Tensor
+from semel.core import (
+    DTYPE_BYTES,
+    TOKEN_BYTES,
+    AssemblyKind,
+    Feature,
+    Layout,
+    Mask,
+    Media,
+    Modality,
+    Origin,
+    Probes,
+    Target,
+    Tensor,
+)
 from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.probes import proven_fingerprint
 from semel.processing.processor import Processor, ProcessorKind
+from semel.processing.sandbox import Sandbox
 from semel.processing.vocabulary import Vocabulary
-from semel.wire.layout_runs import TOKEN_BYTES
 
 __all__ = [
     "HEADER_BYTES",
@@ -150,6 +163,9 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     probes: bool | Probes = False
     """Whether to run the probes; or what came out of them in another process of the pool, which stands for this one."""
 
+    requires_sandbox: bool = False
+    """Whether to refuse to load where a layer of the sandbox is missing."""
+
 
 class Work(msgspec.Struct, frozen=True, tag="work"):
     """Make the feature of an item; the payload is its media."""
@@ -175,9 +191,7 @@ class Assemble(msgspec.Struct, frozen=True, tag="assemble"):
 
 
 class Write(msgspec.Struct, frozen=True, tag="write"):
-    """Write the tensors that were offered into the shared memory, from this offset."""
-
-    offset: int
+    """Write the tensors that were offered into the memory that this process shares with its pool."""
 
 
 class Send(msgspec.Struct, frozen=True, tag="send"):
@@ -189,9 +203,10 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The processor is loaded."""
+    """The processor is loaded, and the process is in its sandbox."""
 
     description: Description
+    sandbox: Sandbox = Sandbox()
 
 
 class TensorHead(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +239,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     token_ids: tuple[int, ...]
     mask: bytes | None
     is_written: bool = False
-    """Whether the tensors are in shared memory, and there is no payload."""
+    """Whether the tensors are in the process's staging memory, and there is no payload."""
 
     origin: Origin | None = None
 

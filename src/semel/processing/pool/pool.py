@@ -29,12 +29,14 @@ from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config
 from semel.processing.pool.job import AssemblyJob, CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
 from semel.processing.pool.pipe import (
+    Answer,
     Assemble,
     Cut,
     Description,
     Drop,
     Failed,
     Load,
+    Made,
     Offer,
     Send,
     Write,
@@ -42,12 +44,14 @@ from semel.processing.pool.pipe import (
     encode_work,
 )
 from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
-from semel.processing.pool.processes import ProcessSet
+from semel.processing.pool.processes import CRASHES, ProcessSet
 from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
+from semel.processing.pool.template import Template
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
+from semel.processing.sandbox import LAYERS
 
 __all__ = ["MAX_MEMORY_BYTES", "TIMEOUT_S", "Pool"]
 
@@ -56,10 +60,6 @@ MAX_MEMORY_BYTES: Final = ProcessingLimits().max_memory_bytes
 
 TIMEOUT_S: Final = ProcessingLimits().timeout_s
 """What one item may take, from the moment a process takes it on."""
-
-_CRASHES: Final = {
-    -getattr(signal, name) for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
-}
 
 _T = TypeVar("_T")
 
@@ -110,7 +110,9 @@ class Pool:
         offers: OfferLimits | None = None,
         processor: ProcessorKind = "auto",
         prepared: Sequence[PoolProcess] = (),
+        template: Template | None = None,
         probes: bool = False,
+        requires_sandbox: bool = False,
     ) -> Self:
         """Start the processes and wait until each has loaded its processor; the spare ones follow by themselves.
 
@@ -118,15 +120,26 @@ class Pool:
         loaded and wait until one of those ends: without any, its place is empty for the seconds that loading takes.
         `timeout_s` is for one item, from the moment a process takes it on; `max_memory_bytes` is for one process, on
         top of what it has once it is loaded; `max_waiting` bounds the items that no process has taken on: once
-        all places are taken, a tenant within its share gets the place of one that has more than that. Into `memory`
-        processes write their features, while it has room; its `put` then holds them where they lie. Features over the
-        limits of `offers` are refused before there is room for them.
+        all places are taken, a tenant within its share gets the place of one that has more than that. Features are
+        copied into `memory`, while it has room; its `put` then holds them where they lie. Features over the limits of
+        `offers` are refused before there is room for them.
+        `requires_sandbox`: whether to refuse to start where the kernel lacks a layer of the processes' sandbox.
         `probes`: whether the processes run the probes, for a fingerprint that can be compared with a worker's.
-        `prepared` are processes of the same memory that were spawned ahead: they have imported their libraries by now.
+        `prepared` are processes of the same memory that were spawned ahead, and `template` is where they came from:
+        it has imported its libraries by now.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
-        load = Load(str(folder), target, limits or DecodeLimits(), timeout_s, max_memory_bytes, processor, probes)
-        kept = ProcessSet(load, processes, None if memory is None else memory.fileno(), prepared)
+        load = Load(
+            str(folder),
+            target,
+            limits or DecodeLimits(),
+            timeout_s,
+            max_memory_bytes,
+            processor,
+            probes,
+            requires_sandbox,
+        )
+        kept = ProcessSet(load, processes, stages=memory is not None, prepared=prepared, template=template)
         pool = cls(kept, max_waiting, memory, offers)
         await kept.start(spares, on_change=pool._dispatch)
         return pool
@@ -150,6 +163,12 @@ class Pool:
     def spare_pids(self) -> tuple[int, ...]:
         """The processes that are ready to take the place of one of those."""
         return tuple(spare.pid for spare in self.processes.spares if spare.running)
+
+    @property
+    def sandboxed(self) -> Mapping[str, int]:
+        """How many of the processes that are ready or at work have each layer of the sandbox around them."""
+        running = [child.sandbox.active for child in self.processes.children if child.running]
+        return {layer: sum(layer in active for active in running) for layer in LAYERS}
 
     @property
     def replaced(self) -> int:
@@ -261,9 +280,12 @@ class Pool:
             AssemblyJob(item, made if group is None else group, prompt, {}, order, made, apart=True, tenant=tenant)
         )
 
-    def forget_counts(self) -> None:
-        """Count from zero again: what was made so far, by a warm-up, is nobody's request."""
+    def forget_warm_up(self) -> None:
+        """Count from zero again, and give back memory: what was made so far, by a warm-up, is nobody's request."""
         self.decoded = self.processed = self.failed = self.assembled = 0
+        for child in self.processes.children:
+            if child.free and child.staging is not None:
+                child.staging.forget()
 
     async def close(self) -> None:
         """End all processes; items that are not done fail. Closing twice does no harm."""
@@ -357,12 +379,11 @@ class Pool:
                 answer, payload = await child.ask(job.order, job.media.data)
                 if isinstance(answer, Offer):
                     await _unless_refused(child, partial(job.admit, answer, self._offer_limits))
-                    if self._memory is not None and not job.apart:
-                        room = self._memory.reserve(answer.nbytes, tenant=job.tenant)
+                    room = self._room_for(child, job, answer)
                     if room is None:
                         await _unless_refused(child, partial(job.pay, answer))
-                    order = Send() if room is None else Write(room.offset)
-                    answer, payload = await child.ask(encode(order))
+                    answer, payload = await child.ask(encode(Send() if room is None else Write()))
+                    await self._take_staged(child, answer, room)
             if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
                 await child.end(within_s=END_TIMEOUT_S)
             return job.read(answer, payload, room)
@@ -377,6 +398,18 @@ class Pool:
             await child.end(within_s=0)
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
 
+    def _room_for(self, child: PoolProcess, job: Job[Any], offer: Offer) -> Reservation | None:
+        if self._memory is None or job.apart or child.staging is None or not child.staging.has_room(offer.nbytes):
+            return None
+        return self._memory.reserve(offer.nbytes, tenant=job.tenant)
+
+    async def _take_staged(self, child: PoolProcess, answer: Answer, room: Reservation | None) -> None:
+        """Copy what a process has staged into the segment, which only this process writes."""
+        if self._memory is None or child.staging is None or room is None:
+            return
+        if isinstance(answer, Made) and answer.is_written:
+            await child.staging.copy_to(room, answer.tensor_bytes, self._memory.segment)
+
     def _late(self, job: Job[Any]) -> MediaTooLarge:
         # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
         error = MediaTooLarge(
@@ -389,7 +422,7 @@ class Pool:
     def _died(self, job: Job[Any], status: int) -> MediaUndecodable | ServiceError:
         logger.warning("a pool process died with status %d over %r", status, job.media)
         refusal = MediaUndecodable(f"{job.subject} crashes the process that decodes it; send it in another format")
-        if status in _CRASHES:
+        if status in CRASHES:
             self._deadly.condemn(job.media, job.options, refusal, job.tenant)
             return refusal
         if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import sys
-from asyncio.subprocess import DEVNULL, Process
-from typing import Final, Self
+from collections.abc import Sequence
+from typing import Final, Protocol, Self
 
+from semel.core.slices import to_the_end
 from semel.errors import ProtocolError, ServiceError
+from semel.processing.pool.command import log_words, start
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Answer,
@@ -23,40 +23,52 @@ from semel.processing.pool.pipe import (
     error_of,
     read_header,
 )
-from semel.telemetry.logs import is_json
+from semel.processing.pool.staging import Staging
+from semel.processing.pool.template import Template
+from semel.processing.sandbox import Sandbox
 
-__all__ = ["END_TIMEOUT_S", "PoolProcess"]
+__all__ = ["END_TIMEOUT_S", "Handle", "PoolProcess"]
 
 END_TIMEOUT_S: Final = 5.0
 """How long a process may take to end by itself."""
 
-_COMMAND: Final = (sys.executable, "-P", "-m")
 _MODULE: Final = "semel.processing.pool.child"
 _BACKGROUND_MODULE: Final = "semel.processing.pool.preloaded_child"
-_ENVIRONMENT: Final = {
-    "CUDA_VISIBLE_DEVICES": "",  # a request's options can name a device; there is none but the CPU
-    # Buffers of images stay with the process instead of going back to the kernel after each: that was 600 page faults,
-    # 1.5 ms of 20 for an image of 1024×1024.
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-    "MKL_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-_CREDENTIALS: Final = ("AWS_", "AZURE_", "GOOGLE_")
-"""Beginnings of variables that are of a media store in a bucket. A decoder that is taken over must not have them."""
 
 _START_TIMEOUT_S: Final = 120.0
 _BACKGROUND_START_TIMEOUT_S: Final = 600.0
 
 
+class Handle(Protocol):
+    """What is known of a process, however it was started: `asyncio.subprocess.Process` has it too."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, once that is known; negative for a signal."""
+
+    async def wait(self) -> int:
+        """Wait until it has ended; its exit status."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
 class PoolProcess:
     """A child that has loaded its processor. Made by `spawn`, given back by `end` and then `release`."""
 
-    def __init__(self, process: Process, pipe: socket.socket, max_payload_bytes: int) -> None:
+    def __init__(
+        self, process: Handle, pipe: socket.socket, max_payload_bytes: int, staging: Staging | None = None
+    ) -> None:
         self.work: asyncio.Task[None] | None = None
         """What it works on or last worked on."""
+        self.sandbox = Sandbox()
+        """What is around it, once it is loaded."""
+        self.staging = staging
+        """Where it writes what it has made; None if it sends it."""
         self._process = process
         self._pipe = pipe
         self._max_payload_bytes = max_payload_bytes
@@ -64,37 +76,38 @@ class PoolProcess:
 
     @classmethod
     async def spawn(
-        cls, max_payload_bytes: int, memory: int | None = None, *, in_background: bool = False, probes: bool = False
+        cls,
+        max_payload_bytes: int,
+        *,
+        template: Template | None = None,
+        stages: bool = False,
+        in_background: bool = False,
+        probes: bool = False,
     ) -> Self:
-        """Start a process, which does nothing until it is told what to load. `memory` is of what it shares.
+        """Start a process, which does nothing until it is told what to load. `stages`: whether it has staging memory.
 
-        In the background it imports its libraries meanwhile, decodes the `probes` if it is to have them, and leaves the
-        processors to those who work.
+        It is forked from the template, if there is one that can. In the background its libraries are imported and the
+        `probes`, if it is to have them, are decoded meanwhile, and the processors are left to those who work.
         """
+        staging: Staging | None = None
+        ours: socket.socket | None = None
         try:
             ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise ServiceError(f"a preprocessing process cannot be started: {error.strerror}") from error
-        ours.setblocking(False)
-        with theirs:
-            descriptors = (theirs.fileno(),) if memory is None else (theirs.fileno(), memory)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *_COMMAND,
-                    _BACKGROUND_MODULE if in_background else _MODULE,
-                    *map(str, descriptors),
-                    *(("json",) if is_json() else ()),
-                    *(("probes",) if probes else ()),
-                    stdin=DEVNULL,
-                    stdout=DEVNULL,
-                    env=_environment(),
-                    pass_fds=descriptors,
-                    preexec_fn=os.setpgrp,  # Ctrl-C is for the pool, which ends its processes in order
-                )
-            except OSError as error:
+            ours.setblocking(False)
+            with theirs:
+                staging = Staging.create() if stages else None
+                descriptors = (theirs.fileno(),) if staging is None else (theirs.fileno(), staging.fileno())
+                words = (*log_words(), *(("probes",) if probes else ()))
+                process = await _start(template, descriptors, words, in_background=in_background)
+        except BaseException as error:
+            if ours is not None:
                 ours.close()
+            if staging is not None:
+                staging.close()
+            if isinstance(error, OSError):
                 raise ServiceError(f"a preprocessing process cannot be started: {error.strerror}") from error
-        child = cls(process, ours, max_payload_bytes)
+            raise
+        child = cls(process, ours, max_payload_bytes, staging)
         child._start_timeout_s = _BACKGROUND_START_TIMEOUT_S if in_background else _START_TIMEOUT_S
         return child
 
@@ -103,8 +116,7 @@ class PoolProcess:
         try:
             return await self._load(load, self._start_timeout_s)
         except BaseException:
-            await self.end(within_s=0)
-            await self.release()
+            await to_the_end(self._let_go())  # also if the others of its pool fail meanwhile
             raise
 
     @property
@@ -161,9 +173,17 @@ class PoolProcess:
 
     async def release(self) -> None:
         """Give back what we hold of a process that has ended."""
-        if self.work is not None:
-            await asyncio.wait({self.work})  # it may still read what the process had sent
-        self._pipe.close()
+        try:
+            if self.work is not None:
+                await asyncio.wait({self.work})  # it may still read what the process had sent
+        finally:
+            self._pipe.close()
+            if self.staging is not None:
+                self.staging.close()
+
+    async def _let_go(self) -> None:
+        await self.end(within_s=0)
+        await self.release()
 
     async def _load(self, load: Load, within_s: float) -> Description:
         try:
@@ -177,6 +197,7 @@ class PoolProcess:
             raise error_of(answer)
         if not isinstance(answer, Ready):
             raise ProtocolError(f"a preprocessing process began with {type(answer).__name__}")
+        self.sandbox = answer.sandbox
         return answer.description
 
     async def _read(self, size: int) -> memoryview:
@@ -190,7 +211,11 @@ class PoolProcess:
         return buffer
 
 
-def _environment() -> dict[str, str]:
-    """What a child sees of ours (threats S23)."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(_CREDENTIALS)}
-    return ours | _ENVIRONMENT
+async def _start(
+    template: Template | None, descriptors: Sequence[int], words: Sequence[str], *, in_background: bool
+) -> Handle:
+    if template is not None:
+        forked = await template.fork(descriptors, words, in_background=in_background)
+        if forked is not None:
+            return forked
+    return await start(_BACKGROUND_MODULE if in_background else _MODULE, descriptors, words)

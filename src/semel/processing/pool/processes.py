@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,8 +17,14 @@ import msgspec
 from semel.errors import ConfigError
 from semel.processing.pool.pipe import Description, Load
 from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
+from semel.processing.pool.template import Template
 
-__all__ = ["ProcessSet"]
+__all__ = ["CRASHES", "ProcessSet"]
+
+CRASHES: Final = {
+    -getattr(signal, name) for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+}
+"""Exit statuses of a process whose own code has ended it."""
 
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 30.0
@@ -31,7 +39,15 @@ def _unheard() -> None:
 class ProcessSet:
     """A number of processes that have loaded the same processor, and spare ones."""
 
-    def __init__(self, load: Load, processes: int, memory: int | None, prepared: Sequence[PoolProcess] = ()) -> None:
+    def __init__(
+        self,
+        load: Load,
+        processes: int,
+        *,
+        stages: bool,
+        prepared: Sequence[PoolProcess] = (),
+        template: Template | None = None,
+    ) -> None:
         self.load = load
         self.children: list[PoolProcess] = []
         """Those that work."""
@@ -41,8 +57,10 @@ class ProcessSet:
         """Processes that took the place of one that had ended."""
         self.failure = ""
         """Why there is no process, if none can be started."""
+        self.template = template or Template(Path(load.folder))
+        """What they are forked from."""
         self._processes = processes
-        self._memory = memory
+        self._stages = stages
         self._prepared = list(prepared)  # spawned before it was known what to load
         self._keepers: list[asyncio.Task[None]] = []
         self._description: Description | None = None
@@ -70,8 +88,21 @@ class ProcessSet:
         except BaseException:
             await self.close()
             raise
+        self._log_sandbox()
         self._keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
         self._keepers += [asyncio.create_task(self._keep_spare()) for _ in range(spares)]
+
+    def _log_sandbox(self) -> None:
+        """Say once what is around the processes; they have the same kernel."""
+        sandbox = self.children[0].sandbox
+        if sandbox.is_whole:
+            logger.info("preprocessing processes run in a sandbox: %s", sandbox)
+        else:
+            logger.warning(
+                "preprocessing processes run in a sandbox that is not whole: %s; a decoder that is taken over has what "
+                "is not refused to it (--require-sandbox does not start so)",
+                sandbox,
+            )
 
     async def close(self) -> None:
         """End all processes. Closing twice does no harm."""
@@ -84,12 +115,15 @@ class ProcessSet:
         self.children.clear()
         self.spares.clear()
         self._prepared.clear()
+        await self.template.close()
 
     async def _keep(self, process: PoolProcess) -> None:
         """Let others take the place of a process whenever it ends."""
         while True:
             status = await process.wait()
             self._part_with(process)
+            if status in CRASHES:
+                self.template.count_crash()
             logger.warning("pool process %d ended with status %d; starting another", process.pid, status)
             await process.release()
             process = await self._another()
@@ -144,7 +178,9 @@ class ProcessSet:
         process = self._take_prepared()
         if process is None:
             limit = self.load.max_memory_bytes
-            process = await PoolProcess.spawn(limit, self._memory, in_background=bool(self.children))
+            process = await PoolProcess.spawn(
+                limit, template=self.template, stages=self._stages, in_background=bool(self.children)
+            )
         description = await process.load(self._load_order())
         self._description = self._description or description
         if description.fingerprint != self._description.fingerprint:

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from semel.core import Assembly, Layout, Modality
+from semel.core import Assembly, Layout, Modality, pack_token_ids, unpack_token_ids
 from semel.errors import ProtocolError
 from semel.processing.pool.pipe import Assembled
-from semel.wire.layout_runs import layouts_of, pack_token_ids, runs_of, unpack_token_ids
+from semel.wire.layout_runs import layouts_of, runs_of
 from semel.wire.messages import Runs
 
 __all__ = ["assembled_of", "assembly_of", "decode_prompt", "encode_prompt", "payload_of_assembly"]

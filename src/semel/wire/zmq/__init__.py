@@ -7,7 +7,19 @@ its session and has a random identity of its own.
 """
 
 from semel.wire.zmq.address import memory_path
-from semel.wire.zmq.link import Backoff, Connected, FrontendLink, LinkSession
+from semel.wire.zmq.backoff import Backoff
+from semel.wire.zmq.link import Connected, FrontendLink, LinkSession
 from semel.wire.zmq.listener import Peer, WorkerListener
+from semel.wire.zmq.loop import ReadBudget, link_context
 
-__all__ = ["Backoff", "Connected", "FrontendLink", "LinkSession", "Peer", "WorkerListener", "memory_path"]
+__all__ = [
+    "Backoff",
+    "Connected",
+    "FrontendLink",
+    "LinkSession",
+    "Peer",
+    "ReadBudget",
+    "WorkerListener",
+    "link_context",
+    "memory_path",
+]

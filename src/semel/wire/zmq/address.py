@@ -1,10 +1,13 @@
 """Addresses of workers, and which clients may connect (threats S17).
 
 An `ipc://` address is in a directory of mode 0700 that belongs to the process's user: the kernel excludes other users,
-at both ends. `tcp://` always uses CURVE: both ends derive their keys from the fleet key, so no other key must be
-distributed. A client without the fleet key has neither the worker's public key nor a secret that the worker accepts.
-CURVE makes new keys for every connection: the fleet key alone does not decrypt recorded traffic. Anything else is a
-`ConfigError`.
+at both ends. `tcp://` always uses CURVE, with a pair for each role (`semel.wire.keys`). A stranger has neither the
+workers' public key nor a secret that a worker accepts; a frontend has no secret to be a worker with, unless both are
+derived from one fleet key. CURVE makes new keys for every connection: what was recorded cannot be decrypted later.
+Anything else is a `ConfigError`.
+
+A socket of a worker has one secret. During a rotation two of them listen at the same port (`SO_REUSEPORT`), and the
+kernel hands a new connection to either. A frontend that meets the wrong one tries again.
 """
 
 from __future__ import annotations
@@ -23,12 +26,26 @@ from zmq.utils import z85
 
 from semel.core import Key
 from semel.errors import ConfigError
-from semel.wire.proof import curve_secret
+from semel.wire.keys import DERIVED, Generation, TransportKeys
+from semel.wire.proof import Role, curve_secret
 
-__all__ = ["ZAP_ENDPOINT", "SocketFile", "admit", "memory_path", "secure_client", "secure_server"]
+__all__ = [
+    "ZAP_ENDPOINT",
+    "SocketFile",
+    "admit",
+    "memory_path",
+    "public_key",
+    "secure_client",
+    "secure_server",
+    "transport_keys",
+]
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 """The endpoint at which a zmq context asks whether a client may connect."""
+
+_BACKLOG: Final = 128
+_DOMAIN: Final = b"semel."
+"""Before the id of the generation whose keys a socket takes."""
 
 _MAX_PATH_BYTES: Final = 107  # sun_path of a Unix socket, less its final zero
 _PRIVATE: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -63,8 +80,21 @@ def memory_path(address: str) -> Path | None:
     return Path(path) if scheme == "ipc" and len(path.encode()) <= _MAX_PATH_BYTES else None
 
 
-def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:
-    """Configure a socket before it binds to an address."""
+def transport_keys(key: Key | TransportKeys, role: Role) -> TransportKeys:
+    """The keys of a role; those that come of a fleet key, if it is one."""
+    if isinstance(key, TransportKeys):
+        if key.role != role:
+            raise ConfigError(f"these are the transport keys of a {key.role}, and this is a {role}: give it its own")
+        return key
+    peer: Role = "worker" if role == "frontend" else "frontend"
+    theirs = public_key(curve_secret(key, peer))
+    return TransportKeys(role, (Generation(DERIVED, curve_secret(key, role), theirs, key),))
+
+
+def secure_server(
+    server: zmq.Socket[bytes], address: str, generation: Generation, *, beside_another: bool = False
+) -> None:
+    """Configure a socket before it binds to an address, which it may share with that of another generation."""
     match address.partition("://"):
         case "ipc", _, path:
             _own(_directory(path))
@@ -72,32 +102,34 @@ def secure_server(server: zmq.Socket[bytes], address: str, key: Key) -> None:
         case "tcp", _, place:
             server.ipv6 = place.startswith("[")
             server.curve_server = True
-            server.curve_secretkey = curve_secret(key, "worker")
-            server.zap_domain = b"semel"
+            server.curve_secretkey = generation.secret
+            server.zap_domain = _DOMAIN + generation.link.id.encode()
             server.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            server.setsockopt(zmq.USE_FD, _listen(address, beside_another=beside_another))
         case _:
             raise _unknown(address)
 
 
-def secure_client(client: zmq.Socket[bytes], address: str, key: Key) -> None:
+def secure_client(client: zmq.Socket[bytes], address: str, generation: Generation) -> None:
     """Configure a socket before it connects to an address."""
     match address.partition("://"):
         case "ipc", _, path:
             _own(_directory(path))
         case "tcp", _, place:
             client.ipv6 = place.startswith("[")
-            client.curve_serverkey = _public(curve_secret(key, "worker"))
-            client.curve_secretkey = curve_secret(key, "frontend")
-            client.curve_publickey = _public(curve_secret(key, "frontend"))
+            client.curve_serverkey = z85.encode(generation.peer)
+            client.curve_secretkey = generation.secret
+            client.curve_publickey = z85.encode(public_key(generation.secret))
         case _:
             raise _unknown(address)
 
 
-def admit(request: list[bytes], key: Key) -> list[bytes]:
-    """The reply to a ZAP 1.0 request about a client: only the frontends' own public key is accepted."""
+def admit(request: list[bytes], keys: TransportKeys) -> list[bytes]:
+    """The reply to a ZAP 1.0 request about a client: the frontends' public key of the socket's generation, no other."""
     version, request_id, *rest = request
-    public = z85.decode(_public(curve_secret(key, "frontend")))
-    known = len(rest) == 5 and rest[3] == b"CURVE" and hmac.compare_digest(rest[4], public)
+    generation = keys.get(rest[0].removeprefix(_DOMAIN).decode("latin-1")) if rest else None
+    is_curve = generation is not None and len(rest) == 5 and rest[3] == b"CURVE"
+    known = generation is not None and is_curve and hmac.compare_digest(rest[4], generation.peer)
     status = [b"200", b"OK"] if known else [b"400", b"not a key of this fleet"]
     return [version, request_id, *status, b"", b""]
 
@@ -138,6 +170,44 @@ def _check_free(path: str) -> None:
     raise ConfigError(f"another worker listens on ipc://{path}: stop it, or name another address")
 
 
-def _public(secret: bytes) -> bytes:
-    """The public key of an X25519 secret, in zmq's encoding."""
-    return zmq.curve_public(z85.encode(secret))
+def _listen(address: str, *, beside_another: bool) -> int:
+    """The descriptor of a socket that listens at a `tcp://` address, for zmq to own. No other program has the port."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        number = 0 if port == "*" else int(port)
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            None if host == "*" else host.strip("[]"),
+            number,
+            family=socket.AF_INET if host == "*" else socket.AF_UNSPEC,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        if number and not beside_another:
+            with _bound(family, kind, protocol, place, is_shared=False):  # or two workers could share it
+                pass
+        listening = _bound(family, kind, protocol, place, is_shared=True)
+        listening.listen(_BACKLOG)
+    except (OSError, ValueError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "it is none of this machine"
+        raise ConfigError(f"cannot listen on {address}: {reason}; name another address") from error
+    return listening.detach()
+
+
+def _bound(family: int, kind: int, protocol: int, place: object, *, is_shared: bool) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(place)  # type: ignore[arg-type]
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def public_key(secret: bytes) -> bytes:
+    """The public key of an X25519 secret."""
+    return z85.decode(zmq.curve_public(z85.encode(secret)))

@@ -7,48 +7,34 @@ sent goes into a session that the owner names, the one whose `Connected` it has 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from random import uniform
+from random import Random, SystemRandom
 from types import TracebackType
 from typing import Final, Self
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from semel.core import Contract, Digest, Feature, Key
 from semel.errors import ConfigError
 from semel.wire.codec import Frames
 from semel.wire.events import Event, Opened, Reset
+from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.messages import NONCE_BYTES
+from semel.wire.messages import NONCE_BYTES, Resume
 from semel.wire.session import Session, ToWorker
-from semel.wire.zmq.address import secure_client
-from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopSocket, configure, end, weight
+from semel.wire.zmq.address import transport_keys
+from semel.wire.zmq.backoff import NO_HANDSHAKE, Backoff, Retries
+from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, ReadBudget, weight
+from semel.wire.zmq.sockets import NO_KEYS_MATCH, ClientSockets, SessionSocket, ZmqClientSockets
 
-__all__ = ["Backoff", "Connected", "FrontendLink", "LinkSession"]
+__all__ = ["Connected", "FrontendLink", "LinkSession"]
 
 _MAX_EVENTS: Final = 4096
-_IDENTITY_BYTES: Final = 16
-_BROKEN: Final = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_WATCHED: Final = frozenset({"protocol", "key"})
+"""Refusals that last as long as the worker is the same, unless its keys change."""
 
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """The delay before a frontend connects again: doubled with each attempt."""
-
-    first_s: float = 0.05
-    max_s: float = 2.0
-
-    def delay_s(self, failures: int) -> float:
-        """The delay before the next attempt, with jitter, so that a fleet does not connect all at once."""
-        return min(self.max_s, self.first_s * 2.0 ** min(failures, 30)) * uniform(0.5, 1.0)
+_SYSTEM: Final = SystemRandom()
 
 
 class LinkSession:
@@ -102,49 +88,66 @@ class Connected:
 
     session: LinkSession
     contract: Contract
+    generation: int = 0
+    """Of the keys that it was opened with."""
+
+    incarnation: bytes = b""
+    """Of the worker's process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    generation: Generation
     session: Session
-    socket: LoopSocket
-    monitor: LoopSocket
-
-    def close(self, linger_ms: int) -> None:
-        # In this order: zmq's own thread hangs forever when it reports an event to a closed monitor.
-        self.socket.close(linger_ms)
-        self.monitor.close()
+    socket: SessionSocket
 
 
 class FrontendLink:
     """A frontend's connection to one worker, opened again after every end until it is closed.
 
     Iteration yields the events; a session begins with Connected and ends with Closed or Reset. A failed attempt yields
-    a Reset with its reason: the owner decides whether to wait on after `key` or `protocol`. Many links should share one
-    context, and with it one I/O thread.
+    a Reset with its reason: the owner decides whether to wait on after `key` or `protocol`. Many links share one
+    context (`link_context`), and with it one I/O thread, and one `ReadBudget`; a link without a context has its own.
+    `key` is a fleet key, or the transport keys of a frontend. Its sockets may be others than zmq's; what has to be
+    random comes from the operating system, unless a simulation gives something else.
     """
 
     def __init__(
         self,
         address: str,
         *,
-        key: Key,
+        key: Key | TransportKeys,
         frontend_id: str,
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
         backoff: Backoff | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        budget: ReadBudget | None = None,
+        newest_only: bool = False,
+        sockets: ClientSockets | None = None,
+        random: Random = _SYSTEM,
     ) -> None:
         self.address = address
-        self._key = key
+        self.newest_only = newest_only
+        """Whether only the newest keys are tried, however often they fail."""
+
+        self._keys = transport_keys(key, "frontend")
         self._frontend_id = frontend_id
         self._limits = limits or Limits()
         self._deadlines = deadlines or Deadlines()
-        self._backoff = backoff or Backoff()
-        self._context = context or zmq.Context()
-        self._owns_context = context is None
-        self._failures = 0
+        self._retries = Retries(backoff or Backoff())
+        self._code = "gone"
+        """Why the last attempt or session ended."""
+
+        self._sockets = sockets or ZmqClientSockets(self._limits, self._deadlines, context, budget)
+        self._random = random
+        self.resume: Callable[[], Resume | None] = lambda: None
+        """What the owner knows from earlier sessions."""
+
         self._attempt: _Attempt | None = None
+        self._refused: SessionSocket | None = None
+        """The socket of an attempt that was refused: when its connection ends, the worker is another one."""
+
         self._retry: asyncio.TimerHandle | None = None
         self._is_due = False
 
@@ -157,8 +160,7 @@ class FrontendLink:
         try:
             self._connect()
         except BaseException:
-            if self._owns_context:
-                self._context.destroy(0)
+            await self._sockets.close()
             raise
         return self
 
@@ -167,73 +169,76 @@ class FrontendLink:
     ) -> None:
         if self._retry is not None:
             self._retry.cancel()
+            self._retry = None
+        self._let_go_of_refused()
         self._alarm.cancel()
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.session.close("the frontend closes")
             self._put_out(attempt)
-            attempt.close(LINGER_MS)
+            attempt.socket.close(LINGER_MS)
         self._queue.close()
-        if self._owns_context:
-            await end(self._context)
+        await self._sockets.close()
 
     def __aiter__(self) -> AsyncIterator[Event | Connected]:
         return self._queue
 
+    def replace_keys(self, keys: TransportKeys) -> None:
+        """Use other keys from the next attempt on. A session whose keys are not among them ends at once."""
+        self._keys = transport_keys(keys, "frontend")
+        self._retries.reset()
+        if self._attempt is None and self._retry is not None:
+            self._retry_after(0.0)
+        if self._attempt is not None and not keys.accepts(self._attempt.generation):
+            message = "the keys of this session are not accepted any more"
+            self._tell(self._attempt.session.reset("key", message))
+            self._flush_soon()
+        self._code = "gone"  # the refusal of other keys means nothing any more
+
     def _connect(self) -> None:
+        self._let_go_of_refused()
+        generation = self._keys.attempt(self._retries.failures, newest_only=self.newest_only)
         session = Session.frontend(
-            key=self._key,
+            key=generation.link,
             frontend_id=self._frontend_id,
-            nonce=secrets.token_bytes(NONCE_BYTES),
+            nonce=self._random.randbytes(NONCE_BYTES),
             now=self._loop.time(),
+            resume=self.resume(),
             limits=self._limits,
             deadlines=self._deadlines,
         )
-        self._attempt = _Attempt(session, *self._open_sockets())
+        socket = self._sockets.connect(self.address, generation, self._on_message, self._on_broken)
+        self._attempt = _Attempt(generation, session, socket)
         self._send_all(self._attempt)
-
-    def _open_sockets(self) -> tuple[LoopSocket, LoopSocket]:
-        """A connected socket, and its monitor."""
-        opened: list[zmq.Socket[bytes]] = []
-        try:
-            opened.append(socket := self._context.socket(zmq.DEALER))
-            configure(socket, self._limits, self._deadlines)
-            # zmq reserves identities that begin with a zero.
-            socket.routing_id = b"f" + secrets.token_bytes(_IDENTITY_BYTES)
-            # pyzmq would name the monitor by a descriptor, which a lingering socket may still have.
-            events = f"inproc://semel.link.{secrets.token_hex(_IDENTITY_BYTES)}"
-            socket.monitor(events, _BROKEN)
-            opened.append(monitor := self._context.socket(zmq.PAIR))
-            monitor.connect(events)
-            secure_client(socket, self.address, self._key)
-            socket.connect(self.address)
-        except (ConfigError, zmq.ZMQError) as error:
-            for one in opened:
-                one.disable_monitor()
-                one.close(0)
-            raise ConfigError(f"cannot connect to {self.address}: {error}") from error
-        return LoopSocket(socket, self._on_message), LoopSocket(monitor, self._on_broken)
 
     def _on_message(self, frames: Frames) -> None:
         if self._attempt is not None:
             self._tell(self._attempt.session.receive(frames, self._loop.time()))
             self._flush_soon()
 
-    def _on_broken(self, frames: Frames) -> None:
-        event = parse_monitor_message([bytes(frame) for frame in frames])["event"]
+    def _on_broken(self, why: str) -> None:
+        if self._refused is not None:
+            self._let_go_of_refused()
+            self._retries.reset()
+            self._retry_after(self._retries.delay_s("gone", 1, self._random))
         if self._attempt is not None:
             self._attempt.socket.drain()  # the last messages arrived before the end
-            why = "it was closed" if event == zmq.EVENT_DISCONNECTED else "no handshake: is the fleet key the same?"
             self._tell(self._attempt.session.reset("gone", f"the connection to {self.address} broke: {why}"))
+            if why == NO_KEYS_MATCH:
+                self._code = NO_HANDSHAKE
             self._flush_soon()
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Opened) and self._attempt is not None:
-                self._failures = 0
+                self._retries.reset()
+                self._code = "gone"
                 session = LinkSession(self._attempt.session, self._flush_soon, self._tell)
-                self._queue.put(Connected(session, event.contract), 0)
+                number, incarnation = self._attempt.generation.number, event.incarnation
+                self._queue.put(Connected(session, event.contract, number, incarnation), 0)
             else:
+                if isinstance(event, Reset):
+                    self._code = event.code
                 self._queue.put(event, weight(event))
         if self._queue.is_full and self._attempt is not None:
             self._attempt.socket.pause()
@@ -266,13 +271,27 @@ class FrontendLink:
             self._alarm.set(attempt.session.next_deadline())
             return
         self._tell(attempt.session.tick(self._loop.time()))
-        attempt.close(LINGER_MS)
         self._attempt = None
+        if self._code in _WATCHED:
+            self._refused = attempt.socket
+        else:
+            attempt.socket.close(LINGER_MS)
         self._retry_later()
 
     def _retry_later(self) -> None:
-        self._retry = self._loop.call_later(self._backoff.delay_s(self._failures), self._reconnect)
-        self._failures += 1
+        # Links that insist on the newest keys wait for their worker to get them: it is not refused for good.
+        code = "gone" if self.newest_only else self._code
+        self._retry_after(self._retries.delay_s(code, len(self._keys.generations), self._random))
+
+    def _retry_after(self, delay_s: float) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(delay_s, self._reconnect)
+
+    def _let_go_of_refused(self) -> None:
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            refused.close()
 
     def _reconnect(self) -> None:
         try:
@@ -289,7 +308,7 @@ class FrontendLink:
             # This process does not read, so the silence is not the peer's fault.
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
-        if self._alarm.late_s > self._deadlines.heartbeat_s:
+        if self._alarm.late_s > self._deadlines.heartbeat_s or self._attempt.socket.is_waiting:
             self._attempt.session.excuse(now)
         self._tell(self._attempt.session.tick(now))
         self._send_all(self._attempt)

@@ -1,12 +1,18 @@
-"""The worker's side: one ROUTER for all frontends, one session for each."""
+"""The worker's side: one session for each frontend, over one ROUTER for each generation of keys.
+
+At an `ipc://` address, where no key is in the socket, one ROUTER takes all generations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from random import Random, SystemRandom
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,20 +20,38 @@ import zmq
 
 from semel.core import Contract, Key
 from semel.errors import ConfigError
-from semel.wire.codec import Frames
+from semel.wire.codec import Frames, encode, pack
 from semel.wire.events import Admitted, Closed, Event, Reset
+from semel.wire.handshake import NO_EPOCH
+from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.messages import NONCE_BYTES
+from semel.wire.log_limit import LogLimit
+from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Refusal, Status
 from semel.wire.session import Session, ToFrontend
-from semel.wire.zmq.address import ZAP_ENDPOINT, SocketFile, admit, secure_server
-from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopSocket, configure, end, weight
+from semel.wire.timers import Timers
+from semel.wire.zmq.address import transport_keys
+from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, weight
+from semel.wire.zmq.sockets import ServerSockets, SessionSocket, ZmqServerSockets
 
 __all__ = ["Peer", "WorkerListener"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_PEERS: Final = 1024
+_MAX_PEERS: Final = 4096
 _MAX_EVENTS: Final = 4096
+_WARNING_S: Final = 1.0
+"""Between two lines about refused frontends, for each reason."""
+
+_RINGS: Final = 50
+"""Rings in the time of a heartbeat, at the most. With a thousand sessions, a ring for each is a tenth of the work."""
+
+_ANY: Final = ""
+"""The id of a socket that takes all generations."""
+
+_SYSTEM: Final = SystemRandom()
+
+_Identity = tuple[str, bytes]
+"""Of a session: the id of its socket, and the name that the frontend has there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,53 +59,79 @@ class Peer:
     """A frontend in one session: after a reset the same frontend is another peer."""
 
     frontend_id: str
-    identity: bytes = field(repr=False)
+    identity: _Identity = field(repr=False)
+    generation: int = field(default=0, compare=False)
+    """Of the keys that it was admitted with."""
 
 
 class WorkerListener:
     """Accepts frontends at one address. Iteration yields `(peer, event)`; an admitted peer ends with Closed or Reset.
 
     Frontends that never prove that they have the key produce no events; they are counted in `refused` and logged.
+    `key` is a fleet key, or the transport keys of a worker, which can be replaced while it listens. `sockets` and
+    `random` are for simulations: its sockets are zmq's, and what has to be random comes from the operating system.
     """
 
     def __init__(
         self,
         address: str,
         *,
-        key: Key,
+        key: Key | TransportKeys,
         contract: Contract,
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
+        max_peers: int = _MAX_PEERS,
+        sockets: Callable[[], ServerSockets] | None = None,
+        random: Random = _SYSTEM,
     ) -> None:
         self.address = address
         """The address; once open, with the actual port in place of a `*`."""
 
-        self.refused = 0
-        self._key = key
+        self.refused: Counter[str] = Counter()
+        """Frontends that got no session, by the reason's code."""
+
+        self._max_peers = max_peers
+        self._warnings = LogLimit(_WARNING_S)
+        self._keys = transport_keys(key, "worker")
         self._contract = contract
         self._limits = limits or Limits()
         self._deadlines = deadlines or Deadlines()
-        self._sessions: dict[bytes, Session] = {}
-        self._peers: dict[bytes, Peer] = {}
-        self._due: set[bytes] = set()
-        """Sessions with messages to send."""
+        self._random = random
+        self.incarnation = random.randbytes(INCARNATION_BYTES)
+        """Of this process, for frontends that come back."""
 
-        self._rooms: dict[bytes, asyncio.Event] = {}
+        self._open = sockets or (lambda: ZmqServerSockets(self._limits, self._deadlines, lambda: self._keys))
+        self._sockets: dict[str, SessionSocket] = {}
+        """By the id of the generation that each takes."""
+
+        self._sessions: dict[_Identity, Session] = {}
+        self._peers: dict[_Identity, Peer] = {}
+        self._key_ids: dict[_Identity, str] = {}
+        """The keys that admitted sessions were opened with."""
+
+        self._timers: Timers[_Identity] = Timers()
+        """When sessions have to beat, or are given up on."""
+
+        self._due: dict[_Identity, None] = {}
+        """Sessions with messages to send, in order."""
+
+        self._rooms: dict[_Identity, asyncio.Event] = {}
         """By session, the event for callers that wait to queue more."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._context = zmq.Context()
-        self._zap = self._open_zap()
+        self._opener = self._open()
         try:
-            self._socket = self._bind()
+            for generation in self._bound_generations(self._keys):
+                self._bind(generation)
         except BaseException:
-            self._zap.close()
-            self._context.destroy(0)
+            for opened in self._sockets.values():
+                opened.close()
+            await self._opener.close(at_once=True)
             raise
         self._alarm = Alarm(self._on_time)
         self._queue: EventQueue[tuple[Peer, Event]] = EventQueue(
-            max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._socket.resume
+            max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._resume
         )
         return self
 
@@ -90,14 +140,14 @@ class WorkerListener:
     ) -> None:
         for session in self._sessions.values():
             session.close("the worker closes")
-        self._due.update(self._sessions)
+        self._due.update(dict.fromkeys(self._sessions))
         self._flush()
         self._alarm.cancel()
-        self._file.remove()
-        self._socket.close(LINGER_MS)
-        self._zap.close()
+        self._opener.remove_file()
+        for socket in self._sockets.values():
+            socket.close(LINGER_MS)
         self._queue.close()
-        await end(self._context)
+        await self._opener.close()
 
     def __aiter__(self) -> AsyncIterator[tuple[Peer, Event]]:
         return self._queue
@@ -106,6 +156,33 @@ class WorkerListener:
     def peers(self) -> tuple[Peer, ...]:
         """The admitted frontends."""
         return tuple(self._peers.values())
+
+    @property
+    def generations(self) -> Mapping[int, int]:
+        """How many frontends are here with the keys of each generation that is accepted."""
+        found = Counter(peer.generation for peer in self.peers)
+        return {one.number: found[one.number] for one in self._keys.generations}
+
+    def replace_keys(self, keys: TransportKeys) -> None:
+        """Take other keys from now on. Sessions go on whose generation stays; the others end, and are told why.
+
+        A `ConfigError` if it cannot listen with them; then nothing has changed.
+        """
+        if transport_keys(keys, "worker") == self._keys:
+            return
+        before, wanted = set(self._sockets), [one.link.id for one in self._bound_generations(keys)]
+        try:
+            for generation in self._bound_generations(keys):
+                if generation.link.id not in self._sockets and _ANY not in self._sockets:
+                    self._bind(generation)
+        except ConfigError:
+            for added in set(self._sockets) - before:
+                self._sockets.pop(added).close()
+            raise
+        self._keys = keys
+        self._end_retired()
+        for retired in before - {*wanted, _ANY}:
+            self._sockets.pop(retired).close(LINGER_MS)
 
     def send(self, peer: Peer, message: ToFrontend) -> None:
         """Queue a message. A message to a disconnected peer is dropped: the peer's end is among the events."""
@@ -120,6 +197,21 @@ class WorkerListener:
         while (session := self._sessions.get(peer.identity)) is not None and not session.has_room:
             await self._rooms.setdefault(peer.identity, asyncio.Event()).wait()
 
+    def send_all(self, peers: Iterable[Peer], status: Status) -> None:
+        """Queue a status for many peers: it is packed once."""
+        body = pack(status, self._limits)
+        for peer in peers:
+            session = self._sessions.get(peer.identity)
+            if session is not None and session.is_open:
+                session.send_packed(body)
+                self._flush_soon(peer.identity)
+
+    async def until_read(self, peer: Peer) -> None:
+        """Wait until a peer has read enough of a snapshot to get one more slice; at once for a disconnected peer."""
+        # No deadline here: a peer that does not read is silent, and that ends its session.
+        while (session := self._sessions.get(peer.identity)) is not None and not session.has_read_slices:
+            await self._rooms.setdefault(peer.identity, asyncio.Event()).wait()
+
     def broadcast(self, message: ToFrontend) -> None:
         """Queue a message for every admitted peer."""
         for peer in self.peers:
@@ -132,101 +224,134 @@ class WorkerListener:
             session.close(message, code=code)
             self._flush_soon(peer.identity)
 
-    def _open_zap(self) -> LoopSocket:
-        """Answer the context's ZAP requests: whether a CURVE client may connect."""
-        socket = self._context.socket(zmq.REP)
-        socket.bind(ZAP_ENDPOINT)
-        zap = LoopSocket(socket, lambda frames: zap.send(admit([bytes(frame) for frame in frames], self._key)))
-        return zap
+    def _bound_generations(self, keys: TransportKeys) -> tuple[Generation, ...]:
+        """Those that need a socket of their own."""
+        return keys.generations if self.address.startswith("tcp://") else keys.generations[-1:]
 
-    def _bind(self) -> LoopSocket:
-        socket = self._context.socket(zmq.ROUTER)
-        configure(socket, self._limits, self._deadlines)
-        socket.router_mandatory = True
-        secure_server(socket, self.address, self._key)
-        try:
-            socket.bind(self.address)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"cannot listen on {self.address}: {error.strerror}; name another address") from error
-        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._file = SocketFile.at(self.address)
-        return LoopSocket(socket, self._on_message)
+    def _bind(self, generation: Generation) -> None:
+        """Listen for frontends of a generation, and at an `ipc://` address of all of them."""
+        door = generation.link.id if self.address.startswith("tcp://") else _ANY
+        self.address, self._sockets[door] = self._opener.bind(
+            self.address, generation, partial(self._on_message, door), beside_another=bool(self._sockets)
+        )
 
-    def _on_message(self, frames: Frames) -> None:
-        identity = bytes(frames[0])
+    def _end_retired(self) -> None:
+        """End the sessions whose keys are not accepted any more."""
+        accepted = {one.link.id for one in self._keys.generations}
+        retired = [identity for identity in self._sessions if self._key_ids.get(identity, identity[0]) not in accepted]
+        for identity in retired:
+            message = "the keys of this session are not accepted any more"
+            self._tell(identity, self._sessions[identity].reset("key", message))
+        self._due.update(dict.fromkeys(retired))
+        self._flush()
+
+    def _resume(self) -> None:
+        for socket in self._sockets.values():
+            socket.resume()
+
+    def _on_message(self, door: str, frames: Frames) -> None:
+        identity = door, bytes(frames[0])
         session = self._sessions.get(identity)
         if session is None:
-            if len(self._sessions) >= _MAX_PEERS:
-                self.refused += 1
+            if len(self._sessions) >= self._max_peers:
+                self._turn_away(identity)
                 return
-            self._sessions[identity] = session = self._new_session()
-            self._alarm.set(session.next_deadline())
+            self._sessions[identity] = session = self._new_session(door)
         self._tell(identity, session.receive(frames[1:], self._loop.time()))
         self._let_in(identity, session)
         self._flush_soon(identity)
 
-    def _new_session(self) -> Session:
+    def _new_session(self, door: str) -> Session:
         return Session.worker(
-            key=self._key,
+            keys=[one.link for one in self._keys.generations if door in {_ANY, one.link.id}],
             contract=self._contract,
-            nonce=secrets.token_bytes(NONCE_BYTES),
+            nonce=self._random.randbytes(NONCE_BYTES),
             now=self._loop.time(),
+            incarnation=self.incarnation,
             limits=self._limits,
             deadlines=self._deadlines,
         )
 
-    def _tell(self, identity: bytes, events: list[Event]) -> None:
+    def _tell(self, identity: _Identity, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Admitted):
-                self._peers[identity] = Peer(event.frontend_id, identity)
+                self._peers[identity] = self._admit(identity, event)
             ends = isinstance(event, Closed | Reset)
             if (peer := self._peers.pop(identity, None) if ends else self._peers.get(identity)) is not None:
                 self._queue.put((peer, event), weight(event))
             elif isinstance(event, Reset):
-                self.refused += 1
-                _log.warning("refused a frontend at %s (%s): %s", self.address, event.code, event.message)
+                self._note_refusal(event.code, event.message)
         if self._queue.is_full:
-            self._socket.pause()
+            for socket in self._sockets.values():
+                socket.pause()
 
-    def _let_in(self, identity: bytes, session: Session) -> None:
+    def _turn_away(self, identity: _Identity) -> None:
+        """Say why there is no session, to whoever is one too many. Nothing is kept of it."""
+        message = f"the worker has {len(self._sessions):,} frontends, as many as it takes (--max-frontends)"
+        self._note_refusal("busy", message)
+        with suppress(zmq.ZMQError):  # it may have gone already
+            refusal = encode(NO_EPOCH, 0, pack(Refusal("busy", message), self._limits))
+            self._sockets[identity[0]].send([identity[1], *refusal])
+
+    def _note_refusal(self, code: str, message: str) -> None:
+        self.refused[code] += 1
+        if (unsaid := self._warnings.take(code, self._loop.time())) is not None:
+            more = f"; {unsaid} more since the last such line" if unsaid else ""
+            _log.warning("refused a frontend at %s (%s): %s%s", self.address, code, message, more)
+
+    def _admit(self, identity: _Identity, event: Admitted) -> Peer:
+        generation = self._keys.get(event.key_id)
+        assert generation is not None  # a session has only keys that are accepted, and ends with them
+        self._key_ids[identity] = event.key_id
+        return Peer(event.frontend_id, identity, generation.number)
+
+    def _let_in(self, identity: _Identity, session: Session) -> None:
         """Wake the callers that wait for room, if there is room."""
-        if identity in self._rooms and session.has_room:
+        if identity in self._rooms and session.has_room:  # some of them wait for more, and look again
             self._rooms.pop(identity).set()
 
-    def _flush_soon(self, identity: bytes) -> None:
+    def _flush_soon(self, identity: _Identity) -> None:
         if not self._due:
             self._loop.call_soon(self._flush)
-        self._due.add(identity)
+        self._due[identity] = None
 
     def _flush(self) -> None:
         """Send due messages, and remove the sessions that ended with them."""
-        due, self._due = self._due, set()
+        due, self._due = self._due, {}
         for identity in due:
             if (session := self._sessions.get(identity)) is None:
                 continue
             try:
                 for frames in session.outgoing(self._loop.time()):
-                    self._socket.send([identity, *frames])
+                    self._sockets[identity[0]].send([identity[1], *frames])
             except zmq.ZMQError as error:
                 self._tell(identity, session.reset("gone", f"the frontend is gone: {error.strerror}"))
             if session.has_ended:
                 self._tell(identity, session.tick(self._loop.time()))
                 del self._sessions[identity]
+                self._timers.discard(identity)
+                self._key_ids.pop(identity, None)
                 self._peers.pop(identity, None)  # this side ended the session
                 self._let_in(identity, session)
             else:
-                self._alarm.set(session.next_deadline())
+                self._timers.set(identity, session.next_deadline())
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Ring for the next session that is due, and a little later: one ring serves all that are due by then."""
+        if self._timers.next < inf:
+            self._alarm.set(self._timers.next + self._deadlines.heartbeat_s / _RINGS)
 
     def _on_time(self) -> None:
         now = self._loop.time()
-        if self._socket.is_paused:
+        if any(socket.is_paused for socket in self._sockets.values()):
             # This process does not read, so the silence is not the peer's fault.
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
-        is_late = self._alarm.late_s > self._deadlines.heartbeat_s
-        for identity, session in self._sessions.items():
-            if is_late:
+        if self._alarm.late_s > self._deadlines.heartbeat_s:
+            for session in self._sessions.values():
                 session.excuse(now)
-            self._tell(identity, session.tick(now))
-        self._due.update(self._sessions)
+        for identity in self._timers.pop_due(now):
+            self._tell(identity, self._sessions[identity].tick(now))
+            self._due[identity] = None
         self._flush()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from math import inf
+from time import perf_counter
 from typing import Final, Generic, TypeVar
 
 import zmq
@@ -18,12 +20,18 @@ from semel.wire.codec import MAX_FRAMES, Buffer, Frames
 from semel.wire.events import Arrived, Event
 from semel.wire.limits import Deadlines, Limits
 
-__all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopSocket", "configure", "end", "weight"]
+__all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopSocket", "ReadBudget", "configure", "end", "link_context", "weight"]
 
 LINGER_MS: Final = 1000
 """Time that a properly closed socket has for its last messages."""
 
 _TERM_S: Final = 5.0
+_MAX_SOCKETS: Final = 16_384
+"""A link takes three: its own, its monitor and zmq's end of that. zmq's default of 1,023 is enough for 341 links."""
+
+_SEND: Final = int(zmq.DONTWAIT)
+_SEND_MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
+"""As numbers: pyzmq's flags take longer to join than a small message to send."""
 
 _BATCH: Final = 32
 """Messages to read before other callbacks run."""
@@ -31,22 +39,67 @@ _BATCH: Final = 32
 _T = TypeVar("_T")
 
 
+class ReadBudget:
+    """The time that many sockets together may read in one iteration of the loop. Those that have to wait take turns.
+
+    What is read wakes its readers, who may take several times as long as reading: a thousand workers that announce all
+    they hold at once would keep the loop for seconds.
+    """
+
+    def __init__(self, max_s: float = 0.002, now: Callable[[], float] = perf_counter) -> None:
+        self._max_s = max_s
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._until: float | None = None
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether others wait: a socket then reads one message and goes to the end, so that all are soon heard."""
+        return bool(self._waiting)
+
+    def has_time(self) -> bool:
+        """Whether one more message may be read in this iteration."""
+        if self._until is None:
+            self._until = self._now() + self._max_s
+            self._loop.call_soon(self._renew)
+            return True
+        return self._now() < self._until
+
+    def wait(self, read: Callable[[], None]) -> None:
+        """Call when there is time again, after those who wait already."""
+        self._waiting.append(read)
+
+    def _renew(self) -> None:
+        self._until = None
+        for _ in range(len(self._waiting)):
+            if not self.has_time():
+                return
+            self._waiting.popleft()()
+
+
 class LoopSocket:
     """A zmq socket that calls `on_message` for each message, and sends at once or not at all."""
 
-    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], budget: ReadBudget | None = None
+    ) -> None:
         self._socket = socket
+        self._budget = budget
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._scheduled = self._closed = False
-        self.is_paused = False
+        self.is_paused = self.is_waiting = False
         self._descriptor: int = socket.FD
         self._loop.add_reader(self._descriptor, self._read)
         self._schedule()
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send a message; buffers over 64 KB are not copied, which saves 0.26 s of this thread for 256 MB."""
-        self._socket.send_multipart(frames, zmq.DONTWAIT, copy=not isinstance(frames[-1], memoryview))
+        copy = not isinstance(frames[-1], memoryview)
+        for frame in frames[:-1]:
+            self._socket.send(frame, _SEND_MORE, copy=copy)
+        self._socket.send(frames[-1], _SEND, copy=copy)
         # Sending may consume the signal of an incoming message, so check for one.
         self._schedule()
 
@@ -78,9 +131,23 @@ class LoopSocket:
             self._scheduled = True
             self._loop.call_soon(self._read)
 
+    def _take_turn(self) -> None:
+        self.is_waiting = False
+        if not self._closed:
+            self._loop.add_reader(self._descriptor, self._read)
+            self._read()
+
     def _read(self) -> None:
+        if self.is_waiting:
+            return  # its turn comes
         self._scheduled = False
-        for _ in range(_BATCH):
+        budget = self._budget
+        for count in range(_BATCH):
+            if budget is not None and (not budget.has_time() or (count and budget.is_contended)):
+                self._scheduled = self.is_waiting = True
+                self._loop.remove_reader(self._descriptor)  # or the loop would tell of it in every iteration
+                budget.wait(self._take_turn)
+                return
             if self.is_paused or self._closed or (frames := self._receive()) is None:
                 return
             self._on_message(frames)
@@ -188,11 +255,22 @@ def configure(socket: zmq.Socket[bytes], limits: Limits, deadlines: Deadlines) -
     zmq's own heartbeats go from I/O thread to I/O thread: they end the connection to a process that is stopped or a
     host that is gone, and not that to an event loop which is busy for a while.
     """
-    socket.heartbeat_ivl = round(deadlines.heartbeat_s * 1000)
+    socket.heartbeat_ivl = round(deadlines.ping_s * 1000)
     socket.heartbeat_timeout = socket.heartbeat_ttl = round(deadlines.connection_s * 1000)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 0
     socket.maxmsgsize = limits.max_frame_bytes
+
+
+@asynccontextmanager
+async def link_context() -> AsyncIterator[zmq.Context[zmq.Socket[bytes]]]:
+    """A context for all links of a process: one I/O thread, however many there are."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    try:
+        yield context
+    finally:
+        await end(context)
 
 
 async def end(context: zmq.Context[zmq.Socket[bytes]]) -> None:

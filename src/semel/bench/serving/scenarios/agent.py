@@ -25,21 +25,13 @@ from semel.bench.serving.pictures import chat, image_part, text_part
 from semel.bench.serving.procfs import processor_s
 from semel.bench.serving.screens import Screens
 from semel.bench.serving.servers import Server
-from semel.bench.serving.stages import scrape
 from semel.bench.serving.statistics import slope_of
+from semel.bench.serving.work import Work, semel_work, vllm_work
 from semel.errors import ConfigError, ServiceError
-from semel.telemetry.metrics import (
-    ENCODER_PLANNED,
-    POOL_DECODED,
-    POOL_PROCESSED,
-    VLLM_MM_CACHE_HITS,
-    VLLM_MM_CACHE_QUERIES,
-)
 
 __all__ = [
     "Look",
     "Talk",
-    "Work",
     "agent",
     "agent_rows",
     "beside",
@@ -70,21 +62,6 @@ class Talk:
             self._messages.append(_ANSWER)
         self._messages.append([image_part(self._screens.draw(), "png"), text_part(_QUESTION)])
         return chat(*self._messages, **self._fields)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a server did for requests, by its counters."""
-
-    decoded: float
-    preprocessed: float
-    encoded: float | None = None
-    """None if nobody counts it."""
-
-    def since(self, before: Work) -> Work:
-        """What was done after `before`."""
-        encoded = None if self.encoded is None or before.encoded is None else self.encoded - before.encoded
-        return Work(self.decoded - before.decoded, self.preprocessed - before.preprocessed, encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +153,9 @@ async def agent(bench: Bench) -> list[Row]:
 
     async def look(side: Side, turn: int) -> dict[str, Look]:
         if side is vllm:
-            return {"vllm": await _counted(ask_vllm, talks["vllm"].next(), side, _vllm_work)}
+            return {"vllm": await _counted(ask_vllm, talks["vllm"].next(), side, vllm_work)}
         names = ("inline", "reference") if turn % 4 < 2 else ("reference", "inline")
-        return {name: await _counted(asks[name], talks[name].next(), side, _semel_work) for name in names}
+        return {name: await _counted(asks[name], talks[name].next(), side, semel_work) for name in names}
 
     looks = await bench.turns("an agent's turns", look, turns=turns, warming=0)
     return agent_rows(
@@ -214,22 +191,6 @@ async def _counted(ask: _Asks, body: bytes, side: Side, work_of: _WorkOf) -> Loo
     look = await ask(body)
     spent_ms = (processor_s(pids) - spent_s) * 1e3 if pids else None
     return replace(look, work=(await work_of(side)).since(before), processor_ms=spent_ms)
-
-
-async def _vllm_work(side: Side) -> Work:
-    """vLLM decodes an image to look it up, so every query of its cache is a decode. It does not count encodes."""
-    metrics = await scrape(side.client)
-    queries, hits = metrics.total(VLLM_MM_CACHE_QUERIES), metrics.total(VLLM_MM_CACHE_HITS)
-    return Work(queries, queries - hits)
-
-
-async def _semel_work(side: Side) -> Work:
-    metrics = await scrape(side.client)
-    encoded = None
-    if side.server.admin_url is not None:
-        async with Client(side.server.admin_url) as admin:
-            encoded = (await scrape(admin)).total(ENCODER_PLANNED)
-    return Work(metrics.total(POOL_DECODED), metrics.total(POOL_PROCESSED), encoded)
 
 
 def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look]) -> list[Row]:

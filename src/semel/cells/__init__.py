@@ -1,0 +1,1 @@
+"""Cells: several whole fleets behind one balancer, each with its own tenants."""

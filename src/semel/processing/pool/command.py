@@ -1,0 +1,40 @@
+"""How a program of the pool is started: which interpreter, which descriptors, which environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
+from typing import Final
+
+from semel.processing.pool.environment import child_environment
+from semel.telemetry.logs import is_json
+
+__all__ = ["CANNOT_FORK", "log_words", "start"]
+
+CANNOT_FORK: Final = 3
+"""The exit status of a template that cannot fork, and would not the next time either."""
+
+_COMMAND: Final = (sys.executable, "-P", "-m")
+
+
+async def start(module: str, descriptors: Sequence[int], words: Sequence[str]) -> Process:
+    """Start a module as a program. Its arguments are the descriptors, which it has open, and then the words."""
+    return await asyncio.create_subprocess_exec(
+        *_COMMAND,
+        module,
+        *map(str, descriptors),
+        *words,
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        env=child_environment(os.environ),
+        pass_fds=descriptors,
+        preexec_fn=os.setpgrp,  # Ctrl-C is for the pool, which ends its processes in order
+    )
+
+
+def log_words() -> tuple[str, ...]:
+    """The words that have a program log as we do."""
+    return ("json",) if is_json() else ()

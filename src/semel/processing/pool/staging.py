@@ -1,0 +1,68 @@
+"""Staging: memory of one pool process, into which it writes what it has made.
+
+Its pool copies from there into the segment of features, which no process that decodes can write (threats S23): a
+decoder that is taken over cannot change a feature that was checked, nor one of another tenant. The copy is made as the
+answer arrives, once, and everything is checked on the copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Self
+
+from semel.cache import Reservation
+from semel.cache.shared.segment import Segment
+
+__all__ = ["Staging"]
+
+_BYTES: Final = 256 << 20
+"""Room for the largest feature that a worker takes. Pages that were never written take no memory."""
+
+_KEEP_BYTES: Final = 32 << 20
+"""What stays with the process after an item: giving pages back and taking them again costs more than a copy."""
+
+_INLINE_BYTES: Final = 1 << 20
+"""A copy of so much takes less than a millisecond; more is copied in a thread, beside the event loop."""
+
+
+class Staging:
+    """The pool's side of it."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    @classmethod
+    def create(cls) -> Self:
+        """Staging that nobody has written to."""
+        return cls(Segment(_BYTES))
+
+    def fileno(self) -> int:
+        """The descriptor, for the process that writes."""
+        return self._segment.fileno()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a feature of this size can be staged."""
+        return nbytes <= self._segment.size
+
+    async def copy_to(self, room: Reservation, nbytes: int, feature_segment: Segment) -> None:
+        """Copy what was staged into a range of the segment of features."""
+        view = room.view()[: min(nbytes, room.nbytes)]  # holds on to the range, whatever becomes of the reservation
+        end = room.offset + view.nbytes
+        if view.nbytes <= _INLINE_BYTES:
+            self._copy(view, feature_segment, end)
+        else:
+            await asyncio.to_thread(self._copy, view, feature_segment, end)
+
+    def forget(self) -> None:
+        """Give back the memory of what was staged, which was copied by now."""
+        self._segment.forget(self._segment.size)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._segment.close()
+
+    def _copy(self, view: memoryview, feature_segment: Segment, end: int) -> None:
+        feature_segment.populate(end)
+        self._segment.read_into(view)
+        if view.nbytes > _KEEP_BYTES:
+            self._segment.forget(view.nbytes)

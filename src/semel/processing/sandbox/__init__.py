@@ -1,0 +1,8 @@
+"""The sandbox of a process that decodes media (threats S23): what is left to whoever takes it over.
+
+Each layer is the kernel's, is entered once and for ever, and costs nothing per item.
+"""
+
+from semel.processing.sandbox.sandbox import LAYERS, Sandbox, check_whole, enter_sandbox, kernel_sandbox
+
+__all__ = ["LAYERS", "Sandbox", "check_whole", "enter_sandbox", "kernel_sandbox"]

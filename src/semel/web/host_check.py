@@ -1,0 +1,74 @@
+"""The check of the `Host` header, for servers that only this machine reaches (threats S25).
+
+A web page can send requests to 127.0.0.1 from a browser of this machine. By DNS rebinding, a name of the page's own
+becomes 127.0.0.1, and then it can read the answers too. But the browser names that host, so it is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.errors import MisdirectedRequest, SemelError
+from semel.web.errors import error_response
+from semel.web.peers import is_loopback
+
+__all__ = ["HostCheck", "allowed_hosts_at", "is_allowed_host"]
+
+LOCAL: Final = "localhost"
+
+
+def allowed_hosts_at(host: str, names: Sequence[str], *, has_keys: bool) -> tuple[str, ...]:
+    """The hosts that requests to a server at `host` may name, besides this machine's own; empty if any may.
+
+    No web page has an API key: with keys, and without names, nothing is checked.
+    """
+    if "*" in names or not (names or (is_loopback(host) and not has_keys)):
+        return ()
+    return tuple(dict.fromkeys(name.lower().rstrip(".") for name in (host, LOCAL, *names)))
+
+
+def is_allowed_host(header: str, allowed: Sequence[str]) -> bool:
+    """Whether a `Host` header names this machine, or one of these hosts. `.example.com` stands for all below it."""
+    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() and not header.endswith("]") else header
+    host = host.strip("[]").lower().rstrip(".")
+    if is_loopback(host) or host in allowed or host.endswith(f".{LOCAL}"):
+        return True
+    return any(name.startswith(".") and host.endswith(name) for name in allowed)
+
+
+class HostCheck:
+    """Refuses requests for another host with 421."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        allowed: Sequence[str],
+        count: Callable[[str], None] = lambda _: None,
+        respond: Callable[[SemelError, Scope], Response] = lambda error, _: error_response(error),
+    ) -> None:
+        """`count` receives the code of each refusal; `respond` makes its response."""
+        self._app = app
+        self._allowed = tuple(allowed)
+        self._count = count
+        self._respond = respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http" or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        error = MisdirectedRequest(
+            "this server is not the host that the request names: connect to it by its address, or name the host with "
+            "--allowed-hosts"
+        )
+        self._count(error.code)
+        await self._respond(error, scope)(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        # No browser leaves it out, and none sends two.
+        return not hosts or (len(hosts) == 1 and is_allowed_host(hosts[0], self._allowed))

@@ -1,0 +1,109 @@
+"""TLS of a server: vLLM's flags, and the context that is made of the files that they name."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.core.flag import flag
+from semel.errors import ConfigError
+
+__all__ = ["TlsSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The certificate of a server, and what it wants of its clients: vLLM's flags. Without one it speaks plain HTTP."""
+
+    certfile: Path | None = flag(
+        None,
+        "ssl-certfile",
+        help="Serve HTTPS with this certificate: a PEM file, intermediate certificates after it. It is read again when "
+        "it changes.",
+        group="Serve",
+    )
+    keyfile: Path | None = flag(
+        None,
+        "ssl-keyfile",
+        help="Private key of the certificate, a PEM file.",
+        group="Serve",
+        default_text="in the certificate's file",
+    )
+    ca_certs: Path | None = flag(
+        None, "ssl-ca-certs", help="Authorities that clients' certificates are checked with, a PEM file.", group="Serve"
+    )
+    cert_reqs: int = flag(
+        0,
+        "ssl-cert-reqs",
+        help="Clients' certificates: 0 asks for none, 1 checks one if a client has it, 2 requires one. 2 goes for "
+        "/health and /ready too; those of --metrics-port need none.",
+        group="Serve",
+        min=0,
+        max=2,
+    )
+    ciphers: str | None = flag(
+        None, "ssl-ciphers", help="Cipher suites for TLS 1.2, in OpenSSL's notation.", group="Serve"
+    )
+    enable_ssl_refresh: bool = flag(
+        False,
+        help="As with vLLM, and has no effect: certificates are always read again when their files change.",
+        group="Serve",
+    )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it reads."""
+        return tuple(path for path in (self.certfile, self.keyfile, self.ca_certs) if path is not None)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the server speaks HTTPS."""
+        return self.certfile is not None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Read the files; None without a certificate. A `ConfigError` names the flag that has to change."""
+        if self.certfile is None:
+            if self.files:
+                flag_name = "--ssl-keyfile" if self.keyfile is not None else "--ssl-ca-certs"
+                raise ConfigError(f"{flag_name} needs a certificate: name it with --ssl-certfile")
+            return None
+        if self.cert_reqs and self.ca_certs is None:
+            raise ConfigError(f"--ssl-cert-reqs {self.cert_reqs} needs --ssl-ca-certs: who signs clients' certificates")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile, _no_password)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--ssl-certfile {self.certfile}{self._key_text()} cannot be used: {_reason(error)}"
+            ) from None
+        self._trust(context)
+        if self.ciphers is not None:
+            try:
+                context.set_ciphers(self.ciphers)
+            except ssl.SSLError:
+                raise ConfigError(f"--ssl-ciphers {self.ciphers}: OpenSSL has none of these") from None
+        return context
+
+    def _trust(self, context: ssl.SSLContext) -> None:
+        if self.ca_certs is not None:
+            try:
+                context.load_verify_locations(self.ca_certs)
+            except OSError as error:
+                raise ConfigError(f"--ssl-ca-certs {self.ca_certs} cannot be used: {_reason(error)}") from None
+        context.verify_mode = ssl.VerifyMode(self.cert_reqs)
+
+    def _key_text(self) -> str:
+        return "" if self.keyfile is None else f" with --ssl-keyfile {self.keyfile}"
+
+
+def _no_password() -> str:
+    """Called by OpenSSL, which would else ask at the terminal."""
+    raise ValueError("the key is encrypted; store it without a password, readable by its owner only")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"it is no such PEM file, or the key is another certificate's ({error.reason or 'no PEM'})"
+    return (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)

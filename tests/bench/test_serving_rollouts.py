@@ -1,0 +1,97 @@
+"""The parts of the scenarios rollouts and pages that need no engine: what is sent, what is counted, what is drawn."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from contextlib import AsyncExitStack
+
+from aiohttp import web
+from PIL import Image
+
+from semel.bench.serving.alternate import Pair
+from semel.bench.serving.bench import Bench, Effort, Side
+from semel.bench.serving.client import Client
+from semel.bench.serving.pictures import Pictures
+from semel.bench.serving.scenarios.document_pages import HEIGHT, WIDTH, draw_page, pages
+from semel.bench.serving.scenarios.rollouts import rollouts
+from semel.bench.serving.servers import Server
+from semel.telemetry.metrics import (
+    FEATURE_BYTES_SENT,
+    POOL_DECODED,
+    POOL_PROCESSED,
+    VLLM_MM_CACHE_HITS,
+    VLLM_MM_CACHE_QUERIES,
+)
+
+EFFORT = Effort(2, 2, 4, 0.1, 10, 2)
+
+
+class Counting:
+    """Answers at once. As semel it preprocesses an image once; as vLLM it looks it up for every request."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[int] = Counter()
+        self.images: list[str] = []
+
+    async def chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.answers[body.get("n", 1)] += 1
+        self.images.append(body["messages"][0]["content"][0]["image_url"]["url"])
+        return web.json_response({})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        new = len(set(self.images))
+        values = {
+            POOL_DECODED: new,
+            POOL_PROCESSED: new,
+            FEATURE_BYTES_SENT: 100 * new,
+            VLLM_MM_CACHE_QUERIES: len(self.images),
+            VLLM_MM_CACHE_HITS: len(self.images) - new,
+        }
+        lines = [
+            f"# TYPE {one.name.removesuffix('_total')} counter\n{one.name} {value}" for one, value in values.items()
+        ]
+        return web.Response(text="\n".join(lines) + "\n")
+
+
+async def bench_of(stack: AsyncExitStack, *servers: Counting) -> Bench:
+    sides = []
+    for server in servers:
+        app = web.Application(client_max_size=1 << 26)
+        app.add_routes([web.post("/v1/chat/completions", server.chat), web.get("/metrics", server.metrics)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        sides.append(Side(Server((url,)), await stack.enter_async_context(Client(url))))
+    return Bench(Pair(*sides), None, Pictures(1), EFFORT, lambda *_: None)
+
+
+async def test_groups_are_counted_with_what_was_done_for_them() -> None:
+    mine, theirs = Counting(), Counting()
+    async with AsyncExitStack() as stack:
+        rows = {row.name: row for row in await rollouts(await bench_of(stack, mine, theirs))}
+    assert mine.answers == theirs.answers == {16: 3, 1: 48}
+    decodes = rows["rollouts: 16 requests at once, decodes per group"]
+    assert (decodes.semel.value, decodes.vllm and decodes.vllm.value) == (1, 16)
+    assert rows["rollouts: n=16, preprocessings per group"].semel.value == 1
+    assert rows["rollouts: n=16, feature bytes per group"].semel.value == 100
+    assert "rollouts: n=16, encodes per group" not in rows, "no worker that was started here: nobody counts them"
+
+
+async def test_every_page_is_new_and_both_sides_get_the_same() -> None:
+    mine, theirs = Counting(), Counting()
+    async with AsyncExitStack() as stack:
+        (row,) = await pages(await bench_of(stack, mine, theirs))
+    assert row.name == "pages: new pages per second"
+    assert len(set(mine.images)) == len(mine.images) == 24
+    assert set(mine.images) == set(theirs.images)
+
+
+def test_a_page_has_the_size_of_paper_and_depends_on_seed_and_number() -> None:
+    page = draw_page(1, 1)
+    assert Image.open(io.BytesIO(page)).size == (WIDTH, HEIGHT)
+    assert page == draw_page(1, 1)
+    assert len({page, draw_page(1, 2), draw_page(2, 1)}) == 3

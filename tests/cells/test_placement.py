@@ -1,0 +1,177 @@
+"""Which cell a tenant is in, held to a slow model; the wrong ways beside it fail where they should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.cells.placement import Cell, cell_of, home_of
+
+NAMES = [f"cell-{number}" for number in range(12)]
+TENANTS = [f"tenant-{number}" for number in range(400)]
+
+weights = st.integers(1, 9)
+fleets = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True).flatmap(
+    lambda names: st.lists(weights, min_size=len(names), max_size=len(names)).map(
+        lambda drawn: tuple(Cell(name, weight=weight) for name, weight in zip(names, drawn, strict=True))
+    )
+)
+names = st.text(max_size=20)
+
+
+def _hashed(*parts: bytes) -> bytes:
+    joined = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return blake2b(joined, digest_size=32).digest()
+
+
+def _model_order(key: bytes, cells: Sequence[Cell]) -> list[Cell]:
+    """Write all tickets of all cells down, the best first, and read off each cell where it stands first."""
+    tickets = [
+        (blake2b(f"{cell.name}/{number}".encode(), key=key, digest_size=8).digest(), cell.name, cell)
+        for cell in cells
+        for number in range(cell.weight)
+    ]
+    tickets.sort(key=lambda ticket: ticket[:2], reverse=True)
+    found: list[Cell] = []
+    for _, _, cell in tickets:
+        if cell not in found:
+            found.append(cell)
+    return found
+
+
+def _model(tenant: str, session: str, cells: Sequence[Cell], weight: int, down: set[str]) -> Cell | None:
+    ranked = _model_order(_hashed(b"semel tenant", tenant.encode()), cells)
+    own, others = ranked[:weight], ranked[weight:]
+    own = _model_order(_hashed(b"semel session", tenant.encode(), session.encode()), own)
+    for cell in [*own, *others]:
+        if cell.name not in down:
+            return cell
+    return None
+
+
+@given(names, names, fleets, st.integers(1, 8), st.sets(st.sampled_from(NAMES)))
+def test_it_is_the_cell_of_the_model(
+    tenant: str, session: str, cells: tuple[Cell, ...], weight: int, down: set[str]
+) -> None:
+    assert cell_of(tenant, session, cells, weight=weight, down=down) == _model(tenant, session, cells, weight, down)
+
+
+@given(names, names, fleets, st.integers(1, 8))
+def test_the_order_of_the_cells_does_not_matter(
+    tenant: str, session: str, cells: tuple[Cell, ...], weight: int
+) -> None:
+    turned = tuple(reversed(cells))
+    assert cell_of(tenant, session, turned, weight=weight) == cell_of(tenant, session, cells, weight=weight)
+
+
+Choice = Callable[[str, tuple[Cell, ...]], Cell | None]
+
+
+def _rendezvous(tenant: str, cells: tuple[Cell, ...]) -> Cell | None:
+    return cell_of(tenant, "", cells)
+
+
+def _modulo(tenant: str, cells: tuple[Cell, ...]) -> Cell:
+    """A mutant: the hash modulo the number of cells."""
+    return cells[int.from_bytes(_hashed(tenant.encode())[:8], "little") % len(cells)]
+
+
+def _unweighted(tenant: str, cells: tuple[Cell, ...]) -> Cell | None:
+    """A mutant: every cell has one ticket."""
+    found = cell_of(tenant, "", tuple(Cell(cell.name) for cell in cells))
+    return next((cell for cell in cells if found is not None and cell.name == found.name), None)
+
+
+def _moved_wrongly(
+    choose: Choice, before: tuple[Cell, ...], after: tuple[Cell, ...], changed: str, count: int = len(TENANTS)
+) -> int:
+    """Tenants that another cell has now, though neither is the one that came, went or changed."""
+    moves = [(choose(tenant, before), choose(tenant, after)) for tenant in TENANTS[:count]]
+    pairs = [(one and one.name, other and other.name) for one, other in moves]
+    return sum(one != other and changed not in (one, other) for one, other in pairs)
+
+
+@given(fleets, st.data())
+def test_a_cell_that_comes_or_changes_its_weight_moves_only_what_it_wins_or_had(
+    cells: tuple[Cell, ...], data: st.DataObject
+) -> None:
+    changed = data.draw(st.sampled_from(cells))
+    others = tuple(cell for cell in cells if cell != changed)
+    if others:
+        assert _moved_wrongly(_rendezvous, cells, others, changed.name, 40) == 0
+    heavier = Cell(changed.name, weight=changed.weight + 1)
+    assert _moved_wrongly(_rendezvous, cells, (*others, heavier), changed.name, 40) == 0
+
+
+def test_the_hash_modulo_the_number_of_cells_moves_others_too() -> None:
+    cells = tuple(map(Cell, NAMES[:4]))
+    assert _moved_wrongly(_modulo, cells, cells[1:], NAMES[0]) > 100
+    assert _moved_wrongly(_rendezvous, cells, cells[1:], NAMES[0]) == 0
+
+
+@pytest.mark.parametrize(("choose", "is_right"), [(_rendezvous, True), (_unweighted, False)])
+def test_a_cell_of_weight_three_has_three_times_the_tenants(choose: Choice, is_right: bool) -> None:
+    cells = (Cell("light"), Cell("heavy", weight=3))
+    found = Counter(cell.name for tenant in TENANTS if (cell := choose(tenant, cells)) is not None)
+    assert (2.2 < found["heavy"] / found["light"] < 4.0) == is_right, found
+
+
+@given(names, fleets, st.integers(1, 8))
+def test_sessions_of_a_tenant_stay_in_its_home(tenant: str, cells: tuple[Cell, ...], weight: int) -> None:
+    home = home_of(tenant, cells, weight)
+    assert len(home) == min(weight, len(cells))
+    for session in map(str, range(20)):
+        found = cell_of(tenant, session, cells, weight=weight)
+        assert found in home
+        assert found == cell_of(tenant, session, cells, weight=weight)
+
+
+def test_sessions_of_a_large_tenant_use_all_its_cells() -> None:
+    cells = tuple(map(Cell, NAMES))
+    home = home_of("acme", cells, 3)
+    found = Counter(cell_of("acme", str(session), cells, weight=3) for session in range(300))
+    assert set(found) == set(home)
+    assert min(found.values()) > 50
+
+
+@given(names, fleets, st.integers(1, 8), st.data())
+def test_a_cell_that_is_down_moves_only_its_own_sessions(
+    tenant: str, cells: tuple[Cell, ...], weight: int, data: st.DataObject
+) -> None:
+    """And to another cell of the same tenant, if there is one."""
+    down = data.draw(st.sampled_from(cells)).name
+    home = home_of(tenant, cells, weight)
+    for session in map(str, range(10)):
+        before = cell_of(tenant, session, cells, weight=weight)
+        after = cell_of(tenant, session, cells, weight=weight, down={down})
+        assert before is not None
+        if before.name != down:
+            assert after == before
+        elif len(home) > 1:
+            assert after in home
+
+
+def test_a_cell_that_is_taken_out_of_the_list_moves_sessions_of_living_cells_too() -> None:
+    """The control of the test above: what is down has to stay in the list."""
+    cells = tuple(map(Cell, NAMES))
+    lost, *_ = home_of("acme", cells, 3)
+    left = tuple(cell for cell in cells if cell != lost)
+    sessions = [str(number) for number in range(300)]
+    living = [one for one in sessions if cell_of("acme", one, cells, weight=3) != lost]
+    assert any(cell_of("acme", one, left, weight=3) != cell_of("acme", one, cells, weight=3) for one in living)
+
+
+def test_two_large_tenants_rarely_share_all_their_cells() -> None:
+    """Shuffle sharding: of 12 cells there are 220 groups of three."""
+    cells = tuple(map(Cell, NAMES))
+    homes = Counter(frozenset(home_of(tenant, cells, 3)) for tenant in TENANTS)
+    assert homes.most_common(1)[0][1] < 12
+
+
+def test_there_is_no_cell_if_all_are_down() -> None:
+    assert cell_of("acme", "", (Cell("a"), Cell("b")), down={"a", "b"}) is None

@@ -1,0 +1,360 @@
+"""The template of pool processes, with real processes: what it shares, what it refuses, and what its death costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from semel.errors import ServiceError
+from semel.processing.pool import command as command_module
+from semel.processing.pool import template as template_module
+from semel.processing.pool.libraries import class_names
+from semel.processing.pool.process import PoolProcess
+from semel.processing.pool.template import LOST_STATUS, ForkedProcess, Template
+from tests.processing.template_program import BALLAST_BYTES
+from tests.processing.test_pool import ended
+from tests.processing.test_pool_environment import environment_of
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.processing.template_program"
+
+Making = Callable[..., Template]
+
+
+@pytest.fixture
+def making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Making:
+    """A template as shipped, of a program that takes no second to import."""
+    monkeypatch.setattr(template_module, "_PROGRAM", PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
+
+    def make(*wishes: str) -> Template:
+        (tmp_path / "wishes.json").write_text(json.dumps(wishes))
+        return Template(tmp_path)
+
+    return make
+
+
+@asynccontextmanager
+async def forked(template: Template, *words: str) -> AsyncIterator[tuple[ForkedProcess, socket.socket]]:
+    """A process, and our end of its pipe; it is ended if it has not."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        async with asyncio.timeout(60):
+            process = await template.fork([theirs.fileno()], words)
+        assert process is not None
+        theirs.close()
+        try:
+            yield process, ours
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def ask(pipe: socket.socket, line: str = "who") -> str:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(pipe, line.encode())
+    async with asyncio.timeout(30):
+        return (await loop.sock_recv(pipe, 64)).decode()
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    rows = re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    return {name: int(kib) << 10 for name, kib in rows}
+
+
+async def test_processes_share_what_their_template_has_imported_S23(making: Making) -> None:
+    template = making("load_ballast")
+    try:
+        async with forked(template) as (one, pipe), forked(template) as (other, _):
+            assert await ask(pipe) == f"{one.pid} 1"
+            assert one.pid != other.pid
+            for process in (one, other):
+                assert memory_of(process.pid)["Rss"] > BALLAST_BYTES
+                assert memory_of(process.pid)["Pss"] < BALLAST_BYTES * 3 // 4
+        async with forked(template, "load_ballast") as (one, pipe):
+            assert await ask(pipe) == f"{one.pid} 2"
+            assert memory_of(one.pid)["Pss"] > BALLAST_BYTES, "the control: what each loads itself is not shared"
+    finally:
+        await template.close()
+
+
+@pytest.mark.parametrize(("line", "status"), [("0", 0), ("7", 7), ("crash", -signal.SIGSEGV)])
+async def test_how_a_process_ends_is_noticed_S6(making: Making, line: str, status: int) -> None:
+    template = making()
+    try:
+        async with forked(template) as (process, pipe):
+            await asyncio.get_running_loop().sock_sendall(pipe, line.encode())
+            async with asyncio.timeout(30):
+                assert await process.wait() == status
+            assert process.returncode == status
+            process.kill()  # of one that has ended, which is nobody's business
+    finally:
+        await template.close()
+
+
+def test_it_does_on_the_loop_of_a_frontend(making: Making) -> None:
+    async def check() -> None:
+        template = making()
+        async with forked(template) as (process, pipe):
+            assert await ask(pipe) == f"{process.pid} 0"
+        assert process.returncode == -signal.SIGKILL
+        await template.close()
+
+    uvloop.run(check())
+
+
+async def check_survives_its_template(template: Template) -> None:
+    try:
+        async with forked(template) as (process, pipe):
+            await ask(pipe)
+            first = template.pid
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: template.pid is None)
+            assert await ask(pipe) == f"{process.pid} 0"
+            async with forked(template) as (another, other_pipe):
+                assert await ask(other_pipe) == f"{another.pid} 0"
+                assert template.pid not in (None, first)
+            assert another.returncode == -signal.SIGKILL
+        assert process.returncode == LOST_STATUS, "nobody could tell"
+    finally:
+        await template.close()
+
+
+async def test_processes_survive_their_template_and_the_next_one_comes_from_another_S6(making: Making) -> None:
+    await check_survives_its_template(making())
+
+
+async def test_mutant_a_process_that_dies_with_its_template_is_found_S6(making: Making) -> None:
+    async def fork(self: Template, descriptors: list[int], words: list[str]) -> ForkedProcess | None:
+        return await shipped(self, descriptors, [*words, "die_with_template"])
+
+    shipped = Template.fork
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, OSError)):
+        patch.setattr(Template, "fork", fork)
+        await check_survives_its_template(making())
+
+
+@pytest.mark.parametrize("wish", ["start_thread", "fail"])
+async def test_a_template_with_a_second_thread_or_an_error_does_not_fork_and_is_not_tried_again_S23(
+    making: Making, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    template = making(wish)
+    try:
+        assert await template.fork([], []) is None
+        monkeypatch.setattr(template_module, "start", None)
+        assert await template.fork([], []) is None
+        child = await PoolProcess.spawn(1 << 20, template=template)
+        assert child.running, "it was started as a program"
+        await child.end(within_s=0)
+        await child.release()
+    finally:
+        await template.close()
+
+
+async def test_mutant_a_template_that_does_not_count_its_threads_forks(making: Making) -> None:
+    template = making("start_thread", "fork_anyway")
+    try:
+        async with forked(template) as (process, _):
+            assert process.returncode is None
+    finally:
+        await template.close()
+
+
+def descriptors_of(pid: int) -> set[str]:
+    """What a process has open beside standard input, output and error."""
+    folder = Path(f"/proc/{pid}/fd")
+    return {str(entry.readlink()) for entry in folder.iterdir() if int(entry.name) > 2}
+
+
+async def descriptors_of_three(template: Template) -> list[set[str]]:
+    """Of two processes, each with a pipe and memory, and of their template."""
+    memory = [os.memfd_create("one"), os.memfd_create("other")]
+    pipes = [socket.socketpair(), socket.socketpair()]
+    processes = [
+        await template.fork([theirs.fileno(), descriptor], [])
+        for (_, theirs), descriptor in zip(pipes, memory, strict=True)
+    ]
+    try:
+        for (ours, theirs), process in zip(pipes, processes, strict=True):
+            theirs.close()
+            ours.setblocking(False)
+            assert process is not None
+            assert await ask(ours) == f"{process.pid} 0", "it runs its program, and has let go of the rest"
+        assert template.pid is not None
+        return [descriptors_of(pid) for pid in (*(one.pid for one in processes if one), template.pid)]
+    finally:
+        for process in processes:
+            if process is not None:
+                process.kill()
+                await process.wait()
+        for ours, _ in pipes:
+            ours.close()
+        for descriptor in memory:
+            os.close(descriptor)
+
+
+async def test_a_process_has_its_own_descriptors_and_the_template_none_of_them_S23(making: Making) -> None:
+    template = making()
+    try:
+        one, other, origin = await descriptors_of_three(template)
+    finally:
+        await template.close()
+    assert (len(one), len(other)) == (2, 2)
+    assert not one & other
+    assert not origin & (one | other)
+    assert not [name for name in origin if not name.startswith(("socket:", "anon_inode:[pidfd]", "pidfd:"))]
+
+
+async def test_mutant_a_process_that_keeps_what_the_template_has_is_found_S23(making: Making) -> None:
+    template = making("keep_descriptors")
+    try:
+        _, other, origin = await descriptors_of_three(template)
+    finally:
+        await template.close()
+    assert other & origin
+    assert len(other) > 2
+
+
+@pytest.mark.parametrize("passes_all_on", [False, True])
+async def test_a_template_has_no_secret_of_the_environment_and_a_mutant_that_gets_all_has_S23(
+    making: Making, monkeypatch: pytest.MonkeyPatch, passes_all_on: bool
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    if passes_all_on:
+        monkeypatch.setattr(command_module, "child_environment", dict)
+    template = making()
+    try:
+        async with forked(template) as (process, pipe):
+            await ask(pipe)
+            assert template.pid is not None
+            for pid in (process.pid, template.pid):
+                assert ("a secret" in environment_of(pid).values()) is passes_all_on
+    finally:
+        await template.close()
+
+
+async def test_after_some_crashes_processes_come_from_another_template_S23(
+    making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forks have the addresses of their template, and whoever makes them crash may be about to find them."""
+    monkeypatch.setattr(template_module, "_MAX_CRASHES", 2)
+    template = making()
+    try:
+        async with forked(template) as (_, pipe):
+            await ask(pipe)
+            first = template.pid
+            template.count_crash()
+            assert template.pid == first
+            template.count_crash()
+            async with forked(template) as (_, other_pipe):
+                await ask(other_pipe)
+                assert template.pid not in (None, first)
+            assert await ask(pipe), "those that there are go on"
+        assert first is not None
+        assert ended(first), "it ends with the last of them"
+    finally:
+        await template.close()
+
+
+async def test_a_template_that_hangs_is_ended_and_the_next_try_has_another(
+    making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = making()
+    try:
+        async with forked(template) as (_, pipe):
+            await ask(pipe)
+        hung = template.pid
+        assert hung is not None
+        os.kill(hung, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(template_module, "_START_TIMEOUT_S", 0.2)
+            patch.setattr(template_module, "_END_TIMEOUT_S", 0.2)
+            with pytest.raises(ServiceError, match="not forked within"):
+                await template.fork([], [])
+        assert ended(hung)
+        async with forked(template) as (process, pipe):
+            assert await ask(pipe) == f"{process.pid} 0"
+    finally:
+        await template.close()
+
+
+async def test_a_template_that_dies_over_an_order_gets_no_pipe_twice_and_the_next_try_has_another_S6(
+    making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have forked already: two processes at one pipe would each read half of what is sent."""
+    template = making()
+    sent = template_module._send_order
+
+    def kill_and_send(*arguments: Any) -> socket.socket:
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGSTOP)
+        status = sent(*arguments)
+        os.kill(template.pid, signal.SIGKILL)
+        return status
+
+    try:
+        async with forked(template) as (_, pipe):
+            await ask(pipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(template_module, "_send_order", kill_and_send)
+            with pytest.raises(ServiceError, match="died with status -9"):
+                await template.fork([], [])
+        async with forked(template) as (process, pipe):
+            assert await ask(pipe) == f"{process.pid} 0"
+    finally:
+        await template.close()
+
+
+PARENT = f"""
+import asyncio, socket, sys
+from pathlib import Path
+from semel.processing.pool import command as command_module
+from semel.processing.pool import template as template_module
+template_module._PROGRAM = {PROGRAM!r}
+
+async def main():
+    template = template_module.Template()
+    ours, theirs = socket.socketpair()
+    process = await template.fork([theirs.fileno()], [])
+    theirs.close()
+    print(process.pid, template.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("making")
+def test_when_the_pool_s_process_is_killed_the_template_and_what_it_forked_end_S6() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    assert all(map(ended, pids))
+
+
+def test_the_classes_of_a_model_s_processor_are_found_in_its_files(tmp_path: Path) -> None:
+    assert [*class_names(tmp_path)] == []
+    (tmp_path / "processor_config.json").write_text(
+        '{"processor_class": "AProcessor", "image_processor": {"image_processor_type": "AnImageProcessor", "size": 3}}'
+    )
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ATokenizer", "processor_class": 3}')
+    (tmp_path / "preprocessor_config.json").write_text("nonsense")
+    assert {*class_names(tmp_path)} == {"AProcessor", "AnImageProcessor", "ATokenizer"}

@@ -1,0 +1,237 @@
+"""What all frontends share in a simulation is what each would know by itself: held equal to shipped directories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.core import Digest
+from semel.fleet.balance import Balance
+from semel.fleet.ranking import Ranking
+from semel.ledger import Directory
+from semel.simulate.kernel import Kernel
+from semel.simulate.rankings import QuickRanking, SharedRanking
+from semel.simulate.view import FleetView, FrontendView, name_of, number_of
+from semel.simulate.workload import digest_of
+
+ITEMS = [digest_of("", key) for key in range(6)]
+
+
+class Apart:
+    """Every frontend by itself, slow and obvious: what it was told of each worker, and what it has under way."""
+
+    def __init__(self, frontends: int, workers: int) -> None:
+        self.held: list[set[Digest]] = [set() for _ in range(workers)]
+        self.known = [[set[Digest]() for _ in range(workers)] for _ in range(frontends)]
+        self.others = [[0] * workers for _ in range(frontends)]
+        self.unanswered = [[0] * workers for _ in range(frontends)]
+        self.pending = [[Counter[Digest]() for _ in range(workers)] for _ in range(frontends)]
+        self.preparing = [[0] * workers for _ in range(frontends)]
+        self.contexts: list[AbstractContextManager[None]] = []  # which end when nobody has them
+
+    def tell(self, frontend: int, worker: int) -> None:
+        running = sum(one[worker] for one in self.unanswered)
+        self.known[frontend][worker] = set(self.held[worker])
+        self.others[frontend][worker] = max(0, running - self.unanswered[frontend][worker])
+
+    def choose(self, frontend: int, digests: list[Digest]) -> tuple[list[int], int]:
+        """Who has the items, and the choice, by a directory and a balance that are made anew."""
+        directory, balance = Directory(), Balance()
+        for worker, known in enumerate(self.known[frontend]):
+            assert directory.enter() == worker
+            for digest in sorted(known):
+                directory.announced.add(digest, 1 << worker)
+            for digest, count in self.pending[frontend][worker].items():
+                if count:
+                    directory.pending.add(digest, 1 << worker)
+            load = self.others[frontend][worker] + self.unanswered[frontend][worker]
+            balance.put(worker, name_of(worker), load + self.preparing[frontend][worker])
+        holders = directory.holders(digests)
+        return holders, balance.choose((1 << len(self.held)) - 1, digests, holders, digests[0] if digests else b"text")
+
+
+def held_equal(seed: int, kind: type[FleetView] = FleetView) -> bool:  # noqa: C901 a list of what can happen
+    """Whether a random history has the same holders and choices in both."""
+    rng = Random(seed)
+    frontends, workers = rng.randint(1, 4), rng.randint(2, 24)
+    apart, view = Apart(frontends, workers), kind(workers)
+    peers = [FrontendView(1 << 30, 1, None) for _ in range(frontends)]
+    for worker in range(workers):
+        view.join(worker)
+    under_way: list[tuple[int, int, list[Digest]]] = []
+    for _ in range(60):
+        match rng.choice(("ask", "ask", "accept", "end", "evict", "tell")):
+            case "ask":
+                frontend, digests = rng.randrange(frontends), rng.sample(ITEMS, rng.randint(0, 4))
+                expected = apart.choose(frontend, digests)
+                peer, prefix = peers[frontend], digests[0] if digests else b"text"
+                found = [holders for digest in digests if (holders := view.holders(peer, digest))]
+                if (found, view.choose(peer, digests, prefix)) != expected:
+                    return False
+                _prepare(apart, view, peer, frontend, expected[1], digests, under_way, rng)
+            case "accept" if under_way:
+                frontend, worker, digests = rng.choice(under_way)
+                for digest in digests:
+                    if digest not in apart.held[worker]:
+                        apart.held[worker].add(digest)
+                        view.news.hold(worker, digest)
+                _tell_one(apart, view, peers[frontend], frontend, worker)
+            case "end" if under_way:
+                frontend, worker, _ = under_way.pop(rng.randrange(len(under_way)))
+                apart.unanswered[frontend][worker] -= 1
+                peers[frontend].links[worker].unanswered -= 1
+                _tell_one(apart, view, peers[frontend], frontend, worker)
+            case "evict":
+                worker = rng.randrange(workers)
+                if apart.held[worker]:
+                    gone = rng.choice(sorted(apart.held[worker]))
+                    apart.held[worker].remove(gone)
+                    view.news.drop(worker, gone)
+            case "tell":
+                worker = rng.randrange(workers)
+                view.tell(worker, sum(one[worker] for one in apart.unanswered))
+                for frontend in range(frontends):
+                    apart.tell(frontend, worker)
+    return True
+
+
+def _prepare(
+    apart: Apart,
+    view: FleetView,
+    peer: FrontendView,
+    frontend: int,
+    worker: int,
+    digests: list[Digest],
+    under_way: list[tuple[int, int, list[Digest]]],
+    rng: Random,
+) -> None:
+    """A request is prepared, and sent at once or never."""
+    link = view.link(peer, worker)
+    if rng.random() < 0.2:
+        apart.contexts.append(link.pending.request(tuple(digests)))
+        apart.contexts[-1].__enter__()
+        apart.pending[frontend][worker].update(digests)
+        apart.preparing[frontend][worker] += 1
+        return
+    link.unanswered += 1
+    apart.unanswered[frontend][worker] += 1
+    under_way.append((frontend, worker, digests))
+
+
+def _tell_one(apart: Apart, view: FleetView, peer: FrontendView, frontend: int, worker: int) -> None:
+    view.tell_one(peer, worker, sum(one[worker] for one in apart.unanswered))
+    apart.tell(frontend, worker)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_frontends_that_share_know_and_choose_as_each_by_itself(seed: int) -> None:
+    assert held_equal(seed)
+
+
+class _Deaf(FleetView):
+    """A mutant: what comes with an answer is not noticed."""
+
+    def tell_one(self, frontend: FrontendView, worker: int, running: int) -> None:
+        frontend.links[worker].hear(running)
+
+
+class _Forgetful(FleetView):
+    """A mutant: loads that a frontend put in before it chose stay for the others."""
+
+    def choose(
+        self, frontend: FrontendView, digests: Sequence[Digest], prefix: bytes = b"", *, without: int = 0
+    ) -> int | None:
+        before = list(self.known_load)
+        for worker, link in frontend.links.items():
+            self.known_load[worker] = link.load
+        try:
+            return super().choose(frontend, digests, prefix, without=without)
+        finally:
+            self.known_load[:] = before
+
+
+class _Unclamped(FleetView):
+    """A mutant: a worker that has not got a request yet takes it off the load."""
+
+    def tell(self, worker: int, running: int) -> tuple[int, int]:
+        counts = super().tell(worker, running)
+        for link in self._peers[worker].values():
+            link.others = running
+        return counts
+
+
+@pytest.mark.parametrize("mutant", [_Deaf, _Forgetful, _Unclamped])
+def test_a_wrong_view_is_found(mutant: type[FleetView]) -> None:
+    assert not all(held_equal(seed, mutant) for seed in range(60))
+
+
+def test_a_lost_worker_leaves_nothing_behind() -> None:
+    view, peer = FleetView(3), FrontendView(1 << 30, 1, None)
+    for worker in range(3):
+        view.join(worker)
+    view.news.hold(1, ITEMS[0])
+    view.tell(1, 0)
+    view.news.hold(1, ITEMS[1])
+    view.link(peer, 1).unanswered += 1
+    view.tell_one(peer, 1, 1)
+    assert view.holders(peer, ITEMS[0]) == view.holders(peer, ITEMS[1]) == 0b010
+    view.leave(1, ITEMS[:1])
+    assert view.holders(peer, ITEMS[0]) == view.holders(peer, ITEMS[1]) == 0
+    assert not peer.links
+    assert not peer.ahead
+    assert {view.choose(peer, [item]) for item in ITEMS} <= {0, 2}
+    assert view.choose(peer, [], without=0b101) is None
+
+
+def test_all_frontends_rank_as_each_by_itself() -> None:
+    shared, alone = SharedRanking(), Ranking()
+    for number in range(40):
+        for _ in range(3):
+            shared.put(number, name_of(number))
+        alone.put(number, name_of(number))
+    shared.remove(7)
+    for item in ITEMS:
+        among = Random(item).getrandbits(40) & ~(1 << 7)
+        assert shared.top(item, among, 2) == alone.top(item, among, 2)
+    assert number_of(name_of(70_000)) == 70_000
+
+
+def test_the_quick_hash_ranks_everybody_alike_often_and_moves_only_what_a_newcomer_wins() -> None:
+    ranking, everybody = QuickRanking(), (1 << 50) - 1
+    for number in range(50):
+        ranking.put(number, name_of(number))
+    keys = [digest_of("", key) for key in range(4_000)]
+    before = [ranking.top(key, everybody, 2) for key in keys]
+    wins = Counter(first for first, _ in before)
+    assert min(wins.values()) > 40
+    assert max(wins.values()) < 130
+    ranking.put(50, name_of(50))
+    after = [ranking.top(key, everybody | 1 << 50, 2) for key in keys]
+    assert all(one == other or 50 in other for one, other in zip(before, after, strict=True))
+    assert before == [ranking.top(key, everybody, 2) for key in keys]
+    assert all(ranking.top(key, 0b11, 2) == ranking._top(key, np.array([0, 1]), 2) for key in keys[:50])
+
+
+def test_events_of_one_time_come_in_the_order_in_which_they_were_set() -> None:
+    kernel, seen = Kernel(), list[tuple[float, str]]()
+
+    def note(what: str) -> None:
+        seen.append((kernel.now, what))
+        if what == "a":
+            kernel.after(1.0, note, "d")
+            kernel.at(0.5, note, "late")
+
+    for when, what in ((2.0, "b"), (1.0, "a"), (2.0, "c"), (9.0, "e")):
+        kernel.at(when, note, what)
+    kernel.run(until=5.0)
+    assert seen == [(1.0, "a"), (1.0, "late"), (2.0, "b"), (2.0, "c"), (2.0, "d")]
+    kernel.run()
+    assert seen[-1] == (9.0, "e")

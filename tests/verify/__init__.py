@@ -1,0 +1,1 @@
+"""`semel verify`: what it finds, and that it finds what is planted."""

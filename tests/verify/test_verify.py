@@ -1,0 +1,119 @@
+"""The whole of `semel verify` beside two modelled servers: each planted fault is found and named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.bench.serving.run import Options
+from semel.verify.report import Section, VerifyReport
+from semel.verify.run import Proof, verify
+from tests.verify.modelled import Fault, Modelled
+
+CONFIGURED = Section("configuration", "passed", "as it was")
+
+
+async def proven(fault: Fault | None, *, takes: tuple[str, ...] = ("image",), only: str = "text") -> VerifyReport:
+    mine, theirs = Modelled(fault, image_s=0.002, takes=takes), Modelled(image_s=0.02)
+    async with mine.serving() as semel, theirs.serving() as vllm:
+        options = Options(baseline=vllm, semel=semel, only=(only,), quick=True)
+        return await verify(Proof(options), CONFIGURED, lambda *_: None)
+
+
+def part(report: VerifyReport, name: str) -> Section:
+    return next(section for section in report.sections if section.name == name)
+
+
+async def test_equal_servers_pass_and_what_nobody_takes_is_skipped() -> None:
+    report = await proven(None)
+    outcomes = {section.name: section.outcome for section in report.sections}
+    assert outcomes["parity"] == outcomes["control"] == outcomes["once"] == "passed"
+    assert outcomes["parity of audio"] == outcomes["parity of video"] == outcomes["self-test"] == "skipped"
+    figures = part(report, "parity").figures
+    assert figures["questions"] == figures["equal"] == 11
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("option", "processor option"),
+        ("planes", "swapped planes"),
+        ("values", "values"),
+        ("lost", "lost item"),
+        ("order", "order"),
+        ("refused", "refused"),
+        ("text", "text"),
+    ],
+)
+async def test_each_planted_fault_is_named(fault: Fault, cause: str) -> None:
+    report = await proven(fault)
+    assert not report.ok
+    assert part(report, "parity").outcome == "failed"
+    assert cause in part(report, "parity").figures["causes"]
+    assert part(report, "parity").lines[0].startswith(cause)
+
+
+async def test_a_modality_that_only_semel_refuses_is_a_difference() -> None:
+    report = await proven(None, takes=())
+    assert part(report, "parity").figures["causes"] == ["refused"]
+
+
+async def test_work_that_is_done_again_is_counted() -> None:
+    report = await proven("again")
+    assert part(report, "parity").outcome == "passed"
+    assert part(report, "once").outcome == "failed"
+
+
+@pytest.mark.slow
+async def test_a_slow_path_is_named() -> None:
+    assert part(await proven(None, only="again"), "speed").outcome == "passed"
+    slow = part(await proven("slow", only="again"), "speed")
+    assert slow.outcome == "failed"
+    assert "again: 1024, what the image adds" in slow.lines[0]
+
+
+async def test_a_server_that_differs_from_itself_proves_nothing() -> None:
+    mine, theirs = Modelled(), Modelled("noise")
+    async with mine.serving() as semel, theirs.serving() as vllm:
+        options = Options(baseline=vllm, semel=semel, only=("text",), quick=True)
+        report = await verify(Proof(options), CONFIGURED, lambda *_: None)
+    assert part(report, "parity").outcome == "unsure"
+
+
+async def test_a_configuration_that_is_not_supported_starts_nothing() -> None:
+    refused = Section("configuration", "failed", "not supported")
+    report = await verify(Proof(Options(model="nowhere")), refused, lambda *_: None)
+    assert not report.ok
+    assert [section.outcome for section in report.sections] == ["failed", *["skipped"] * 4]
+
+
+@pytest.mark.slow
+async def test_a_server_that_does_not_start_is_told_without_its_paths(tmp_path: Path) -> None:
+    options = Options(model=str(tmp_path / "secret-model"), only=("text",), quick=True)
+    report = await verify(Proof(options), CONFIGURED, lambda *_: None)
+    assert part(report, "start").outcome == "failed"
+    assert "secret-model" not in report.to_markdown() + report.to_json()
+
+
+def test_nothing_of_the_user_is_in_a_report(tmp_path: Path) -> None:
+    from semel.verify.report import describe_flags, describe_model
+
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["A"], "model_type": "a", "_name": "secret"}))
+    model = describe_model(str(tmp_path))
+    flags = describe_flags(
+        ["--tensor-parallel-size", "2", "--chat-template=/home/secret/t.jinja", "--served-model-name", "our secret"]
+    )
+    text: Any = VerifyReport({}, model, flags, (CONFIGURED,)).to_markdown()
+    assert "secret" not in text.replace("--served-model-name", "")
+    assert flags == ["--tensor-parallel-size", "2", "--chat-template=…", "--served-model-name", "…"]
+    assert model["architectures"] == ["A"]
+
+
+def test_the_page_says_the_verdict_first() -> None:
+    failed = Section("parity", "failed", "9 of 11", ("lost item: image A, B: …",))
+    page = VerifyReport({"cores": 2}, {}, [], (CONFIGURED, failed)).to_markdown().splitlines()
+    assert page[2] == "**Not proven: parity.**"
+    assert "- lost item: image A, B: …" in page
