@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -9,13 +10,14 @@ import logging.config
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.telemetry.logs import JSON_LOGGING, JsonLines, TextLines
+from semel.telemetry.logs import JSON_LOGGING, BatchedLines, JsonLines, TextLines
 from semel.telemetry.request_context import RequestContext, entered
 from tests.telemetry.spans import Traced
 
@@ -138,3 +140,68 @@ def test_a_process_logs_to_standard_error_in_the_form_it_is_given(form: str) -> 
         assert json.loads(done.stderr)["message"] == "json"
     else:
         assert done.stderr.endswith("root: text\n")
+
+
+class Counted(io.StringIO):
+    """A stream that counts how often it is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        return super().write(text)
+
+
+@pytest.fixture
+def batched() -> Iterator[tuple[logging.Logger, Counted]]:
+    stream, logger = Counted(), logging.getLogger("semel.tests.batched")
+    handler = BatchedLines(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    yield logger, stream
+    logger.removeHandler(handler)
+
+
+async def test_the_lines_of_many_requests_are_one_write(batched: tuple[logging.Logger, Counted]) -> None:
+    logger, stream = batched
+    for number in range(100):
+        logger.info("line %d", number)
+    assert stream.getvalue() == ""
+    async with asyncio.timeout(30):
+        while not stream.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert stream.getvalue().splitlines() == [f"line {number}" for number in range(100)]
+    assert stream.writes == 1  # a `logging.StreamHandler` writes 100 times
+
+
+async def test_a_warning_and_a_full_batch_do_not_wait_and_keep_their_order(
+    batched: tuple[logging.Logger, Counted],
+) -> None:
+    logger, stream = batched
+    logger.info("before")
+    logger.warning("now")
+    assert stream.getvalue() == "before\nnow\n"
+    for _ in range(300):
+        logger.info("many")
+    assert stream.getvalue().count("many") == 256
+
+
+def test_lines_beside_an_event_loop_and_of_a_loop_that_ended_are_not_lost(
+    batched: tuple[logging.Logger, Counted],
+) -> None:
+    logger, stream = batched
+
+    async def log_and_end() -> None:
+        logger.info("in a loop")
+
+    asyncio.run(log_and_end())
+    assert stream.getvalue() == ""
+    logger.info("beside it")
+    assert stream.getvalue() == "in a loop\nbeside it\n"
+    asyncio.run(log_and_end())
+    logger.handlers[0].flush()  # as `logging` does at the end of a process
+    assert stream.getvalue().endswith("beside it\nin a loop\n")

@@ -2,25 +2,32 @@
 
 A line may contain text from a client. Characters that would begin another line, or that a terminal would obey, are
 escaped, so only semel begins a line (threats, forged lines). Further lines of a message are indented.
+
+A server under load logs a line for each request. Lines of an event loop are written together, a moment later: each
+write may wake another process that reads them. A warning is written at once, with what came before it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from semel.telemetry.request_context import RequestContext, current_request
 
-__all__ = ["JSON_LOGGING", "JsonLines", "LogFormat", "TextLines", "is_json", "log_to_stderr"]
+__all__ = ["JSON_LOGGING", "BatchedLines", "JsonLines", "LogFormat", "TextLines", "is_json", "log_to_stderr"]
 
 LogFormat = Literal["text", "json"]
 
 _TEXT: Final = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+_BATCH_S: Final = 0.05
+_MAX_BATCH: Final = 256
 _UNSAFE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that could end a line or control a terminal, and invalid characters; tabs are allowed."""
 
@@ -47,7 +54,7 @@ def log_to_stderr(
 
     `text` is the `logging` format of text lines. Every line in JSON names the cell, if there is one.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = BatchedLines(stream or sys.stderr)
     handler.setFormatter(JsonLines(cell) if form == "json" else TextLines(text))
     logging.basicConfig(level=level, handlers=[handler])
 
@@ -55,6 +62,44 @@ def log_to_stderr(
 def is_json() -> bool:
     """Whether this process logs JSON."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
+class BatchedLines(logging.StreamHandler[TextIO]):
+    """Writes lines that are logged on an event loop together, after 50 ms at the latest; all others at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lines: list[str] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that will write what waits."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or let it wait for others."""
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+            loop = None if record.levelno >= logging.WARNING else _running_loop()
+            if loop is None or len(self._lines) >= _MAX_BATCH:
+                self.flush()
+            elif loop is not self._loop:
+                self._loop = loop
+                loop.call_later(_BATCH_S, self.flush)
+        except Exception:  # noqa: BLE001 (as logging does: a line that cannot be written ends nothing)
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Write what waits. `logging` calls this when the process ends."""
+        with self.lock or nullcontext():
+            lines, self._lines, self._loop = self._lines, [], None
+            if lines:
+                self.stream.write("".join(lines))
+            super().flush()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class TextLines(logging.Formatter):

@@ -35,7 +35,7 @@ def is_allowed_host(header: str, allowed: Sequence[str]) -> bool:
     """Whether a `Host` header names this machine, or one of these hosts. `.example.com` stands for all below it."""
     host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() and not header.endswith("]") else header
     host = host.strip("[]").lower().rstrip(".")
-    if is_loopback(host) or host in allowed or host.endswith(f".{LOCAL}"):
+    if host in allowed or is_loopback(host) or host.endswith(f".{LOCAL}"):
         return True
     return any(name.startswith(".") and host.endswith(name) for name in allowed)
 

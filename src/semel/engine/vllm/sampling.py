@@ -28,6 +28,7 @@ _MAX_PROMPT_LOGPROBS: Final = 131_072
 _GRAMMARS: Final = "vllm.v1.structured_output."
 """The package in which vLLM calls the compilers of grammars."""
 
+_ENCODER: Final = msgspec.msgpack.Encoder()
 _OURS: Final = "semel."
 _TYPES: Final = "the engine refuses the sampling parameters: check their types and ranges"
 
@@ -86,7 +87,7 @@ def sampling_params(sampling: Mapping[str, Any]) -> Any:
             detection = requested["repetition_detection"]
             requested["repetition_detection"] = _made(RepetitionDetectionParams, detection)
         params = _made(SamplingParams.from_optional, requested)
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+        return _decoder(SamplingParams).decode(_ENCODER.encode(params))
 
 
 def refuse_extra_args(sampling: Mapping[str, Any]) -> None:
@@ -130,17 +131,27 @@ def _number(requested: Mapping[str, Any], name: str) -> int | None:
 
 def _made(make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
     """What vLLM makes of fields that a client sent; one that it does not know, or lacks, is the client's fault."""
-    try:
-        _signature(make).bind(**fields)
-    except TypeError as error:
-        logger.info("vLLM does not take what a request has: %r", error)
-        raise InvalidRequest(_TYPES) from error
+    known, required = _parameters(make)
+    if not required <= fields.keys() <= known:
+        logger.info(
+            "vLLM does not take what a request has: %r", sorted(fields.keys() - known or required - fields.keys())
+        )
+        raise InvalidRequest(_TYPES)
     return make(**fields)
 
 
 @cache
-def _signature(make: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(make)
+def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+@cache
+def _parameters(make: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """The parameters of a function of vLLM's, and those that it cannot do without."""
+    parameters = inspect.signature(make).parameters.values()
+    return frozenset(one.name for one in parameters), frozenset(
+        one.name for one in parameters if one.default is inspect.Parameter.empty
+    )
 
 
 def _modules_of(error: BaseException) -> list[str]:
