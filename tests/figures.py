@@ -27,7 +27,7 @@ MODEL: Final = "MODEL"
 MEASURING: Final = (
     *("semel bench", "semel simulate", "scripts/load", "scripts/matrix", "scripts/families", "scripts/sizes"),
     *("scripts/attack", "scripts/shares", "scripts/failing-worker", "scripts/pool-cost", "scripts/image-cost"),
-    *("scripts/generic-cost", "scripts/hostile", "python -m tests.fleet"),
+    *("scripts/generic-cost", "scripts/hostile", "python -m tests.fleet", "python -m tests.simulate"),
 )
 """How the commands begin that measure something."""
 
@@ -75,10 +75,11 @@ FIGURES: Final[dict[str, Figures]] = {
     "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/fleet.md",), 10),
     "store": Figures("scripts/load --compare --store", ("docs/embedding-store.md",), 10),
     "store-at-once": Figures("scripts/load --compare --store --publish-after 1", ("docs/embedding-store.md",), 10),
-    "transports": Figures("scripts/load --transports", ("docs/scale.md",), 10),
+    "transports": Figures("scripts/load --transports --rounds 6", ("docs/scale.md",), 10),
     "transports-alone": Figures("scripts/load --transports --without-engines --rounds 6", ("docs/scale.md",), 10),
-    "load-tcp": Figures("scripts/load --transport tcp", ("docs/scale.md",), 5),
-    "serve-tcp": Figures("semel bench serve --transport tcp", ("docs/performance.md", "docs/scale.md"), 18),
+    "load-tcp": Figures("scripts/load --requests 2000 --transport tcp", ("docs/scale.md",), 5),
+    "serve-tcp": Figures("semel bench serve --transport tcp", ("docs/performance.md",), 18),
+    "again-tcp": Figures("semel bench serve --transport tcp --quick --only again", ("docs/scale.md",), 3),
     "simulate": Figures(
         "semel simulate --level whole --frontends 4 --workers 3 --workload conversations --rate 20 --seconds 60"
         " --seed 1",
@@ -107,6 +108,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("docs/capacity.md",),
         2,
     ),
+    "scenarios": Figures("python -m tests.simulate.scenarios", ("docs/capacity.md",), 10),
+    "real-sockets": Figures("python -m tests.simulate.real_sockets --fit 40 --seed 41", ("docs/simulate.md",), 1),
     "makespans": Figures("python -m tests.fleet.trace_makespans 3000", ("docs/capacity.md",), 30),
     "aborts-tcp": Figures("scripts/load --requests 2000 --transport tcp --without-engines", ("docs/scale.md",), 5),
     "matrix": Figures("scripts/matrix", ("docs/encoder.md",), 30),

@@ -91,10 +91,13 @@ async def test_a_configuration_that_is_not_supported_starts_nothing() -> None:
 
 
 @pytest.mark.slow
-async def test_a_server_that_does_not_start_is_told_without_its_paths(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_start_is_told_without_its_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = Options(model=str(tmp_path / "secret-model"), only=("text",), quick=True)
     report = await verify(Proof(options), CONFIGURED, lambda *_: None)
     assert part(report, "start").outcome == "failed"
+    assert "secret-model" in capsys.readouterr().err, "the terminal has the server's own words"
     assert "secret-model" not in report.to_markdown() + report.to_json()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ async def _with_servers(proof: Proof, tell: Tell) -> list[Section]:
             sections += await _compared(servers.bench, proof.seed)
             return [*sections, await _speed(servers, names)]
     except ConfigError as error:
+        sys.stderr.write(f"{error}\n")  # only there: it may have paths
         return [Section("start", "failed", "a server did not start; its words are on the terminal", (_kind(error),))]
 
 
