@@ -175,6 +175,9 @@ def report() -> ServeReport:
         counted("frontends: tensor bytes between processes, per repeat", "bytes", 0, 6_440_000),
         counted("frontends: all bytes between processes, per repeat", "bytes", 4_000, 6_450_000),
         compared("saturation: text requests per second", "1/s", Pair([80.0] * 3, [100.0] * 3)),
+        counted("rollouts: n=16, preprocessings per group", "", 1, 2),
+        counted("rollouts: n=16, encodes per group", "", 1),
+        compared("pages: new pages per second", "1/s", Pair([3.0] * 3, [2.0] * 3)),
     ]
     return ServeReport({"cores": 2}, {"quick": True}, tuple(rows))
 
@@ -225,6 +228,8 @@ def test_every_drawing_has_a_title_that_says_what_was_found(tmp_path: Path) -> N
     titles = {drawing.file: drawing.title for drawing in drawings(report().rows)}
     assert "0.50×" in titles["again.png"]
     assert titles["bytes.png"] == "Two frontends: a repeat ships 0 bytes of tensors; vLLM ships 6.44 MB"
+    assert "1.50×" in titles["jobs.png"]
+    assert [one.file for one in drawings(report().rows) if len(one.rows) == 1 and "rollouts" in one.file]
     assert titles["limits.png"] == "Ratio to bare vLLM: 2 of 3 limits are kept"
     made = draw(report(), tmp_path / "plots")
     assert {path.name for path in made} == set(titles)

@@ -76,6 +76,14 @@ def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
     if full:
         times = ", ".join(f"{row.ratio.value:.2f}×" for row in full if row.ratio is not None)
         yield Drawing("throughput.png", f"Requests per second, 16 at a time: {times} of vLLM's", tuple(full))
+    work = [row for row in rows if row.scenario == "rollouts" and not row.unit and row.vllm is not None]
+    if work:
+        title = "16 answers about one new image: how often it is decoded and preprocessed"
+        yield Drawing("rollouts.png", title, tuple(work))
+    jobs = [row for row in rows if row.scenario in ("rollouts", "pages") and row.unit == "1/s"]
+    if jobs:
+        times = ", ".join(f"{row.ratio.value:.2f}×" for row in jobs if row.ratio is not None)
+        yield Drawing("jobs.png", f"Groups of answers, and new pages, per second: {times} of vLLM's", tuple(jobs))
     limited = [row for row in rows if row.limit is not None and row.limit.of == "ratio" and row.ratio is not None]
     if limited:
         kept = sum(bool(row.ok) for row in limited)
