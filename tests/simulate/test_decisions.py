@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from semel.core import Placeholder
 from semel.errors import ConfigError
 from semel.simulate.batches import Batches
 from semel.simulate.costs import MODELLED
@@ -160,7 +161,7 @@ def test_steps_that_are_taken_at_once_are_those_one_by_one(seed: int) -> None:
             item = image(rng.randrange(20), (512, 512))
             tokens, answer = item.tokens + rng.randint(20, 300), rng.randint(1, 60)
             ask = Ask(rng.uniform(0, 8), "", number, (item,), tokens, answer)
-            job = Job.of(ask, str(number), [digest_of("", item.key)], [10])
+            job = Job.of(ask, str(number), [digest_of("", item.key)], [Placeholder(10, item.tokens)])
             kernel.at(ask.at_s, engine.add, job)
         kernel.run()
         assert isinstance(engine.model, EngineModel)

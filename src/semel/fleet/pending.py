@@ -6,7 +6,6 @@ items of one moment are sent to several workers, and a burst to the one that see
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -19,9 +18,11 @@ __all__ = ["PendingRequests"]
 class PendingRequests:
     """What one worker is about to get; `holders` know of it as `bit`."""
 
+    __slots__ = ("_bit", "_holders", "_items", "requests")
+
     def __init__(self, holders: Holders, bit: int) -> None:
         self.requests = 0
-        self._items: Counter[Digest] = Counter()
+        self._items: dict[Digest, int] = {}
         self._holders = holders
         self._bit = bit
 
@@ -31,16 +32,25 @@ class PendingRequests:
     @contextmanager
     def request(self, digests: Collection[Digest]) -> Iterator[None]:
         """A request with these items, until it is sent or given up."""
-        self.requests += 1
-        self._items.update(digests)
-        for digest in digests:
-            self._holders.add(digest, self._bit)
+        self.begin(digests)
         try:
             yield
         finally:
-            self.requests -= 1
-            self._items.subtract(digests)
-            for digest in digests:
-                if not self._items[digest]:
-                    del self._items[digest]
-                    self._holders.discard(digest, self._bit)
+            self.end(digests)
+
+    def begin(self, digests: Collection[Digest]) -> None:
+        """A request with these items is being prepared, until `end`."""
+        self.requests += 1
+        for digest in digests:
+            self._items[digest] = self._items.get(digest, 0) + 1
+            self._holders.add(digest, self._bit)
+
+    def end(self, digests: Collection[Digest]) -> None:
+        """A request with these items is sent or given up."""
+        self.requests -= 1
+        for digest in digests:
+            if others := self._items[digest] - 1:
+                self._items[digest] = others
+            else:
+                del self._items[digest]
+                self._holders.discard(digest, self._bit)

@@ -16,15 +16,11 @@ class _SkippingModel(EngineModel):
 
     def alike(self) -> int:
         """Of the step that has begun and those after it: how many until an answer ends, if nothing else comes."""
-        if self._waiting or len(self._step) < len(self._running) or any(tokens for _, tokens in self._step):
-            return 1
-        return max(1, min((job.answer_tokens - job.generated for job in self._running), default=1))
+        return 1 if self._waiting or self._prefilling else self._ends[0][0] - self.steps
 
     def skip(self, steps: int) -> None:
         """So many steps like the one that has begun are over, which is yet to be finished."""
         self.steps += steps
-        for job in self._running:
-            job.generated += steps
 
 
 class Batches:
@@ -74,7 +70,6 @@ class Batches:
         if self._steps > 1:
             self.model.skip(self._steps - 1)
         for job in self.model.finish():
-            if job.generated == 1 or job.generated >= job.answer_tokens:
-                self._on_token(job)
+            self._on_token(job)
         if version == self._version:
             self._begin()

@@ -8,7 +8,6 @@ so many at a time; a worker's network carries one feature after another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from heapq import heapreplace
 from math import inf
 from random import Random
@@ -144,8 +143,7 @@ class Decisions:
             return
         worker = request.worker = self._workers[number]
         request.link = self._view.link(frontend, number)
-        request.pending = request.link.pending.request(tuple(request.digests))
-        request.pending.__enter__()
+        request.link.pending.begin(request.digests)
         ready_s = self.kernel.now
         for digest, item in request.digests.items():
             if not self._view.knows(frontend, number, digest):
@@ -184,20 +182,18 @@ class Decisions:
         frontend, worker, figures = request.frontend, request.worker, self.figures
         self._occupy(frontend, self.costs.render_s + self.costs.send_s)
         lacking = tuple(d for d in request.digests if not self._view.knows(frontend, worker.number, d))
-        _close(request.pending)
-        request.pending = None
+        request.link.pending.end(request.digests)
         if not self._view.serving >> worker.number & 1:
             self._fail(request, WorkerLost("the worker is lost"))
             return
         request.brought = lacking
-        if lacking:
-            request.note = request.link.sent.request(lacking)
-            request.note.__enter__()
+        request.link.sent.begin(lacking)
+        request.is_arriving = True
         request.link.unanswered += 1
         worker.requests[request] = None
         text = request.ask.prompt_tokens - sum(item.tokens for item in request.ask.items)
         figures.to_workers["Submit"].count(1, _SUBMIT[0] + _SUBMIT[1] * len(request.ask.items) + _SUBMIT[2] * text)
-        figures.by_worker[name_of(worker.number)] += 1
+        figures.by_worker[worker.name] += 1
         self._tell_soon(worker)
         known_s = max((worker.arriving.get(d, 0.0) for d in request.digests), default=0.0)
         self._carry(request, lacking, max(frontend.free_s, known_s), self._reach)
@@ -254,8 +250,7 @@ class Decisions:
                     news.hold(worker.number, digest)
                 for gone in evicted:
                     news.drop(worker.number, gone)
-        _close(request.note)
-        request.note = None
+        request.arrive()
         self.figures.to_frontends["Accepted"].count(1, _ACCEPTED)
         self._tell_at_once(request)
         ask = request.ask
@@ -288,8 +283,7 @@ class Decisions:
         worker = request.worker
         del worker.requests[request]
         request.link.unanswered -= 1
-        _close(request.note)
-        request.note = None
+        request.arrive()
         self._tell_at_once(request)
 
     def _fail(self, request: ModelledRequest, error: SemelError) -> None:
@@ -388,12 +382,6 @@ class Decisions:
         lost, worker.requests = list(worker.requests), {}
         self._jobs = {job: request for job, request in self._jobs.items() if request.worker is not worker}
         for request in lost:
-            _close(request.note)
-            request.note = None
+            request.arrive()
             self._fail(request, WorkerLost("the worker is lost"))
         self.kernel.after(for_s, self._join, worker)
-
-
-def _close(context: AbstractContextManager[None] | None) -> None:
-    if context is not None:
-        context.__exit__(None, None, None)

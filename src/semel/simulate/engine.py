@@ -7,8 +7,10 @@ chunked prefill. `served_engine` puts it behind the `Engine` protocol.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from semel.core import LruMap, Placeholder, Timeline
 from semel.encoder import Planner, Request, Residency
@@ -47,31 +49,29 @@ class Prompts:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[Ask, tuple[int, ...]]] = {}
+        self._last: dict[int, tuple[Ask, tuple[Placeholder, ...]]] = {}
 
-    def places(self, ask: Ask) -> tuple[int, ...]:
-        """The offsets of a prompt's items."""
+    def places(self, ask: Ask) -> tuple[Placeholder, ...]:
+        """Where a prompt's items are."""
         items, at = ask.items, 0
-        kept: tuple[int, ...] = ()
-        last, offsets = self._last.get(ask.conversation, (None, ()))
+        kept: tuple[Placeholder, ...] = ()
+        last, places = self._last.get(ask.conversation, (None, ()))
         if last is not None and items[: len(last.items)] == last.items:
-            kept, at = offsets, last.prompt_tokens + last.answer_tokens
+            kept, at = places, last.prompt_tokens + last.answer_tokens
         new = items[len(kept) :]
         text = ask.prompt_tokens - at - sum(item.tokens for item in new)
         if text < 0:  # it is shorter than what it should begin with
             kept, at, new = (), 0, items
             text = max(0, ask.prompt_tokens - sum(item.tokens for item in new))
         at += text // 2
-        places = list(kept)
         for item in new:
-            places.append(at)
+            kept += (Placeholder(at, item.tokens),)
             at += item.tokens
-        self._last[ask.conversation] = ask, tuple(places)
-        return tuple(places)
+        self._last[ask.conversation] = ask, kept
+        return kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Stretch(NamedTuple):
     """A part of a prompt: an item, or nothing at the very beginning, and the text behind it."""
 
     key: int
@@ -84,7 +84,17 @@ class _Stretch:
 class Job:
     """A request in an engine."""
 
-    __slots__ = ("answer_tokens", "cached", "computed", "generated", "released", "request", "stretches", "tokens")
+    __slots__ = (
+        "answer_tokens",
+        "cached",
+        "computed",
+        "generated",
+        "order",
+        "released",
+        "request",
+        "stretches",
+        "tokens",
+    )
 
     def __init__(self, request: Request, tokens: int, answer_tokens: int, opening: int) -> None:
         self.request = request
@@ -92,16 +102,23 @@ class Job:
         """Of the prompt."""
 
         self.answer_tokens = answer_tokens
-        self.computed = self.generated = self.cached = self.released = 0
+        self.generated = 0
+        """Of the answer: kept up to date only when it begins and when it ends."""
+
+        self.order = 0
+        """Its place among all that its engine began."""
+
+        self.computed = self.cached = 0
+        self.released = 0
+        """Items that are wholly computed: the first ones."""
+
         self.stretches = _stretches(request, tokens, opening)
 
     @classmethod
-    def of(cls, ask: Ask, name: str, keys: Sequence[bytes], places: Sequence[int], *, salt: int = 0) -> Job:
+    def of(cls, ask: Ask, name: str, keys: Sequence[bytes], places: Sequence[Placeholder], *, salt: int = 0) -> Job:
         """The job of a request whose items have these digests and places."""
-        pairs = zip(places, ask.items, strict=True)
-        timeline = Timeline.decoder(Placeholder(place, item.tokens) for place, item in pairs)
-        opening = hash((salt, ask.conversation))
-        return cls(Request(name, timeline, list(keys)), ask.prompt_tokens, ask.answer_tokens, opening)
+        request = Request(name, Timeline.decoder(places), list(keys))
+        return cls(request, ask.prompt_tokens, ask.answer_tokens, hash((salt, ask.conversation)))
 
 
 def _stretches(request: Request, tokens: int, opening: int) -> list[_Stretch]:
@@ -119,7 +136,11 @@ def _number(key: Hashable) -> int:
 
 
 class EngineModel:
-    """Continuous batching: `begin` a step, which takes so long, and `finish` it."""
+    """Continuous batching: `begin` a step, which takes so long, and `finish` it.
+
+    Every answer that has begun gets a token in each step. So its last step is known from its first one, and a step
+    costs the prompts in it and the answers that end with it, not the batch.
+    """
 
     def __init__(self, costs: Costs, limits: EngineLimits | None = None) -> None:
         self.limits = limits or EngineLimits()
@@ -129,120 +150,145 @@ class EngineModel:
         self.steps = self.encodes = self.items = self.prefix_hits = 0
         self.residency = Residency(self.limits.encoder_embeds)
         self._costs = costs
+        self._max_embeds = min(self.limits.max_step_embeds, self.limits.encoder_embeds)
         self._planner = Planner(self.residency)
         self._prefixes: LruMap[int, tuple[int, int]] = LruMap(self.limits.prefix_tokens, lambda one: one[1] - one[0])
         """By the key of a stretch, the positions that are cached of it."""
 
         self._waiting: deque[Job] = deque()
-        self._running: dict[Job, None] = {}
-        self._step: list[tuple[Job, int]] = []
+        self._prefilling: dict[Job, None] = {}
+        """Those whose prompts are not computed yet, in their order."""
+
+        self._answering: dict[Job, None] = {}
+        self._ends: list[tuple[int, int, Job]] = []
+        """A heap of the answers' last steps. Those that were given up are still in it."""
+
+        self._chunks: list[tuple[Job, int]] = []
+        """The prompts in the step that has begun, and how many tokens are computed of each."""
+
+        self._begun = 0
 
     @property
     def jobs(self) -> int:
         """Requests that wait or run."""
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._prefilling) + len(self._answering)
 
     @property
     def encoder_hits(self) -> int:
         """Items that did not have to be encoded: their output was there, or a prefix had them."""
         return self.items - self.encodes
 
+    @property
+    def answering(self) -> KeysView[Job]:
+        """The requests whose answers have begun: a step brings each of them a token."""
+        return self._answering.keys()
+
     def add(self, job: Job) -> None:
         """A request has come."""
-        most = max((one.num_embeds for one in job.request.timeline), default=0)
-        if most > min(self.limits.max_step_embeds, self.limits.encoder_embeds):
-            raise ValueError(f"an image of {most:,} embeddings can never be encoded here")
+        for one in job.request.timeline:
+            if one.num_embeds > self._max_embeds:
+                raise ValueError(f"an image of {one.num_embeds:,} embeddings can never be encoded here")
         self._waiting.append(job)
 
     def remove(self, job: Job) -> None:
-        """A request has ended, or is given up."""
-        if job in self._running:
-            del self._running[job]
+        """A request is given up."""
+        if job in self._answering:
+            self._end(job)
+        elif job in self._prefilling:
+            del self._prefilling[job]
             self.residency.release_all(job.request.id)
         elif job in self._waiting:
             self._waiting.remove(job)
 
     def begin(self) -> float | None:
         """Schedule a step. Returns how long it takes; None if there is nothing to do."""
-        if not self._running and not self._waiting:
+        if not self.jobs:
             return None
-        limits = self.limits
-        budget, embeds = limits.max_num_batched_tokens, limits.max_step_embeds
-        self._step = []
-        prefilled = 0
-        before = self.encodes
-        encoded = 0
-        for job in self._running:
-            missing = job.tokens - job.computed
-            if missing <= 0:
-                budget -= 1
-                self._step.append((job, 0))
-                continue
-            tokens, left = self._plan(job, min(missing, budget), embeds)
-            budget, encoded, embeds = budget - tokens, encoded + embeds - left, left
-            prefilled += tokens
-        while self._waiting and budget > 0 and len(self._running) < limits.max_num_seqs:
+        limits, answers = self.limits, len(self._answering)
+        budget, embeds, before = limits.max_num_batched_tokens, limits.max_step_embeds, self.encodes
+        self._chunks = []
+        for job in self._prefilling:
+            room = budget - sum(one.order < job.order for one in self._answering)
+            tokens, embeds = self._plan(job, min(job.tokens - job.computed, room), embeds)
+            budget -= tokens
+        budget -= answers
+        while self._waiting and budget > 0 and answers + len(self._prefilling) < limits.max_num_seqs:
             job = self._waiting[0]
             if not job.computed:
                 self._find_prefix(job)
-            tokens, left = self._plan(job, min(job.tokens - job.computed, budget), embeds)
+            tokens, embeds = self._plan(job, min(job.tokens - job.computed, budget), embeds)
             if not tokens:
                 break
-            self._running[self._waiting.popleft()] = None
+            budget -= tokens
+            self._prefilling[self._waiting.popleft()] = None
+            self._begun += 1
+            job.order = self._begun
             self.items += len(job.request.keys)
             self.prefix_hits += job.cached > 0
-            budget, encoded, embeds = budget - tokens, encoded + embeds - left, left
-            prefilled += tokens
-        self.residency.settle()
-        costs, batch = self._costs, len(self._step)
-        seconds = costs.step_s(batch) + costs.prefill_s(prefilled)
+        seconds = self._costs.step_s(answers + len(self._chunks))
+        if self._chunks:
+            self.residency.settle()
+            seconds += self._costs.prefill_s(limits.max_num_batched_tokens - answers - budget)
         if self.encodes > before:
-            seconds += costs.encode_s(encoded)
+            seconds += self._costs.encode_s(limits.max_step_embeds - embeds)
         return self.slowness * seconds
 
     def finish(self) -> list[Job]:
-        """The step is over. Returns the requests that have one more token; those that are complete have left."""
+        """The step is over. Returns the requests whose answers begin or end with it, in their order."""
         self.steps += 1
-        generated = []
-        for job, tokens in self._step:
-            if job not in self._running:
+        changed = []
+        for job, tokens in self._chunks:
+            if job not in self._prefilling:
                 continue  # it was given up meanwhile
-            if tokens:
-                self._advance(job, tokens)
-                if job.computed < job.tokens:
-                    continue
-            job.generated += 1
-            generated.append(job)
-            if job.generated >= job.answer_tokens:
-                self.remove(job)
-        self._step = []
-        return generated
+            self._advance(job, tokens)
+            if job.computed >= job.tokens:
+                del self._prefilling[job]
+                self._answering[job] = None
+                job.generated = 1
+                heappush(self._ends, (self.steps + job.answer_tokens - 1, job.order, job))
+                changed.append(job)
+        self._chunks = []
+        while self._ends and self._ends[0][0] <= self.steps:
+            job = heappop(self._ends)[2]
+            if job not in self._answering:
+                continue
+            self._end(job)
+            if job.answer_tokens > 1:
+                job.generated = job.answer_tokens
+                changed.append(job)
+        changed.sort(key=lambda job: job.order)
+        return changed
+
+    def _end(self, job: Job) -> None:
+        del self._answering[job]
+        self.residency.release_all(job.request.id)
 
     def _plan(self, job: Job, tokens: int, embeds: int) -> tuple[int, int]:
         """How many tokens of a prompt are computed in this step, and the embeddings that may yet be encoded in it."""
         if tokens <= 0:
             return 0, embeds
-        if job.request.keys:
+        if job.released < len(job.request.keys):
             plan = self._planner.plan(job.request, computed=job.computed, tokens=tokens, budget=embeds)
             if plan.conflict is not None or plan.tokens <= 0:
                 return 0, embeds
             self._planner.commit(job.request, plan)
             self.encodes += len(plan.encodes)
             tokens, embeds = plan.tokens, plan.budget
-        self._step.append((job, tokens))
+        self._chunks.append((job, tokens))
         return tokens, embeds
 
     def _advance(self, job: Job, tokens: int) -> None:
         job.computed += tokens
-        timeline = job.request.timeline
-        while job.released < len(timeline) and timeline[job.released].end <= job.computed:
-            self.residency.release(job.request.id, job.released)
-            job.released += 1
+        passed, _ = job.request.timeline.window(job.computed, job.computed)
+        for index in range(job.released, passed):
+            self.residency.release(job.request.id, index)
+        job.released = passed
         if job.computed >= job.tokens:
             last = job.stretches[-1]
             for one in job.stretches:
                 end = one.end + (job.answer_tokens if one is last else 0)
-                self._prefixes.put(one.key, (one.start, end))
+                if self._prefixes.get(one.key) != (one.start, end):
+                    self._prefixes.put(one.key, (one.start, end))
 
     def _find_prefix(self, job: Job) -> None:
         """Begin behind what the prefix cache has: whole blocks, and never all of a prompt."""
@@ -255,3 +301,4 @@ class EngineModel:
                 break
         block = self.limits.block_tokens
         job.cached = job.computed = min(found, job.tokens - 1) // block * block
+        job.released, _ = job.request.timeline.window(job.computed, job.computed)

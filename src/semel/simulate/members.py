@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.core import Digest, LruMap
+from semel.core import Digest, LruMap, Placeholder
 from semel.fleet.ejection import Attempt
 from semel.fleet.failover import Failover, FleetHealth
 from semel.simulate.batches import Batches
 from semel.simulate.engine import EngineLimits
-from semel.simulate.view import FrontendView, Link
+from semel.simulate.view import FrontendView, Link, name_of
 from semel.simulate.workload import Ask, Item, digest_of
 
 __all__ = ["AT_ONCE_S", "ModelledRequest", "ModelledWorker", "Remakes", "SilentHealth", "Sizes"]
@@ -54,6 +53,7 @@ class ModelledWorker:
 
     def __init__(self, number: int, phase_s: float, item_bytes: int) -> None:
         self.number = number
+        self.name = name_of(number)
         self.phase_s = phase_s
         self.items: LruMap[Digest, Item] = LruMap(item_bytes, lambda item: item.nbytes)
         self.requests: dict[ModelledRequest, None] = {}
@@ -78,16 +78,15 @@ class ModelledRequest:
         "digests",
         "failover",
         "frontend",
+        "is_arriving",
         "keys",
         "link",
-        "note",
-        "pending",
         "places",
         "prefix",
         "worker",
     )
 
-    def __init__(self, ask: Ask, frontend: FrontendView, places: Sequence[int]) -> None:
+    def __init__(self, ask: Ask, frontend: FrontendView, places: Sequence[Placeholder]) -> None:
         self.ask = ask
         self.places = places
         """Where its items are in the prompt."""
@@ -101,12 +100,19 @@ class ModelledRequest:
         self.brought: tuple[Digest, ...] = ()
         """Those whose features it sends."""
 
+        self.is_arriving = False
+        """Whether these are on their way."""
+
         self.begun = False
         self.failover: Failover | None = None
         self.worker: ModelledWorker
         self.link: Link
-        self.pending: AbstractContextManager[None] | None = None
-        self.note: AbstractContextManager[None] | None = None
+
+    def arrive(self) -> None:
+        """What it sends is there, or never will be."""
+        if self.is_arriving:
+            self.is_arriving = False
+            self.link.sent.end(self.brought)
 
 
 class SilentHealth(FleetHealth):

@@ -66,6 +66,14 @@ class News:
                         workers = workers | bit if is_present else workers & ~bit
         return workers
 
+    def holds(self, worker: int, digest: Digest, number: int) -> bool:
+        """Whether a worker holds an item, for a frontend that was told of it up to this number."""
+        found = bool(self.announced.get(digest) >> worker & 1)
+        for changed, is_present in self._recent[worker].get(digest, ()):
+            if changed <= number:
+                found = is_present
+        return found
+
     def clear(self, worker: int, digests: Iterable[Digest]) -> None:
         """A worker is gone, with all that it held: everybody sees that its session has ended."""
         for digest in digests:

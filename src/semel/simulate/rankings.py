@@ -14,6 +14,8 @@ __all__ = ["QuickRanking", "SharedRanking"]
 _KEYS: Final = 1 << 20
 _MASK: Final = (1 << 64) - 1
 _STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_WORDS: Final = tuple((np.uint64(shift), np.uint64(factor)) for shift, factor in _STEPS)
+_LAST: Final = np.uint64(31)
 _FEW: Final = 8
 
 
@@ -63,11 +65,12 @@ class QuickRanking(SharedRanking):
 
     def _top(self, key: bytes, at: np.ndarray[Any, np.dtype[np.int64]], count: int) -> list[int]:
         scores = self._salts[at] ^ np.uint64(int.from_bytes(key[:8], "big"))
-        for shift, factor in _STEPS:
-            scores = (scores ^ (scores >> np.uint64(shift))) * np.uint64(factor)
-        scores ^= scores >> np.uint64(31)
-        top = np.argpartition(scores, -count)[-count:] if count < len(at) else np.arange(len(at))
-        found: list[int] = at[top[np.argsort(scores[top])[::-1]]].tolist()
+        for shift, factor in _WORDS:
+            scores ^= scores >> shift
+            scores *= factor
+        scores ^= scores >> _LAST
+        top = scores.argpartition(-count)[-count:] if count < len(at) else np.arange(len(at))
+        found: list[int] = at[top[scores[top].argsort()[::-1]]].tolist()
         return found
 
 

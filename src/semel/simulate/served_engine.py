@@ -31,11 +31,13 @@ class ModelledStream:
         self.job = job
         self._engine = engine
         self._outputs: deque[Output] = deque()
+        self._tokens = 0
         self._changed = asyncio.Event()
 
     def push(self) -> None:
         """One more token."""
-        made, last = self.job.generated, self.job.answer_tokens
+        self._tokens += 1
+        made, last = self._tokens, self.job.answer_tokens
         cached = self.job.cached if made == 1 else None
         reason = "length" if made >= last else None
         self._outputs.append(Output(0, "", (made,), finish_reason=reason, cached_tokens=cached))
@@ -150,7 +152,9 @@ class ModelledEngine:
 
     def _finish(self) -> None:
         self.progress.step()
-        for job in self.model.finish():
+        tokens = set(self.model.answering)
+        tokens.update(self.model.finish())
+        for job in sorted(tokens, key=lambda job: job.order):
             self._streams[job].push()
             if job.generated >= job.answer_tokens:
                 del self._streams[job]

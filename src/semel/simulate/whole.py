@@ -163,7 +163,7 @@ class World:
             tokens.append(token)
 
         frontend = self._frontends[self._plan.frontends[number]] if self._plan.frontends else rng.choice(up)
-        places = self._prompts.places(ask)
+        places = [one.offset for one in self._prompts.places(ask)]
         asking = asyncio.create_task(frontend.ask(ask, f"request-{number}", places, on_token))
         if rng.random() < self._plan.leaving:
             self._loop.call_later(10.0 ** rng.uniform(*_LEAVE_DECADES), asking.cancel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count
@@ -47,6 +47,8 @@ _NEW: Final = 1 << 40
 """Keys of items that are shown for the first time begin here; those of a catalogue begin at 0."""
 
 _VIRAL: Final = 1 << 39
+_KEPT: Final = 1 << 17
+"""Items and digests that are not made again: those of the conversations that go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,13 @@ class Workload(Protocol):
         ...
 
 
+@lru_cache(_KEPT)
 def digest_of(tenant: str, key: int) -> Digest:
     """The digest of an item: of each tenant another, as semel's are."""
     return Digest(blake2b(f"{tenant}/{key}".encode(), digest_size=Digest.size).digest())
 
 
+@lru_cache(_KEPT)
 def image(key: int, size: tuple[int, int] | None = None) -> Item:
     """The image with this key: always of the same size, one that users send, unless another is given."""
     width, height = size or draw_size(Random(key))
