@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from semel.bench.serving.alternate import Pair
+from semel.bench.serving.figures import compared
 from semel.bench.serving.run import Options
 from semel.verify.report import Section, VerifyReport
-from semel.verify.run import Proof, verify
+from semel.verify.run import Proof, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
 
 CONFIGURED = Section("configuration", "passed", "as it was")
@@ -81,6 +83,17 @@ async def test_a_server_that_differs_from_itself_proves_nothing() -> None:
         options = Options(baseline=vllm, semel=semel, only=("text",), quick=True)
         report = await verify(Proof(options), CONFIGURED, lambda *_: None)
     assert part(report, "parity").outcome == "unsure"
+
+
+def test_without_a_prefix_cache_a_repeat_has_no_limit_and_everything_else_has() -> None:
+    slow = Pair([9.0] * 5, [10.0] * 5)
+    rows = [compared("again: 1024, what the image adds", "ms", slow), compared("text: latency", "ms", slow)]
+    judged, other = speed_of(rows), speed_of(rows, ["--no-enable-prefix-caching"])
+    assert (judged.outcome, other.outcome) == ("failed", "passed")
+    assert other.summary == "1 limits kept"
+    assert "no limit without a prefix cache" in other.lines[0]
+    slower = compared("text: latency", "ms", Pair([19.0] * 5, [10.0] * 5))
+    assert speed_of([slower], ["--no-enable-prefix-caching"]).outcome == "failed"
 
 
 async def test_a_configuration_that_is_not_supported_starts_nothing() -> None:
