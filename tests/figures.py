@@ -64,7 +64,7 @@ FIGURES: Final[dict[str, Figures]] = {
     ),
     "rollouts": Figures("semel bench serve --only rollouts", ("docs/rollouts.md",), 3),
     "pages": Figures("semel bench serve --only pages", ("docs/documents.md",), 3),
-    "processing": Figures("semel bench processing", ("docs/rendering.md",), 3),
+    "processing": Figures("semel bench processing", ("docs/rendering.md", "docs/performance.md"), 3),
     "encoder": Figures("semel bench encoder", ("docs/encoder.md", "README.md"), 2),
     "cache": Figures("semel bench cache", ("docs/caching.md", "README.md"), 2),
     "streams": Figures("semel bench streams", ("docs/serving.md", "README.md"), 2),
