@@ -113,17 +113,9 @@ def unfreed_desk(desk: Intake[Any], peer: Any, request_id: str) -> bool:
 @contextmanager
 def unreleased_claim(pending: PendingRequests, digests: Any) -> Iterator[None]:
     """A worker counts as about to have items whose request was given up."""
-    pending.requests += 1
-    pending._items.update(digests)
-    for digest in digests:
-        pending._holders.add(digest, pending._bit)
+    pending.begin(digests)
     yield
-    pending.requests -= 1
-    pending._items.subtract(digests)
-    for digest in digests:
-        if not pending._items[digest]:
-            del pending._items[digest]
-            pending._holders.discard(digest, pending._bit)
+    pending.end(digests)
 
 
 def unread_need(ledger: Ledger, request_id: str, digests: Any) -> tuple[Digest, ...]:
