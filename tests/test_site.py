@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,29 @@ def test_the_reference_of_commands_begins_with_serve_and_leaves_no_cell_empty(si
     assert not re.search(r"<t[dh]>\s*</t[dh]>", page)
     (port,) = set(re.findall(r"<tr>\s*<td><code>--port</code></td>.*?</tr>", page, re.DOTALL))
     assert re.findall(r"<td>(.*?)</td>", port)[1:] == ["integer, from 0 to 65535", "8000", "Port to listen on."]
+
+
+def test_search_needs_no_server(site: Path) -> None:
+    """A page that is read from a folder can neither fetch the index nor start a worker: it has a script for each."""
+    assert (site / "search/search_index.js").read_text().startswith("var __index = {")
+    for page in ("index.html", "reference/metrics.html"):
+        (script,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', (site / page).read_text())
+        assert (site / page).parent.joinpath(script).resolve() == site / "assets/iframe-worker.js"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.parametrize("width", [1400, 400])
+def test_search_finds_pages_from_the_built_folder_in_a_browser(site: Path, width: int) -> None:
+    def found(page: str) -> str:
+        browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+        command = [*browser, "--virtual-time-budget=15000", "--dump-dom", f"file://{site}/{page}?q=rollouts"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        return "".join(re.findall(r'<li class="md-search-result__item">.*?</li>', done.stdout, re.DOTALL))
+
+    assert "rollouts.html" in found("index.html")
+    (site / "assets/iframe-worker.js").rename(site / "assets/gone.js")
+    try:
+        assert not found("index.html"), "without its script, nothing is found"
+    finally:
+        (site / "assets/gone.js").rename(site / "assets/iframe-worker.js")
