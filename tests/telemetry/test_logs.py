@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.telemetry.logs import JSON_LOGGING, BatchedLines, JsonLines, TextLines
+from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, BatchedLines, JsonLines, TextLines
 from semel.telemetry.request_context import RequestContext, entered
 from tests.telemetry.spans import Traced
 
@@ -156,14 +156,17 @@ class Counted(io.StringIO):
 
 @pytest.fixture
 def batched() -> Iterator[tuple[logging.Logger, Counted]]:
-    stream, logger = Counted(), logging.getLogger("semel.tests.batched")
+    """The access log, and where its lines go; those of other loggers below it go there too."""
+    stream, logger = Counted(), logging.getLogger(ACCESS_LOGGER)
     handler = BatchedLines(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
+    before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     yield logger, stream
     logger.removeHandler(handler)
+    logger.level, logger.propagate = before
 
 
 async def test_the_lines_of_many_requests_are_one_write(batched: tuple[logging.Logger, Counted]) -> None:
@@ -178,16 +181,34 @@ async def test_the_lines_of_many_requests_are_one_write(batched: tuple[logging.L
     assert stream.writes == 1  # a `logging.StreamHandler` writes 100 times
 
 
-async def test_a_warning_and_a_full_batch_do_not_wait_and_keep_their_order(
+async def test_a_warning_another_line_and_a_full_batch_do_not_wait_and_all_keep_their_order(
     batched: tuple[logging.Logger, Counted],
 ) -> None:
     logger, stream = batched
     logger.info("before")
     logger.warning("now")
     assert stream.getvalue() == "before\nnow\n"
+    logger.info("before another")
+    logger.getChild("child").info("of another logger")
+    assert stream.getvalue().endswith("before another\nof another logger\n")
     for _ in range(300):
         logger.info("many")
     assert stream.getvalue().count("many") == 256
+
+
+async def test_what_is_written_at_once_is_whole_lines_that_a_pipe_takes_in_one_piece(
+    batched: tuple[logging.Logger, Counted],
+) -> None:
+    logger, stream = batched
+    pieces: list[str] = []
+    stream.write = pieces.append  # type: ignore[assignment,method-assign]
+    for _ in range(200):
+        logger.info("ü" * 50)
+    logger.warning("x" * 10_000)
+    assert "".join(pieces).count("\n") == 201
+    assert all(piece.endswith("\n") for piece in pieces)
+    assert all(len(piece.encode()) <= 4_096 for piece in pieces[:-1])
+    assert len(pieces) == 6
 
 
 def test_lines_beside_an_event_loop_and_of_a_loop_that_ended_are_not_lost(
@@ -202,6 +223,21 @@ def test_lines_beside_an_event_loop_and_of_a_loop_that_ended_are_not_lost(
     assert stream.getvalue() == ""
     logger.info("beside it")
     assert stream.getvalue() == "in a loop\nbeside it\n"
-    asyncio.run(log_and_end())
-    logger.handlers[0].flush()  # as `logging` does at the end of a process
-    assert stream.getvalue().endswith("beside it\nin a loop\n")
+
+
+ENDING = """
+import asyncio, logging, logging.config
+from semel.telemetry.logs import ACCESS_LOGGER, log_to_stderr
+
+async def main():
+    log_to_stderr("text")
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as vLLM does when it is imported
+    logging.getLogger(ACCESS_LOGGER).info("the last line")
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_writes_its_last_lines_also_if_logging_was_configured_anew() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.endswith("the last line\n")

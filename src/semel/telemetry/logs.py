@@ -3,25 +3,39 @@
 A line may contain text from a client. Characters that would begin another line, or that a terminal would obey, are
 escaped, so only semel begins a line (threats, forged lines). Further lines of a message are indented.
 
-A server under load logs a line for each request. Lines of an event loop are written together, a moment later: each
-write may wake another process that reads them. A warning is written at once, with what came before it.
+A server under load logs a line for each request. Those of the access log are written together, a moment later: each
+write may wake another process that reads them. Any other line is written at once, with what came before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import logging
 import re
+import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from semel.telemetry.request_context import RequestContext, current_request
 
-__all__ = ["JSON_LOGGING", "BatchedLines", "JsonLines", "LogFormat", "TextLines", "is_json", "log_to_stderr"]
+__all__ = [
+    "ACCESS_LOGGER",
+    "JSON_LOGGING",
+    "BatchedLines",
+    "JsonLines",
+    "LogFormat",
+    "TextLines",
+    "is_json",
+    "log_to_stderr",
+]
+
+ACCESS_LOGGER: Final = "semel.access"
+"""The logger of the lines about answered requests."""
 
 LogFormat = Literal["text", "json"]
 
@@ -65,7 +79,7 @@ def is_json() -> bool:
 
 
 class BatchedLines(logging.StreamHandler[TextIO]):
-    """Writes lines that are logged on an event loop together, after 50 ms at the latest; all others at once."""
+    """Writes the lines of the access log together, after 50 ms if its event loop is free; all others at once."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -73,11 +87,15 @@ class BatchedLines(logging.StreamHandler[TextIO]):
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop that will write what waits."""
 
+        # Whoever configures `logging` anew makes it forget that this one has to be flushed; vLLM does.
+        atexit.register(self.flush)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or let it wait for others."""
         try:
             self._lines.append(self.format(record) + self.terminator)
-            loop = None if record.levelno >= logging.WARNING else _running_loop()
+            may_wait = record.name == ACCESS_LOGGER and record.levelno < logging.WARNING
+            loop = _running_loop() if may_wait else None
             if loop is None or len(self._lines) >= _MAX_BATCH:
                 self.flush()
             elif loop is not self._loop:
@@ -87,12 +105,27 @@ class BatchedLines(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write what waits. `logging` calls this when the process ends."""
+        """Write what waits: whole lines, as many at a time as a pipe takes in one piece."""
         with self.lock or nullcontext():
             lines, self._lines, self._loop = self._lines, [], None
-            if lines:
-                self.stream.write("".join(lines))
-            super().flush()
+            for batch in _batches(lines):
+                self.stream.write(batch)
+                super().flush()
+
+
+def _batches(lines: Sequence[str]) -> Iterator[str]:
+    """The lines together, each time at most 4,096 bytes: a pipe that others write to as well never tears these."""
+    batch: list[str] = []
+    size = 0
+    for line in lines:
+        nbytes = len(line.encode(errors="replace"))
+        if batch and size + nbytes > select.PIPE_BUF:
+            yield "".join(batch)
+            batch, size = [], 0
+        batch.append(line)
+        size += nbytes
+    if batch:
+        yield "".join(batch)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

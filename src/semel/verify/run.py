@@ -159,7 +159,8 @@ def speed_of(rows: Sequence[Row], flags: Sequence[str] = ()) -> Section:
     Without a prefix cache the engine computes the prompt of a repeated image each time, on both sides: most of what the
     image adds is vLLM's, and its limit means nothing.
     """
-    judged = [row for row in rows if row.limit is not None and not (row.scenario == "again" and _NO_PREFIXES in flags)]
+    has_prefixes = _NO_PREFIXES not in {flag.replace("_", "-") for flag in flags}
+    judged = [row for row in rows if row.limit is not None and (has_prefixes or row.scenario != "again")]
     missed = [row for row in judged if row.ok is False and row.is_sure]
     unsure = [row for row in judged if not row.is_sure]
     lines = [f"too slow: {_line(row)}" for row in missed]

@@ -28,6 +28,7 @@ _MAX_PROMPT_LOGPROBS: Final = 131_072
 _GRAMMARS: Final = "vllm.v1.structured_output."
 """The package in which vLLM calls the compilers of grammars."""
 
+_FEW: Final = 5
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _OURS: Final = "semel."
 _TYPES: Final = "the engine refuses the sampling parameters: check their types and ranges"
@@ -148,10 +149,10 @@ def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
 @cache
 def _parameters(make: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str]]:
     """The parameters of a function of vLLM's, and those that it cannot do without."""
-    parameters = inspect.signature(make).parameters.values()
-    return frozenset(one.name for one in parameters), frozenset(
-        one.name for one in parameters if one.default is inspect.Parameter.empty
-    )
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [one for one in inspect.signature(make).parameters.values() if one.kind in kinds]
+    required = frozenset(one.name for one in named if one.default is inspect.Parameter.empty)
+    return frozenset(one.name for one in named), required
 
 
 def _modules_of(error: BaseException) -> list[str]:

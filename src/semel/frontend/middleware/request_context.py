@@ -20,6 +20,7 @@ from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import id_headers, refusal
 from semel.frontend.http.ignored_fields import ignored_fields_header
 from semel.frontend.middleware.authentication import PROBES, tenant_name
+from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.tracing import Tracing
 
@@ -28,7 +29,7 @@ __all__ = ["RequestContextMiddleware"]
 _MAX_ID_CHARS: Final = 128
 
 logger = logging.getLogger(__name__)
-access = logging.getLogger("semel.access")
+access = logging.getLogger(ACCESS_LOGGER)
 
 
 class RequestContextMiddleware:
