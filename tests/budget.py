@@ -1,7 +1,8 @@
 """What a run of CI spends, by stage: minutes, and starts of engines, of which there may be so many and no more.
 
-`.ci/run` writes a line at the beginning of each stage: the time in seconds, the engines started so far, and a name. Its
-last stage is a run of pytest, which shows all of them before its closing line and fails over the budget.
+`.ci/run` keeps a folder of notes. `stages` has a line for the beginning of each stage: the time in seconds, the engines
+started so far, and a name; `starts` has a line for each engine, `again` one for each test that was run twice. The last
+stage is a run of pytest, which shows all of them before its closing line and fails over the budget.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Final
 
 import pytest
 
-from tests.engine_starts.semel_engine_starts import ENGINE_STARTS
-
 __all__ = [
+    "IS_ENDING",
     "MAX_ENGINE_STARTS",
-    "STAGES",
+    "NOTES",
     "Stage",
     "check_starts",
     "engine_budget",
@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 MAX_ENGINE_STARTS: Final = 24
-STAGES: Final = "SEMEL_CI_STAGES"
+NOTES: Final = "SEMEL_CI_NOTES"
+IS_ENDING: Final = "SEMEL_CI_IS_ENDING"
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,16 @@ def check_starts(starts: int) -> None:
 def engine_budget() -> Iterator[None]:
     """Torn down after all others: in CI's last stage, an error of the last test says that the budget is overdrawn."""
     yield
-    if STAGES in os.environ:
-        check_starts(len(_started()))
+    if IS_ENDING in os.environ:
+        check_starts(len(_lines("starts")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the table, in CI's last stage."""
-    if STAGES not in os.environ:
+    if IS_ENDING not in os.environ:
         return
-    started = _started()
-    stages = list(stages_of(_lines(os.environ[STAGES]), time.time(), len(started)))
+    started = _lines("starts")
+    stages = list(stages_of(_lines("stages"), time.time(), len(started)))
     stages.append(Stage("in all", sum(stage.minutes for stage in stages), len(started)))
     terminalreporter.section("CI by stage")
     terminalreporter.write_line(f"{'minutes':>8}  {'engines':>7}")
@@ -78,11 +79,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{stage.minutes:8.1f}  {stage.starts:7}  {stage.name}")
     for line in started:
         terminalreporter.write_line(f"an engine for {line}")
+    for test in _lines("again"):
+        terminalreporter.write_line(f"run twice: {test}")
 
 
-def _started() -> list[str]:
-    return _lines(os.environ.get(ENGINE_STARTS, ""))
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if path and Path(path).exists() else []
+def _lines(note: str) -> list[str]:
+    path = Path(os.environ[NOTES]) / note
+    return path.read_text().splitlines() if path.exists() else []
