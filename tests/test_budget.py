@@ -74,7 +74,7 @@ def test_it(number):
 """)
     environment = {name: value for name, value in os.environ.items() if name != NOTES}
     environment |= {NOTES: str(tmp_path)} if is_ci else {}
-    command = [TESTS, "-q", "test_it.py"]
+    command = [str(TESTS), "-q", "test_it.py"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True)
     assert (ended.returncode == 0) == is_passed, ended.stdout
     again = (tmp_path / "again").read_text().split() if (tmp_path / "again").exists() else []

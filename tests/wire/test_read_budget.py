@@ -1,4 +1,4 @@
-"""Sockets that share the time of an iteration of the loop: nobody waits for all of them, and they take turns."""
+"""Links that share the time of an iteration of the loop: nobody waits for all of them, and they take turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from semel.wire.codec import Frames
-from semel.wire.zmq.loop import LoopSocket, ReadBudget
+from semel.wire.zmq.loop import Alarm, LoopBudget, LoopSocket
 from tests.waiting import until
 
 SOCKETS = 8
@@ -19,7 +19,7 @@ MESSAGES = 12
 class Reader:
     """Sockets with messages that wait to be read; each takes a second of a clock that only they move."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], budget: Callable[[Reader], ReadBudget | None]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], budget: Callable[[Reader], LoopBudget | None]) -> None:
         self.now = 0.0
         self.read: list[int] = []
         self.iterations: list[int] = []
@@ -62,22 +62,22 @@ class Reader:
             asyncio.get_running_loop().call_soon(self._count)
 
 
-def _shared(reader: Reader) -> ReadBudget:
-    return ReadBudget(4.5, lambda: reader.now)
+def _shared(reader: Reader) -> LoopBudget:
+    return LoopBudget(4.5, lambda: reader.now)
 
 
 def _each(reader: Reader) -> None:
     """No budget: every socket reads what it can."""
 
 
-class Queue(ReadBudget):
+class Queue(LoopBudget):
     """Mutant: who has waited goes on until it has read all."""
 
     def wait(self, read: Callable[[], None]) -> None:
         self._waiting.appendleft(read)
 
 
-async def read_all(budget: Callable[[Reader], ReadBudget | None]) -> Reader:
+async def read_all(budget: Callable[[Reader], LoopBudget | None]) -> Reader:
     with zmq.Context() as context:
         reader = Reader(context, budget)
         try:
@@ -89,7 +89,7 @@ async def read_all(budget: Callable[[Reader], ReadBudget | None]) -> Reader:
 
 @pytest.mark.parametrize("budget", [_shared, _each], ids=["shipped", "control"])
 async def test_an_iteration_reads_no_more_than_its_time_allows(
-    budget: Callable[[Reader], ReadBudget | None],
+    budget: Callable[[Reader], LoopBudget | None],
 ) -> None:
     """Control: without a budget all sockets are read in one iteration."""
     reader = await read_all(budget)
@@ -98,9 +98,56 @@ async def test_an_iteration_reads_no_more_than_its_time_allows(
     assert sorted(reader.read) == sorted(list(range(SOCKETS)) * MESSAGES)
 
 
-@pytest.mark.parametrize("kind", [ReadBudget, Queue], ids=["shipped", "mutant"])
-async def test_those_who_wait_take_turns(kind: type[ReadBudget]) -> None:
+@pytest.mark.parametrize("kind", [LoopBudget, Queue], ids=["shipped", "mutant"])
+async def test_those_who_wait_take_turns(kind: type[LoopBudget]) -> None:
     """All have been read from before any has been read from for long."""
     reader = await read_all(lambda reader: kind(4.5, lambda: reader.now))
     first = max(reader.read.index(number) for number in range(SOCKETS))
-    assert (first < 3 * SOCKETS) == (kind is ReadBudget)
+    assert (first < 3 * SOCKETS) == (kind is LoopBudget)
+
+
+class Rings:
+    """Alarms that are due at once; hearing one takes a second of a clock that only they move."""
+
+    def __init__(self, *, has_budget: bool, cancelled: int = 0) -> None:
+        self.now = 0.0
+        self._cancelled = cancelled
+        self.each: list[int] = []
+        """How many were heard in each iteration of the loop."""
+
+        self._budget = LoopBudget(4.5, lambda: self.now) if has_budget else None
+        self._loop = asyncio.get_running_loop()
+        self.alarms = [Alarm(self._hear, self._budget) for _ in range(SOCKETS * MESSAGES)]
+        for alarm in self.alarms:
+            alarm.set(self._loop.time())
+        self._count()
+
+    async def finish(self, rings: int) -> None:
+        await until(lambda: sum(self.each) >= rings)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert sum(self.each) == rings
+
+    def _hear(self) -> None:
+        self.now += 1.0
+        if self.now == SOCKETS:  # by now the others wait
+            for alarm in self.alarms[len(self.alarms) - self._cancelled :]:
+                alarm.cancel()
+        self.each[-1] += 1
+
+    def _count(self) -> None:
+        self.each.append(0)
+        if len(self.each) < 10_000:
+            self._loop.call_soon(self._count)
+
+
+@pytest.mark.parametrize("has_budget", [True, False], ids=["shipped", "control"])
+async def test_alarms_that_are_due_together_share_the_time_of_an_iteration(has_budget: bool) -> None:
+    rings = Rings(has_budget=has_budget)
+    await rings.finish(len(rings.alarms))
+    assert (max(rings.each) <= 2 * 5) == has_budget
+
+
+async def test_an_alarm_that_is_cancelled_while_it_waits_does_not_ring() -> None:
+    rings = Rings(has_budget=True, cancelled=3)
+    await rings.finish(len(rings.alarms) - 3)

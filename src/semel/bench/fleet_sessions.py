@@ -27,7 +27,7 @@ from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
 from semel.wire.events import Admitted
 from semel.wire.limits import Deadlines
-from semel.wire.zmq import FrontendLink, Peer, ReadBudget, WorkerListener, link_context
+from semel.wire.zmq import FrontendLink, LoopBudget, Peer, WorkerListener, link_context
 from semel.worker.news import Load, News
 from semel.worker.publisher import Publisher
 
@@ -60,7 +60,7 @@ _DESCRIPTORS_EACH: Final = 6
 _AT_ONCE: Final = 50
 _MAX_THREADS: Final = 4
 _MAX_GAP_MS: Final = 50.0
-_GC_THRESHOLDS: Final = (50_000, 20, 20)
+_GC_THRESHOLDS: Final = (10_000, 2, 1_000)
 """As a frontend sets them."""
 
 Tell = Callable[[str], None]
@@ -174,7 +174,7 @@ async def _measure(
     async with AsyncExitStack() as stack:
         before, files = _threads(), _descriptors()
         context = await stack.enter_async_context(link_context())
-        budget, fleet, tasks = ReadBudget(), Fleet(), []
+        budget, fleet, tasks = LoopBudget(), Fleet(), []
         for number in range(sessions):
             name = f"bench-{number}"
             link = FrontendLink(

@@ -71,7 +71,7 @@ from semel.telemetry.metrics import (
 )
 from semel.telemetry.request_context import traced
 from semel.telemetry.tracing import Collector, start_tracing
-from semel.wire.zmq import FrontendLink, ReadBudget, link_context
+from semel.wire.zmq import FrontendLink, LoopBudget, link_context
 
 if TYPE_CHECKING:
     import zmq
@@ -262,7 +262,7 @@ class _Parts:
         fleet = Fleet(health=FleetHealth(self.options.ejection, meter=self.meter), cell=self.options.serving.cell.name)
         roster = WorkerDirectory(self.options.workers, self.options.sources)
         context = await stack.enter_async_context(link_context())
-        connect, transport = partial(self._connect, context, ReadBudget()), self.options.keys.transport
+        connect, transport = partial(self._connect, context, LoopBudget()), self.options.keys.transport
         members = Membership(fleet, connect, renew=partial(connect, newest_only=True), keys=transport.keys)
         stack.push_async_callback(members.close)
         stack.callback(asyncio.create_task(follow_keys(transport, members.replace_keys, self.meter)).cancel)
@@ -276,7 +276,7 @@ class _Parts:
 
     @contextlib.asynccontextmanager
     async def _connect(
-        self, context: zmq.Context[zmq.Socket[bytes]], budget: ReadBudget, address: str, *, newest_only: bool = False
+        self, context: zmq.Context[zmq.Socket[bytes]], budget: LoopBudget, address: str, *, newest_only: bool = False
     ) -> AsyncIterator[RemoteWorker]:
         from semel.fleet.worker import RemoteWorker
 

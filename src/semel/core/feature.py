@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Self
 
+import msgspec
 from msgspec import Struct
 
 from semel.core.layout import Layout
@@ -101,9 +102,12 @@ class Feature:
         return f"Feature({self.modality}, {fields}, {self.layout!r})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FeatureInfo:
-    """A feature without its tensors: what a reference by digest needs."""
+class FeatureInfo(msgspec.Struct, frozen=True, gc=False):
+    """A feature without its tensors: what a reference by digest needs.
+
+    It is part of no cycle, so the garbage collector leaves it alone, and with it the maps of a frontend that have
+    millions of them.
+    """
 
     modality: Modality
     nbytes: int

@@ -209,6 +209,7 @@ class RemoteWorker:
                 except Exception:  # an edge: nor must ours, in what we make of one worker's message
                     logger.exception("an event of the worker at %s failed: its session is opened anew", self.name)
                     self._reset("the frontend failed on a message; its log says why")
+                del event  # or a thousand idle links keep a slice of a snapshot each
         finally:
             for task in self._tasks:
                 task.cancel()

@@ -10,15 +10,15 @@ from semel.wire.zmq.address import memory_path
 from semel.wire.zmq.backoff import Backoff
 from semel.wire.zmq.link import Connected, FrontendLink, LinkSession
 from semel.wire.zmq.listener import Peer, WorkerListener
-from semel.wire.zmq.loop import ReadBudget, link_context
+from semel.wire.zmq.loop import LoopBudget, link_context
 
 __all__ = [
     "Backoff",
     "Connected",
     "FrontendLink",
     "LinkSession",
+    "LoopBudget",
     "Peer",
-    "ReadBudget",
     "WorkerListener",
     "link_context",
     "memory_path",

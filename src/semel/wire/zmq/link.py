@@ -25,7 +25,7 @@ from semel.wire.messages import NONCE_BYTES, Resume
 from semel.wire.session import Session, ToWorker
 from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.backoff import NO_HANDSHAKE, Backoff, Retries
-from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, ReadBudget, weight
+from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopBudget, weight
 from semel.wire.zmq.sockets import NO_KEYS_MATCH, ClientSockets, SessionSocket, ZmqClientSockets
 
 __all__ = ["Connected", "FrontendLink", "LinkSession"]
@@ -107,7 +107,7 @@ class FrontendLink:
 
     Iteration yields the events; a session begins with Connected and ends with Closed or Reset. A failed attempt yields
     a Reset with its reason: the owner decides whether to wait on after `key` or `protocol`. Many links share one
-    context (`link_context`), and with it one I/O thread, and one `ReadBudget`; a link without a context has its own.
+    context (`link_context`), and with it one I/O thread, and one `LoopBudget`; a link without a context has its own.
     `key` is a fleet key, or the transport keys of a frontend. Its sockets may be others than zmq's; what has to be
     random comes from the operating system, unless a simulation gives something else.
     """
@@ -122,7 +122,7 @@ class FrontendLink:
         deadlines: Deadlines | None = None,
         backoff: Backoff | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
-        budget: ReadBudget | None = None,
+        budget: LoopBudget | None = None,
         newest_only: bool = False,
         sockets: ClientSockets | None = None,
         random: Random = _SYSTEM,
@@ -140,6 +140,7 @@ class FrontendLink:
         """Why the last attempt or session ended."""
 
         self._sockets = sockets or ZmqClientSockets(self._limits, self._deadlines, context, budget)
+        self._budget = budget
         self._random = random
         self.resume: Callable[[], Resume | None] = lambda: None
         """What the owner knows from earlier sessions."""
@@ -153,7 +154,7 @@ class FrontendLink:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._on_time)
+        self._alarm = Alarm(self._on_time, self._budget)
         self._queue: EventQueue[Event | Connected] = EventQueue(
             max_events=_MAX_EVENTS, max_bytes=self._limits.max_feature_bytes, on_room=self._resume
         )

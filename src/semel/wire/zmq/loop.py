@@ -20,7 +20,7 @@ from semel.wire.codec import MAX_FRAMES, Buffer, Frames
 from semel.wire.events import Arrived, Event
 from semel.wire.limits import Deadlines, Limits
 
-__all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopSocket", "ReadBudget", "configure", "end", "link_context", "weight"]
+__all__ = ["LINGER_MS", "Alarm", "EventQueue", "LoopBudget", "LoopSocket", "configure", "end", "link_context", "weight"]
 
 LINGER_MS: Final = 1000
 """Time that a properly closed socket has for its last messages."""
@@ -39,11 +39,11 @@ _BATCH: Final = 32
 _T = TypeVar("_T")
 
 
-class ReadBudget:
-    """The time that many sockets together may read in one iteration of the loop. Those that have to wait take turns.
+class LoopBudget:
+    """The time that many links together may take in one iteration of the loop. Those that have to wait take turns.
 
     What is read wakes its readers, who may take several times as long as reading: a thousand workers that announce all
-    they hold at once would keep the loop for seconds.
+    they hold at once would keep the loop for seconds. Their heartbeats fall due together too: 50 ms for 400 of them.
     """
 
     def __init__(self, max_s: float = 0.002, now: Callable[[], float] = perf_counter) -> None:
@@ -59,16 +59,16 @@ class ReadBudget:
         return bool(self._waiting)
 
     def has_time(self) -> bool:
-        """Whether one more message may be read in this iteration."""
+        """Whether one more message may be read, or one more alarm be heard, in this iteration."""
         if self._until is None:
             self._until = self._now() + self._max_s
             self._loop.call_soon(self._renew)
             return True
         return self._now() < self._until
 
-    def wait(self, read: Callable[[], None]) -> None:
+    def wait(self, turn: Callable[[], None]) -> None:
         """Call when there is time again, after those who wait already."""
-        self._waiting.append(read)
+        self._waiting.append(turn)
 
     def _renew(self) -> None:
         self._until = None
@@ -82,7 +82,7 @@ class LoopSocket:
     """A zmq socket that calls `on_message` for each message, and sends at once or not at all."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], budget: ReadBudget | None = None
+        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], budget: LoopBudget | None = None
     ) -> None:
         self._socket = socket
         self._budget = budget
@@ -91,7 +91,8 @@ class LoopSocket:
         self._scheduled = self._closed = False
         self.is_paused = self.is_waiting = False
         self._descriptor: int = socket.FD
-        self._loop.add_reader(self._descriptor, self._read)
+        self._is_watched = False
+        self._watch()
         self._schedule()
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -122,7 +123,7 @@ class LoopSocket:
         """Close it; messages not sent within the time are lost."""
         if not self._closed:
             self._closed = True
-            self._loop.remove_reader(self._descriptor)
+            self._unwatch()
             self._socket.disable_monitor()
             self._socket.close(linger_ms)
 
@@ -131,11 +132,21 @@ class LoopSocket:
             self._scheduled = True
             self._loop.call_soon(self._read)
 
+    def _watch(self) -> None:
+        if not self._is_watched and not self._closed:
+            self._is_watched = True
+            self._loop.add_reader(self._descriptor, self._read)
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._loop.remove_reader(self._descriptor)
+
     def _take_turn(self) -> None:
         self.is_waiting = False
-        if not self._closed:
-            self._loop.add_reader(self._descriptor, self._read)
-            self._read()
+        self._read()
+        if not self.is_waiting:
+            self._watch()
 
     def _read(self) -> None:
         if self.is_waiting:
@@ -145,7 +156,7 @@ class LoopSocket:
         for count in range(_BATCH):
             if budget is not None and (not budget.has_time() or (count and budget.is_contended)):
                 self._scheduled = self.is_waiting = True
-                self._loop.remove_reader(self._descriptor)  # or the loop would tell of it in every iteration
+                self._unwatch()  # or the loop would tell of it in every iteration
                 budget.wait(self._take_turn)
                 return
             if self.is_paused or self._closed or (frames := self._receive()) is None:
@@ -171,8 +182,9 @@ class LoopSocket:
 class Alarm:
     """One timer, which is only ever brought forward: firing too early costs nothing."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
+    def __init__(self, ring: Callable[[], None], budget: LoopBudget | None = None) -> None:
         self._ring = ring
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
         self._due = inf
@@ -193,6 +205,11 @@ class Alarm:
         self._handle, self._due = None, inf
 
     def _go_off(self) -> None:
+        if self._due == inf:
+            return  # cancelled while it waited
+        if self._budget is not None and not self._budget.has_time():
+            self._budget.wait(self._go_off)
+            return
         self.late_s = self._loop.time() - self._due
         self._handle, self._due = None, inf
         self._ring()

@@ -18,7 +18,7 @@ from semel.wire.codec import Buffer, Frames
 from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.zmq.address import ZAP_ENDPOINT, SocketFile, admit, secure_client, secure_server
-from semel.wire.zmq.loop import LoopSocket, ReadBudget, configure, end
+from semel.wire.zmq.loop import LoopBudget, LoopSocket, configure, end
 
 __all__ = ["NO_KEYS_MATCH", "ClientSockets", "ServerSockets", "SessionSocket", "ZmqClientSockets", "ZmqServerSockets"]
 
@@ -111,7 +111,7 @@ class _MonitoredSocket(LoopSocket):
         monitor: zmq.Socket[bytes],
         on_message: OnMessage,
         on_broken: OnBroken,
-        budget: ReadBudget | None,
+        budget: LoopBudget | None,
     ) -> None:
         super().__init__(socket, on_message, budget)
 
@@ -136,7 +136,7 @@ class ZmqClientSockets:
         limits: Limits,
         deadlines: Deadlines,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
-        budget: ReadBudget | None = None,
+        budget: LoopBudget | None = None,
     ) -> None:
         self._limits = limits
         self._deadlines = deadlines
