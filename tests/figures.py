@@ -68,7 +68,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "encoder": Figures("semel bench encoder", ("docs/encoder.md", "README.md"), 2),
     "cache": Figures("semel bench cache", ("docs/caching.md", "README.md"), 2),
     "streams": Figures("semel bench streams", ("docs/serving.md", "README.md"), 2),
-    "fleet": Figures("semel bench fleet --items 640", ("docs/scale.md",), 1),
+    "fleet": Figures("semel bench fleet", ("docs/scale.md",), 2),
     "trace-table": Figures("python -m tests.fleet.trace_table 1000", ("docs/fleet.md", "docs/scale.md"), 10),
     "random-fleets": Figures("python -m tests.fleet.random_fleets 100000", ("docs/scale.md",), 10),
     "dashboard": Figures("python -m tests.fleet.dashboard docs/dashboard.png", ("docs/serving.md",), 5),
