@@ -8,6 +8,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── HeadTooLarge        431  its request line and headers are over a limit
     │   ├── AmbiguousMedia      409  a name alone that its tenant has given to two contents
     │   ├── InvalidKey          401  no API key, or one that this server does not know
+    │   ├── ForeignOrigin       403  a web page of another origin sent the request
     │   ├── MisdirectedRequest  421  the request names another host
     │   ├── MediaError          400  the media cannot be used
     │   │   ├── MediaUndecodable     400  not a file of an accepted format, or a damaged one
@@ -59,6 +60,7 @@ __all__ = [
     "EngineHung",
     "FeatureMissing",
     "FeatureRejected",
+    "ForeignOrigin",
     "HeadTooLarge",
     "InvalidKey",
     "InvalidRequest",
@@ -143,6 +145,13 @@ class InvalidKey(RequestError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class ForeignOrigin(RequestError):
+    """A web page of an origin that is not allowed here sent the request (threats S25)."""
+
+    status = 403
+    code = "foreign_origin"
 
 
 class MisdirectedRequest(RequestError):

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from semel.bench.ports import free_port
+from semel.compose import reloading
 from semel.compose.edge import reloaded_files
+from semel.compose.reloading import ReloadedFiles
 from semel.core import Keyring
 from semel.core.keyring import hash_key
+from semel.errors import ConfigError
 from semel.frontend.limits import RefusalLimits
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.refusal_rate import AddressThrottle
@@ -187,6 +190,55 @@ async def test_a_file_written_in_place_with_the_same_size_and_time_is_noticed(ke
     await served.files[0].refresh()
     async with served.server.running():
         assert [await served.status(OLD), await served.status(NEW)] == [401, 200]
+
+
+class Once:
+    """Fails the first time, as a process that is out of descriptors does."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+        self.uses: list[str] = []
+
+    def load(self) -> str:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return "keys"
+
+
+class Hasty(ReloadedFiles[str]):
+    """Mutant: it takes what it has looked at for what is in use."""
+
+    async def refresh(self) -> None:
+        try:
+            await super().refresh()
+        finally:
+            self._used, self._failure = await asyncio.to_thread(reloading._fingerprint, self._paths), ""
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("cannot read it"), OSError(24, "too many open files")], ids=["ours", "any"]
+)
+@pytest.mark.parametrize("kind", [ReloadedFiles, Hasty], ids=["shipped", "mutant"])
+async def test_a_file_that_could_not_be_read_once_is_read_again(
+    keys_file: Path, kind: type[ReloadedFiles[str]], error: Exception
+) -> None:
+    """Else a revoked key would be accepted until somebody edits the file."""
+    once, meter = Once(error), Meter()
+    files = kind("api_keys", [keys_file], once.load, once.uses.append, meter)
+    for uses in (0, 1, 1):
+        await files.refresh()
+        assert len(once.uses) == (uses if kind is ReloadedFiles else 0)
+        assert sum_of(meter.render().decode(), "semel_file_stale") == (kind is ReloadedFiles and uses == 0)
+
+
+def test_a_file_that_gets_another_owner_has_changed(keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who owns it decides whether it may be used. Control: nothing changes, and neither does what is compared."""
+    before = reloading._fingerprint([keys_file])
+    assert reloading._fingerprint([keys_file]) == before
+    status = os.stat_result(keys_file.stat())
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([*status[:4], status.st_uid + 1, *status[5:]]))
+    assert reloading._fingerprint([keys_file]) != before
 
 
 async def test_certificates_are_read_again_and_a_broken_one_is_not(tmp_path: Path, keys_file: Path) -> None:

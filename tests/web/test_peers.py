@@ -132,7 +132,7 @@ def test_what_is_allowed_depends_on_address_keys_and_names() -> None:
 async def check_rebinding(allowed: tuple[str, ...]) -> None:
     """A page at evil.example whose name has become 127.0.0.1 reads nothing."""
     counted: list[str] = []
-    app = HostCheck(Echo(), allowed, counted.append)
+    app = HostCheck(Echo(), allowed, (), counted.append)
 
     async def ask(*hosts: str) -> int:
         sent: list[Any] = []
@@ -148,6 +148,46 @@ async def check_rebinding(allowed: tuple[str, ...]) -> None:
     assert [await ask("localhost:8000"), await ask()] == [200, 200]
     assert [await ask("evil.example:8000"), await ask("localhost", "evil.example")] == [421, 421]
     assert counted == ["misdirected_request"] * 2
+
+
+async def check_foreign_pages(allowed: tuple[str, ...], origins: tuple[str, ...] = ()) -> None:
+    """A page at evil.example posts to 127.0.0.1, and does not care that it cannot read the answer."""
+    counted: list[str] = []
+    app = HostCheck(Echo(), allowed, origins, counted.append)
+
+    async def ask(*headers: tuple[bytes, bytes]) -> int:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"127.0.0.1:8000"), *headers]}
+        await app({**scope, "client": ("127.0.0.1", 1)}, None, send)  # type: ignore[arg-type]
+        return int(sent[0]["status"])
+
+    ours = [b"http://localhost:3000", b"http://127.0.0.1:8000", b"https://[::1]:8000", *map(str.encode, origins)]
+    assert [await ask()] + [await ask((b"origin", one)) for one in ours] == [200] * (len(ours) + 1)
+    foreign = [
+        b"https://evil.example",
+        b"null",
+        b"",
+        b"chrome-extension://x",
+        b"https://localhost.evil.example",
+        b"localhost",
+    ]
+    assert [await ask((b"origin", one)) for one in foreign] == [403] * len(foreign)
+    assert await ask((b"origin", ours[0]), (b"origin", foreign[0])) == 403
+    assert counted == ["foreign_origin"] * (len(foreign) + 1)
+
+
+@pytest.mark.parametrize("origins", [(), ("https://chat.example",)])
+async def test_a_page_of_another_host_is_refused_and_counted_S25(origins: tuple[str, ...]) -> None:
+    await check_foreign_pages(LOCAL, origins)
+
+
+async def test_mutant_an_app_that_takes_any_origin_works_for_the_page() -> None:
+    with pytest.raises(AssertionError):
+        await check_foreign_pages(LOCAL, ("*",))
 
 
 async def test_a_page_that_rebinds_its_name_is_refused_and_counted_S25() -> None:

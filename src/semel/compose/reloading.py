@@ -1,13 +1,15 @@
 """Files that a running frontend reads again when they change: API keys and certificates (threats S25).
 
 What a file holds is compared, not its time: a file that was replaced, written in place or mounted anew is noticed all
-the same. A file that cannot be used changes nothing: what it held before stays in use, and log and metrics say so.
+the same. A file that cannot be used changes nothing: what it held before stays in use, log and metrics say so, and it
+is tried again until it can be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -43,10 +45,12 @@ class ReloadedFiles(Generic[_T]):
         self._load = load
         self._use = use
         self._meter = meter
-        self._seen: bytes | None = None
-        """None until they were read here: they may have changed since the process began."""
+        self._used: bytes | None = None
+        """What is in use; None until they were read here: they may have changed since the process began."""
 
-        self._is_stale = False
+        self._failure = ""
+        """Why what is there now cannot be used."""
+
         meter.watch(self.samples)
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
             meter.count(FILE_RELOADS, name, outcome, amount=0)
@@ -54,44 +58,51 @@ class ReloadedFiles(Generic[_T]):
     async def run(self) -> None:
         """Look after them until cancelled."""
         while True:
-            try:
-                await self.refresh()
-            except Exception:  # whatever it was, a later change must be noticed: a key may have to be revoked
-                logger.exception("%s: could not be looked at, in a way that we do not expect", self._name)
+            await self.refresh()
             await asyncio.sleep(_EVERY_S)
 
     async def refresh(self) -> None:
-        """Read them again if they have changed."""
-        current = await asyncio.to_thread(_fingerprint, self._paths)
-        if current == self._seen:
-            return
-        is_first, self._seen = self._seen is None, current
+        """Read them again if they have changed, or could not be used the last time."""
         try:
-            self._use(await asyncio.to_thread(self._load))
+            await self._refresh()
         except (ConfigError, ValueError) as error:
-            self._is_stale = True
-            self._meter.count(FILE_RELOADS, self._name, "failed")
-            logger.warning("%s: changed, and cannot be used; what was there before stays in use: %s", self._name, error)
+            if self._is_news(str(error)):
+                self._meter.count(FILE_RELOADS, self._name, "failed")
+                logger.warning(
+                    "%s: changed, and cannot be used; what was there before stays in use: %s", self._name, error
+                )
+        except Exception as error:  # whatever it was, a later change must be noticed: a key may have to be revoked
+            if self._is_news(repr(error)):
+                logger.exception("%s: could not be looked at, in a way that we do not expect", self._name)
+
+    async def _refresh(self) -> None:
+        current = await asyncio.to_thread(_fingerprint, self._paths)
+        if current == self._used and not self._failure:
             return
-        self._is_stale = False
+        self._use(await asyncio.to_thread(self._load))
+        is_first, self._used, self._failure = self._used is None, current, ""
         if not is_first:
             self._meter.count(FILE_RELOADS, self._name, "ok")
             logger.info("%s: read again from %s", self._name, ", ".join(map(str, self._paths)))
 
+    def _is_news(self, failure: str) -> bool:
+        """Whether it failed in another way than the last time."""
+        before, self._failure = self._failure, failure or "for no reason"
+        return before != self._failure
+
     def samples(self) -> Iterator[Sample]:
         """The metrics."""
-        yield FILE_STALE, self._is_stale, (self._name,)
+        yield FILE_STALE, bool(self._failure), (self._name,)
 
 
 def _fingerprint(paths: Sequence[Path]) -> bytes:
-    """What the files hold and who may read them, as one hash. A file that cannot be read has one too."""
+    """What the files hold, whose they are, who may read them: one hash. A file that cannot be read has one too."""
     state = blake3()
     for path in paths:
         try:
             with path.open("rb") as file:
-                content = file.read(_MAX_BYTES)
-                mode = path.stat().st_mode
-            state.update(b"\1%d %d " % (mode, len(content)))
+                content, status = file.read(_MAX_BYTES), os.fstat(file.fileno())
+            state.update(b"\1%d %d %d %d " % (status.st_mode, status.st_uid, status.st_gid, len(content)))
             state.update(content)
         except OSError:
             state.update(b"\0")

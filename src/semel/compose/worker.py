@@ -45,6 +45,8 @@ from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.session_settings import SessionSettings
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from semel.engine import Engine
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
@@ -248,6 +250,7 @@ async def _admin(
 ) -> AsyncIterator[None]:
     """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
     from semel.engine.vllm.statistics import export_metrics
+    from semel.web.host_check import HostCheck, allowed_hosts_at
     from semel.web.server import HttpServer
     from semel.worker.admin import AdminKey, create_admin_app
 
@@ -272,7 +275,11 @@ async def _admin(
         lookups.count(engine.contract.model, modality, "worker", 1, hit)
         engine.count_items(1, int(hit))
 
-    app = create_admin_app(engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason)
+    app: ASGIApp = create_admin_app(
+        engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason
+    )
+    if hosts := allowed_hosts_at(options.metrics_host, (), has_keys=False):
+        app = HostCheck(app, hosts)
     address = options.metrics_host, options.admin_port
     server = HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host")
     async with contextlib.AsyncExitStack() as stack:

@@ -115,7 +115,7 @@ def create_app(
         secured=bool(keys),
         closed=service.unknown_fields_mode == "refuse",
         middleware=[
-            *_host_check(allowed_hosts, count_refusal),
+            *_host_check(allowed_hosts, cors, count_refusal),
             *_cors(cors),
             Middleware(RequestCounter, meter=meter),  # outside of the rest: what is refused counts as well
             Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
@@ -126,8 +126,10 @@ def create_app(
     )
 
 
-def _host_check(allowed: Sequence[str], count: Callable[[str], None]) -> list[Middleware]:
-    return [Middleware(HostCheck, allowed=allowed, count=count, respond=refusal)] if allowed else []
+def _host_check(allowed: Sequence[str], cors: CorsSettings, count: Callable[[str], None]) -> list[Middleware]:
+    if not allowed:
+        return []
+    return [Middleware(HostCheck, allowed=allowed, origins=cors.allowed_origins, count=count, respond=refusal)]
 
 
 def _cors(cors: CorsSettings) -> list[Middleware]:

@@ -1,7 +1,8 @@
-"""The check of the `Host` header, for servers that only this machine reaches (threats S25).
+"""The check of the `Host` and `Origin` headers, for servers that only this machine reaches (threats S25).
 
-A web page can send requests to 127.0.0.1 from a browser of this machine. By DNS rebinding, a name of the page's own
-becomes 127.0.0.1, and then it can read the answers too. But the browser names that host, so it is refused here.
+A web page can send requests to 127.0.0.1 from a browser of this machine. It cannot read the answers, but work is done
+for it; the browser names the page's origin, so it is refused here. By DNS rebinding, a name of the page's own becomes
+127.0.0.1, and then it could read the answers too. But the browser names that host, so it is refused as well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import MisdirectedRequest, SemelError
+from semel.errors import ForeignOrigin, MisdirectedRequest, SemelError
 from semel.web.errors import error_response
 from semel.web.peers import is_loopback
 
@@ -41,34 +42,52 @@ def is_allowed_host(header: str, allowed: Sequence[str]) -> bool:
 
 
 class HostCheck:
-    """Refuses requests for another host with 421."""
+    """Refuses requests for another host with 421, and those of pages from another host with 403."""
 
     def __init__(
         self,
         app: ASGIApp,
         allowed: Sequence[str],
+        origins: Sequence[str] = (),
         count: Callable[[str], None] = lambda _: None,
         respond: Callable[[SemelError, Scope], Response] = lambda error, _: error_response(error),
     ) -> None:
-        """`count` receives the code of each refusal; `respond` makes its response."""
+        """Pages of `origins` are allowed too, with "*" all. `count` receives the code of each refusal; `respond` makes
+        its response."""
         self._app = app
         self._allowed = tuple(allowed)
+        self._origins = frozenset(origins)
         self._count = count
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http" or self._is_allowed(scope):
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is None:
             await self._app(scope, receive, send)
             return
-        error = MisdirectedRequest(
-            "this server is not the host that the request names: connect to it by its address, or name the host with "
-            "--allowed-hosts"
-        )
         self._count(error.code)
         await self._respond(error, scope)(scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        # No browser leaves it out, and none sends two.
-        return not hosts or (len(hosts) == 1 and is_allowed_host(hosts[0], self._allowed))
+    def _refusal(self, scope: Scope) -> MisdirectedRequest | ForeignOrigin | None:
+        # No browser leaves out the host, and none sends two.
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        if len(hosts) > 1 or not all(is_allowed_host(host, self._allowed) for host in hosts):
+            return MisdirectedRequest(
+                "this server is not the host that the request names: connect to it by its address, or name the host "
+                "with --allowed-hosts"
+            )
+        if not all(map(self._is_allowed_origin, origins)):
+            return ForeignOrigin(
+                "web pages of other origins may not call this server: name the origin with --allowed-origins"
+            )
+        return None
+
+    def _is_allowed_origin(self, origin: str) -> bool:
+        scheme, _, host = origin.partition("://")
+        is_ours = scheme in ("http", "https") and is_allowed_host(host, self._allowed)
+        return is_ours or bool({origin, "*"} & self._origins)
+
+
+def _values(scope: Scope, header: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == header]

@@ -144,9 +144,11 @@ class LoopSocket:
 
     def _take_turn(self) -> None:
         self.is_waiting = False
-        self._read()
-        if not self.is_waiting:
-            self._watch()
+        try:
+            self._read()
+        finally:
+            if not self.is_waiting:
+                self._watch()
 
     def _read(self) -> None:
         if self.is_waiting:
