@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -27,14 +30,35 @@ from semel.fleet.ejection import EjectionLimits
 from semel.fleet.failover import FleetHealth, is_worker_fault
 from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
 from semel.fleet.membership import Membership
+from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.telemetry import Meter
 from semel.testing.engine import EngineFault
 from semel.wire.messages import Status
 from tests.fleet.test_membership import connect
 from tests.waiting import until
-from tests.wire.examples import digest_of
+from tests.wire.examples import CONTRACT, digest_of
 from tests.worker.pairing import Rig, expected, feature, prompt, rig
+
+
+class Sender:
+    """A worker to which nothing goes."""
+
+    contract = CONTRACT
+
+    def abort(self, stream: RemoteStream) -> None: ...
+
+    def forget(self, stream: RemoteStream) -> None: ...
+
+
+class Remembering(RemoteStream):
+    """Mutant: it keeps its error when it is closed."""
+
+    async def close(self) -> None:
+        error = self._error
+        await super().close()
+        self._error = error
+
 
 KINDS = (StreamedAnswer, BufferedAnswer)
 
@@ -313,3 +337,42 @@ async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(
         assert set(rigs[1].listener.peers) == other_peers, "in the same session as before"
         assert odd in caplog.text
         assert "KeyError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [RemoteStream, Remembering], ids=["shipped", "mutant"])
+async def test_a_failed_answer_is_freed_when_it_is_closed(kind: type[RemoteStream]) -> None:
+    """With its prompt and its error, and not when the garbage collector walks the oldest of all objects."""
+
+    async def make(_: Digest) -> Feature:
+        raise AssertionError
+
+    stream = kind(Submission("r", prompt([1]), {}), make, cast("Any", Sender()))
+    freed = weakref.ref(stream)
+    gc.disable()
+    try:
+        stream.break_off(WorkerLost("the engine died"))
+        try:
+            await stream.until_accepted()
+        except WorkerLost:
+            pass
+        else:
+            raise AssertionError
+        await stream.close()
+        del stream
+        assert (freed() is None) == (kind is RemoteStream)
+    finally:
+        gc.enable()
+
+
+async def test_who_waits_for_an_answer_that_is_closed_waits_no_more() -> None:
+    async def make(_: Digest) -> Feature:
+        raise AssertionError
+
+    stream = RemoteStream(Submission("r", prompt([1]), {}), make, cast("Any", Sender()))
+    waiting = asyncio.create_task(stream.until_accepted())
+    await asyncio.sleep(0)
+    stream.break_off(WorkerLost("the engine died"))
+    await stream.close()
+    with pytest.raises(ServiceError, match="closed"):
+        async with asyncio.timeout(10):
+            await waiting

@@ -110,6 +110,7 @@ class RemoteStream:
         self._overflow: SemelError | None = None
         """Why what waited was dropped, if it was."""
 
+        self._is_closed = False
         self._is_resumable = False
         """Whether the error is one that another worker may not make."""
 
@@ -157,6 +158,11 @@ class RemoteStream:
             self._worker.abort(self)
             self._watcher.on_abort(self._has_begun)
         self._worker.forget(self)
+        # An error that was raised here refers to this stream: without the way back all of it is freed now.
+        self._unfinished.clear()
+        self._error = self._overflow = None
+        self._is_closed = True
+        self._changed.set()
 
     @property
     def is_answered(self) -> bool:
@@ -232,8 +238,10 @@ class RemoteStream:
         self._changed.set()
 
     async def _wait(self) -> None:
-        if self._error is None:
+        if self._error is None and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
+        if self._is_closed:
+            raise ServiceError("the answer was closed while it was waited for")
         if self._error is not None and not self._outputs:
             raise self._error

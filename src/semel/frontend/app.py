@@ -85,10 +85,10 @@ def create_app(
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, SemelError)
         response = refusal(error, request.scope)
+        # What failed has the body: it must not wait with its answer, nor for the garbage collector.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, RequestError | Busy | NotReady):
             meter.count(REFUSALS, error.code)
-            # What failed has the body: it must not wait with its answer.
-            error.__traceback__ = error.__context__ = error.__cause__ = None
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
         return response
 
