@@ -25,7 +25,9 @@ from semel.telemetry.metrics import POOL_PROCESSED
 
 __all__ = ["Fault", "Modelled", "reply_body"]
 
-Fault = Literal["option", "planes", "values", "lost", "order", "refused", "slow", "again", "noise", "text"]
+Fault = Literal[
+    "option", "planes", "values", "lost", "order", "refused", "slow", "again", "noise", "text", "broken", "mute"
+]
 
 
 @dataclass
@@ -55,8 +57,12 @@ class Modelled:
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.fault == "mute" and body.get("logprobs"):
+            return web.json_response({"error": {"message": "Requested 5 logprobs, at most 3 of /a"}}, status=400)
         items = [part for message in body["messages"] for part in _items(message["content"])]
         if refused := [part["type"] for part in items if part["type"].removesuffix("_url") not in self.takes]:
+            if self.fault == "broken":
+                return web.json_response({"error": {"message": "internal"}}, status=500)
             message = f"At most 0 {refused[0]}(s) may be provided in /home/user/prompt"
             return web.json_response({"error": {"message": message}}, status=400)
         if items:

@@ -84,6 +84,44 @@ async def test_a_server_that_differs_from_itself_proves_nothing() -> None:
         options = Options(baseline=vllm, semel=semel, only=("text",), quick=True)
         report = await verify(Proof(options), CONFIGURED, lambda *_: None)
     assert part(report, "parity").outcome == "unsure"
+    assert not report.ok
+    assert "**Nothing proven: parity, control.**" in report.to_markdown()
+
+
+async def test_servers_that_refuse_every_question_prove_nothing() -> None:
+    mine, theirs = Modelled("mute"), Modelled("mute")
+    async with mine.serving() as semel, theirs.serving() as vllm:
+        options = Options(baseline=vllm, semel=semel, only=("text",), quick=True)
+        report = await verify(Proof(options), CONFIGURED, lambda *_: None)
+    assert part(report, "parity").outcome == "unsure"
+    assert part(report, "parity").lines == ("Requested 5 logprobs, at most 3 of …",)
+    assert part(report, "once").outcome == "skipped"
+    assert not report.ok
+
+
+async def test_a_server_s_own_failure_is_not_a_refusal() -> None:
+    """Where bare vLLM says 400 to audio, an answer of 500 is a difference. Control: 400 on both sides is none."""
+    assert (await proven(None)).ok
+    report = await proven("broken")
+    assert part(report, "parity").figures["causes"] == ["refused"]
+    assert not report.ok
+
+
+@pytest.mark.parametrize("outcome", ["unsure", "skipped", None])
+@pytest.mark.parametrize("name", ["parity", "control"])
+def test_without_answers_that_were_compared_nothing_is_proven(name: str, outcome: Any) -> None:
+    """Control: speed may be unsure, or not measured."""
+    passed = {one: Section(one, "passed", "") for one in ("configuration", "parity", "control")}
+    speed = Section("speed", "unsure", "")
+    assert VerifyReport({}, {}, [], (*passed.values(), speed)).ok
+    parts = dict(passed)
+    if outcome is None:
+        del parts[name]
+    else:
+        parts[name] = Section(name, outcome, "")
+    report = VerifyReport({}, {}, [], (*parts.values(), speed))
+    assert not report.ok
+    assert report.verdict == f"Nothing proven: {name}"
 
 
 def test_without_a_prefix_cache_a_repeat_has_no_limit_and_everything_else_has() -> None:

@@ -73,6 +73,7 @@ def _show(report: VerifyReport, path: Path) -> None:
         if section.outcome in ("failed", "unsure"):
             for line in section.lines[:8]:
                 console.print(f"         {line}", highlight=False, markup=False, soft_wrap=True)
-    words = "semel serves this model as bare vLLM does" if report.ok else "not proven"
-    console.print(f"{words}; the report is {path.name}.md and {path.name}.json", highlight=False, soft_wrap=True)
+    console.print(
+        f"{report.verdict}; the report is {path.name}.md and {path.name}.json", highlight=False, soft_wrap=True
+    )
     typer.echo()

@@ -43,6 +43,11 @@ class Refusal:
     status: int
     message: str
 
+    @property
+    def is_the_client_s(self) -> bool:
+        """Whether the request was at fault: two such refusals are alike. A server's own failure is like nothing."""
+        return 400 <= self.status < 500
+
 
 Reply = Answer | Refusal
 
@@ -76,9 +81,10 @@ def distance(one: Reply, other: Reply, tie: float = _EXACT) -> float:
 
     A place where both tokens are as likely as each other, but for `tie`, is a draw: what follows is not compared.
     """
+    if isinstance(one, Refusal) and isinstance(other, Refusal):
+        return 0.0 if one.is_the_client_s and other.is_the_client_s else math.inf
     if isinstance(one, Refusal) or isinstance(other, Refusal):
-        both = isinstance(one, Refusal) and isinstance(other, Refusal)
-        return 0.0 if both else math.inf
+        return math.inf
     if one.prompt != other.prompt:
         return math.inf
     farthest = 0.0

@@ -14,7 +14,7 @@ from typing import Literal
 from semel.verify.answers import Answer, Refusal, Reply, is_equal
 from semel.verify.questions import GREY, SWAPPED, Question
 
-__all__ = ["Cause", "Difference", "differences", "is_telling"]
+__all__ = ["Cause", "Difference", "alike_pairs", "differences", "telling_pairs"]
 
 Cause = Literal["refused", "text", "processor option", "swapped planes", "values", "lost item", "order", "together"]
 
@@ -55,16 +55,19 @@ def differences(
     return found
 
 
-def is_telling(questions: Sequence[Question], theirs: Mapping[str, Reply], tolerance: float) -> list[str]:
-    """The pairs of questions that bare vLLM answers alike, so that a comparison of these would prove nothing."""
+def telling_pairs(questions: Sequence[Question], theirs: Mapping[str, Reply]) -> list[tuple[str, str]]:
+    """Pairs of questions about different items, both of which bare vLLM answers."""
     named = {question.name for question in questions}
     pairs = [(name, name + suffix) for name in sorted(named) for suffix in (SWAPPED, GREY) if name + suffix in named]
     pairs += [(f"{kind} A", f"{kind} B") for kind in ("image", "audio", "video") if f"{kind} B" in named]
     return [
-        f"{one} and {other}"
-        for one, other in pairs
-        if isinstance(theirs[one], Answer) and is_equal(theirs[one], theirs[other], tolerance)
+        (one, other) for one, other in pairs if isinstance(theirs[one], Answer) and isinstance(theirs[other], Answer)
     ]
+
+
+def alike_pairs(pairs: Sequence[tuple[str, str]], theirs: Mapping[str, Reply], tolerance: float) -> list[str]:
+    """The pairs that bare vLLM answers alike, so that a comparison of these would prove nothing."""
+    return [f"{one} and {other}" for one, other in pairs if is_equal(theirs[one], theirs[other], tolerance)]
 
 
 def _cause(question: Question, replies: _Replies) -> tuple[Cause, str]:

@@ -11,7 +11,7 @@ from typing import Final
 from semel.bench.serving.bench import Bench, Side
 from semel.bench.serving.client import CHAT
 from semel.verify.answers import Answer, Refusal, Reply, distance, reply_of, tolerance_of
-from semel.verify.diagnosis import Difference, differences, is_telling
+from semel.verify.diagnosis import Difference, alike_pairs, differences, telling_pairs
 from semel.verify.questions import Question
 from semel.verify.report import Section, without_paths
 
@@ -69,8 +69,12 @@ async def _ask_at_once(side: Side, questions: Sequence[Question]) -> Replies:
 
 def judge(parity: Parity) -> list[Section]:
     """What the answers say: whether they can prove anything, then whether they are equal."""
-    own = [distance(parity.vllm[name], parity.vllm_at_once[name], 0.05) for name in parity.vllm]
-    tolerance = tolerance_of(own)
+    answered = [name for name, reply in parity.vllm.items() if isinstance(reply, Answer)]
+    if not answered:
+        words = "bare vLLM answers none of the questions: nothing can be compared"
+        messages = dict.fromkeys(reply.message for reply in parity.vllm.values() if isinstance(reply, Refusal))
+        return [Section("parity", "unsure", words, tuple(map(without_paths, list(messages)[:3])))]
+    tolerance = tolerance_of(distance(parity.vllm[name], parity.vllm_at_once[name], 0.05) for name in answered)
     if math.isinf(tolerance):
         words = "bare vLLM does not answer the same question alike twice: nothing can be compared"
         hint = "try --seed 0, --enforce-eager, or VLLM_BATCH_INVARIANT=1, on both sides"
@@ -111,7 +115,9 @@ def _refused(parity: Parity) -> list[Section]:
 
 def _telling(parity: Parity, tolerance: float) -> Section:
     """Whether bare vLLM tells drawn items apart at all."""
-    alike = is_telling(parity.questions, parity.vllm, tolerance)
-    if alike:
+    pairs = telling_pairs(parity.questions, parity.vllm)
+    if not pairs:
+        return Section("control", "unsure", "bare vLLM answers no two items, so nothing shows that it tells them apart")
+    if alike := alike_pairs(pairs, parity.vllm, tolerance):
         return Section("control", "unsure", "the model answers these alike, so they prove little", tuple(alike))
     return Section("control", "passed", "bare vLLM answers other items otherwise: a wrong one would be seen")

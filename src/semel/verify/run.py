@@ -130,6 +130,8 @@ def _once(answered: Sequence[Question], before: Scrape | None, after: Scrape | N
     if before is None or after is None:
         return _skipped("once", "semel's /metrics cannot be read: they are on another port, or need a key")
     items = {part for question in answered for part in (question.parts or (question.name,)) if question.modalities}
+    if not items:
+        return _skipped("once", "semel answered no question with an item")
     processed = after.total(POOL_PROCESSED) - before.total(POOL_PROCESSED)
     figures = {
         "items": len(items),
@@ -140,7 +142,7 @@ def _once(answered: Sequence[Question], before: Scrape | None, after: Scrape | N
     }
     lines = tuple(f"{name}: {value:g}" for name, value in figures.items())
     summary = f"{len(items)} items were preprocessed {processed:g} times"
-    if not processed and items:
+    if not processed:
         return Section("once", "unsure", "semel knew all items already; take another --draw-seed", lines, figures)
     return Section("once", "passed" if processed <= len(items) else "failed", summary, lines, figures)
 
