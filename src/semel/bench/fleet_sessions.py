@@ -60,7 +60,7 @@ _DESCRIPTORS_EACH: Final = 6
 _AT_ONCE: Final = 50
 _MAX_THREADS: Final = 4
 _MAX_GAP_MS: Final = 50.0
-_GC_THRESHOLDS: Final = (10_000, 2, 1_000)
+_GC_THRESHOLDS: Final = (10_000, 2, 50)
 """As a frontend sets them."""
 
 Tell = Callable[[str], None]
