@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
+from semel.embeddings.names import manifest_key
 from semel.embeddings.nodes import Node, Nodes
-from semel.embeddings.protocol import BlobStore
-from semel.embeddings.sealed import SealedStore
+from semel.embeddings.protocol import BlobStore, StoreLate
+from semel.embeddings.seal import MANIFEST_BYTES, Seal
+from semel.embeddings.sealed import Fetched, PublishOutcome, SealedStore, Stage
 from semel.testing.embedding_store import MemoryBlobs
 from tests.embeddings.redis import soon
 from tests.embeddings.stores import IDENTITY, KEY, TTL_S, Staging, content, digest_of, open_store, pieces, sealed
@@ -223,6 +226,77 @@ def test_a_node_that_is_late_leaves_time_for_the_others() -> None:
     found = [one.outcome for one in store.fetch(dict.fromkeys(digests, 1), Staging(), soon(4))]
     assert found.count("late") == held
     assert found.count("hit") == 20 - held
+
+
+class _EveryLateCallCounts(SealedStore):
+    """Asks a node also when there is no time left, and takes any late answer for a failure of the node."""
+
+    def _fetch_from(self, node: Node, group: Any, stage: Stage, deadline: float) -> list[Fetched]:
+        try:
+            with node.attempt() as blobs:
+                raws = blobs.get_many([manifest_key(one.name) for one in group], MANIFEST_BYTES, deadline)
+                for one, raw in zip(group, raws, strict=True):
+                    self._receive(blobs, one, raw, stage, deadline)
+        except StoreLate:
+            pass
+        return [Fetched(one.digest, "late") for one in group]
+
+    def _publish(self, blobs: BlobStore, entry: Any, _: Callable[[], bool], deadline: float) -> PublishOutcome:
+        blobs.put(entry.keys, entry.chunks(Seal(KEY, entry.name, entry.header)), 1, deadline)
+        return "late"
+
+
+def late(*_: object) -> Any:
+    raise StoreLate("there was no time for so many bytes")
+
+
+def is_up_after(make: type[SealedStore], case: str) -> bool:
+    """Whether a node that answers is taken to be up after three calls that were late."""
+    blobs = MemoryBlobs()
+    nodes = Nodes([Node("one", blobs)])
+    assert publish(SealedStore(KEY, IDENTITY, nodes, TTL_S), digest_of(1), content(NBYTES)) == "published"
+    store = make(KEY, IDENTITY, nodes, TTL_S)
+    if case in ("get_into", "put"):
+        setattr(blobs, case, late)
+    for _ in range(3):
+        if case == "put":
+            assert publish(store, digest_of(2), content(NBYTES)) == "late"
+        else:
+            until = soon(-1) if case == "queue" else soon()
+            (found,) = store.fetch({digest_of(1): FORM[0]}, Staging(), until)
+            assert found.outcome == "late"
+    return store.is_up
+
+
+@pytest.mark.parametrize("case", ["queue", "get_into", "put"])
+def test_a_node_that_answers_is_up_however_long_a_call_has_waited_and_however_large_an_output_is(case: str) -> None:
+    """Control: if every late call counted, the node would be taken to be down."""
+    assert is_up_after(SealedStore, case)
+    assert not is_up_after(_EveryLateCallCounts, case)
+
+
+def test_what_is_late_says_which_memory_to_free_and_what_came_before_stays() -> None:
+    blobs = MemoryBlobs()
+    store, staging = sealed(blobs), Staging()
+    digests = [digest_of(one) for one in range(3)]
+    for digest in digests:
+        assert publish(store, digest, content(NBYTES)) == "published"
+
+    def stage(digest: Digest, form: Form) -> list[memoryview] | None:
+        if digest == digests[1]:
+            setattr(blobs, "get_into", late)  # noqa: B010
+        return staging(digest, form)
+
+    found = store.fetch(dict.fromkeys(digests, FORM[0]), stage, soon())
+    assert [(one.outcome, one.is_staged) for one in found] == [("hit", True), ("late", True), ("late", False)]
+
+
+def test_a_node_that_does_not_answer_in_time_is_left_alone_after_three_calls() -> None:
+    blobs = MemoryBlobs()
+    store = sealed(blobs)
+    setattr(blobs, "get_many", late)  # noqa: B010
+    assert [store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome for _ in range(3)] == ["late"] * 3
+    assert not store.is_up
 
 
 def test_a_form_that_the_store_does_not_know_is_not_published() -> None:

@@ -7,10 +7,12 @@ is one in memory, which can fail in every way; `tests/fleet/test_store.py` has r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +22,10 @@ import pytest
 
 from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
 from semel.core.slices import in_slices
+from semel.embeddings import resp
 from semel.embeddings.nodes import Node, Nodes
-from semel.embeddings.sealed import SealedStore
+from semel.embeddings.protocol import StoreDown
+from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine
 from semel.engine.vllm.arrival_params import Staging
 from semel.engine.vllm.host_tier import HostTier
@@ -244,6 +248,48 @@ async def test_a_store_that_is_gone_is_not_waited_for_after_three_requests_and_u
         blobs.is_down = False
         await host.until_up()
         assert await host.ask(PICTURE) == (content(1),)
+
+
+async def is_up_after_a_crowd() -> bool:
+    """Whether the store is used after more requests have waited for threads than have got one in time."""
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        get_into: Any = blobs.get_into
+        free = threading.Event()
+
+        def wait(*arguments: Any) -> Any:
+            free.wait(SOON_S)
+            return get_into(*arguments[:-1], time.monotonic() + SOON_S)
+
+        setattr(blobs, "get_into", wait)  # noqa: B010
+        await asyncio.gather(*(host.ask(PICTURE) for _ in range(module._FETCHES + 8)))
+        assert host.total(metrics.EMBEDDING_FETCHES, "late") == module._FETCHES + 8
+        free.set()
+        await host.until(lambda: host.total(metrics.EMBEDDING_STORE_CALLS, "fetch") == module._FETCHES + 8)
+        await host.until(lambda: host.tier.staged_blocks == 0)
+        return host.total(metrics.EMBEDDING_STORE_UP) == 1
+
+
+async def test_requests_that_wait_for_each_other_do_not_take_the_store_to_be_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Control: a node that is asked though no time is left is taken to be down."""
+    assert await is_up_after_a_crowd()
+    monkeypatch.setattr(SealedStore, "_fetch_from", ask_whatever_the_time)
+    assert not await is_up_after_a_crowd()
+
+
+def ask_whatever_the_time(_: object, node: Node, group: Sequence[Any], stage: object, deadline: float) -> list[Fetched]:
+    """A mutant: a call without time asks the node, too, and its failure counts."""
+    with contextlib.suppress(StoreDown), node.attempt() as blobs:
+        blobs.get_many([], 0, deadline)
+        blobs.get_into([], [], lambda _: None, deadline)
+    return [Fetched(one.digest, "late") for one in group]
+
+
+def test_a_call_never_waits_for_a_connection_that_another_call_of_the_worker_has() -> None:
+    assert resp._CONNECTIONS >= module._FETCHES + 1
 
 
 async def test_a_worker_whose_encoder_makes_something_else_of_the_probe_leaves_the_store_alone(

@@ -20,7 +20,9 @@ from semel.embeddings.replies import Refusal, Replies, command, put_command
 
 __all__ = ["RespStore"]
 
-_CONNECTIONS: Final = 4
+_CONNECTIONS: Final = 5
+"""As many as a worker has threads for the store: a call that waits for another one of this worker would be late."""
+
 _SMALL_WINDOW: Final = 256
 _WINDOW: Final = 8
 """Chunks that are asked for ahead: more would only pile up in the store's memory."""

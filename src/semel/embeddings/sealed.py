@@ -145,16 +145,19 @@ class SealedStore:
             return buffers
 
         found: list[Fetched] = []
+        outcome: FetchOutcome = "late"
         try:
-            with node.attempt() as blobs:
-                keys = [manifest_key(one.name) for one in group]
-                for one, raw in zip(group, blobs.get_many(keys, MANIFEST_BYTES, deadline), strict=True):
-                    outcome, form = self._receive(blobs, one, raw, reserve, deadline)
-                    found.append(Fetched(one.digest, outcome, form, one.digest in staged))
+            if time.monotonic() < deadline:  # else it has waited for a thread, which is no fault of the node
+                with node.attempt() as blobs:
+                    keys = [manifest_key(one.name) for one in group]
+                    manifests = blobs.get_many(keys, MANIFEST_BYTES, deadline)
+                    with suppress(StoreLate):  # the node has answered: there was too little time for so many bytes
+                        for one, raw in zip(group, manifests, strict=True):
+                            became, form = self._receive(blobs, one, raw, reserve, deadline)
+                            found.append(Fetched(one.digest, became, form, one.digest in staged))
         except StoreDown as error:
             outcome = _outcome(error)
-            found += [Fetched(one.digest, outcome, None, one.digest in staged) for one in group[len(found) :]]
-        return found
+        return found + [Fetched(one.digest, outcome, None, one.digest in staged) for one in group[len(found) :]]
 
     def _receive(
         self, blobs: BlobStore, one: _Wanted, raw: bytes | None, stage: Stage, deadline: float
@@ -197,6 +200,8 @@ class SealedStore:
                 manifest = Manifest(entry.header, seal.digest()).pack(self._seal_key, entry.name)
                 is_first = blobs.put_new(key, manifest, self._ttl_ms, working)
                 outcome = "published" if is_first else "already_there"
+        except StoreLate:  # the node has answered: there was too little time for so many bytes
+            outcome = "late"
         finally:
             if outcome != "published":
                 _delete(blobs, entry.keys, deadline)
