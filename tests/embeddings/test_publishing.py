@@ -20,6 +20,8 @@ Script = tuple[tuple[Any, ...], ...]
 
 STEPS = settings(max_examples=80, stateful_step_count=60, deadline=None)
 AFTER, ITEMS, BYTES_PER_S = 2, 3, 100.0
+BELIEVED_S = 5.05
+"""No sum of the waits below, so that nothing hangs on how numbers are rounded."""
 digests = st.integers(0, 4).map(digest_of)
 
 
@@ -28,7 +30,8 @@ class Item:
     used_at: int
     shows: int = 0
     nbytes: int | None = None
-    is_published: bool = False
+    published_at: float | None = None
+    """When it was last known to be in the store."""
     wanted_since: int | None = None
     """When it could be published for the first time since it last could not."""
 
@@ -38,6 +41,7 @@ class Model:
 
     def __init__(self) -> None:
         self.step = 0
+        self.now = 0.0
         self.items: dict[Digest, Item] = {}
         self.taken: dict[Digest, Item] = {}
         self.free_at = 0.0
@@ -51,11 +55,12 @@ class Model:
         return item
 
     def settle(self, shown: Digest | None = None) -> None:
-        """What failed is wanted again only when it is shown or saved again."""
+        """What failed, was lost or has expired is wanted again only when something is heard of it."""
         self.step += 1
         for digest, item in self.items.items():
             is_due = self.is_draining or item.shows >= AFTER
-            if item.nbytes is None or item.is_published or not is_due or digest in self.taken:
+            is_published = item.published_at is not None and self.now - item.published_at < BELIEVED_S
+            if item.nbytes is None or is_published or not is_due or digest in self.taken:
                 item.wanted_since = None
             elif item.wanted_since is None and digest == shown:
                 item.wanted_since = self.step
@@ -68,7 +73,9 @@ class Model:
 
 
 class Machine(RuleBasedStateMachine):
-    make: Callable[[], Publishing] = lambda: Publishing(AFTER, bytes_per_s=BYTES_PER_S, max_items=ITEMS)
+    make: Callable[[], Publishing] = lambda: Publishing(
+        AFTER, believed_s=BELIEVED_S, bytes_per_s=BYTES_PER_S, max_items=ITEMS
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,13 +85,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(digest=digests)
     def show(self, digest: Digest) -> None:
-        self.publishing.show(digest)
+        self.publishing.show(digest, self.now)
         self.model.use(digest).shows += 1
         self.model.settle(digest)
 
     @rule(digest=digests, nbytes=st.sampled_from([10, 100, 1_000]))
     def saved(self, digest: Digest, nbytes: int) -> None:
-        self.publishing.saved(digest, nbytes)
+        self.publishing.saved(digest, nbytes, self.now)
         self.model.use(digest).nbytes = nbytes
         self.model.settle(digest)
 
@@ -95,9 +102,17 @@ class Machine(RuleBasedStateMachine):
             self.model.items[digest].nbytes = None
         self.model.settle()
 
+    @rule(digest=digests)
+    def lost(self, digest: Digest) -> None:
+        self.publishing.lost(digest, self.now)
+        if digest in self.model.items:
+            self.model.items[digest].published_at = None
+        self.model.settle(digest)
+
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 10.0]))
     def take(self, seconds: float) -> None:
         self.now += seconds
+        self.model.now = self.now
         expected = self.model.next(self.now)
         assert self.publishing.take(self.now) == expected
         if expected is not None:
@@ -110,10 +125,10 @@ class Machine(RuleBasedStateMachine):
     def done(self, digest: Digest, published: bool, is_known: bool) -> None:
         if is_known and self.model.taken:
             digest = min(self.model.taken)
-        self.publishing.done(digest, published)
+        self.publishing.done(digest, published, self.now)
         item = self.model.taken.pop(digest, None)
         if item is not None:
-            item.is_published = published
+            item.published_at = self.now if published else None
         is_another = item is not None and self.model.items.get(digest) is not item
         self.model.settle(digest if is_another else None)
 
@@ -128,7 +143,7 @@ class Machine(RuleBasedStateMachine):
     def drain(self, chance: int) -> None:
         if chance:
             return
-        self.publishing.drain()
+        self.publishing.drain(self.now)
         self.model.is_draining = True
         ranked = sorted(self.model.items.items(), key=lambda one: (-one[1].shows, one[1].used_at))
         for item in self.model.items.values():
@@ -165,8 +180,8 @@ class _NotOnTheShelf(Publishing):
 
 
 class _Unbounded(Publishing):
-    def __init__(self, publish_after: int, *, bytes_per_s: float, max_items: int) -> None:
-        super().__init__(publish_after, bytes_per_s=bytes_per_s, max_items=100 * max_items)
+    def __init__(self, publish_after: int, *, max_items: int, **options: float) -> None:
+        super().__init__(publish_after, max_items=100 * max_items, **options)
 
 
 class _OldWeights(Publishing):
@@ -175,14 +190,30 @@ class _OldWeights(Publishing):
 
 
 class _AgainAndAgain(Publishing):
-    def done(self, digest: Digest, published: bool) -> None:
-        super().done(digest, published)
+    def done(self, digest: Digest, published: bool, now: float) -> None:
+        super().done(digest, published, now)
         if (entry := self._entries.peek(digest)) is not None:
-            self._admit(digest, entry)
+            self._admit(digest, entry, now)
+
+
+class _OnceInALife(Publishing):
+    def __init__(self, publish_after: int, *, max_items: int, bytes_per_s: float, **_: float) -> None:
+        super().__init__(publish_after, max_items=max_items, bytes_per_s=bytes_per_s)
+
+
+class _AtEveryShow(Publishing):
+    def __init__(self, publish_after: int, *, max_items: int, bytes_per_s: float, **_: float) -> None:
+        super().__init__(publish_after, max_items=max_items, bytes_per_s=bytes_per_s, believed_s=0.0)
+
+
+class _NeverLost(Publishing):
+    def lost(self, digest: Digest, now: float) -> None:
+        """What was published is there."""
 
 
 ONE, TWO = digest_of(1), digest_of(2)
 WANTED: Script = (("saved", ONE, 1_000), ("show", ONE), ("show", ONE))
+PUBLISHED: Script = (("take", 0.0), ("done", ONE, True, True))
 SCRIPTS: dict[type[Publishing], Script] = {
     _ShownOnce: (("saved", ONE, 10), ("show", ONE), ("take", 0.0)),
     _TwiceAtOnce: (*WANTED, ("take", 0.0), ("show", ONE), ("take", 10.0)),
@@ -190,6 +221,9 @@ SCRIPTS: dict[type[Publishing], Script] = {
     _NotOnTheShelf: (*WANTED, ("gone", ONE), ("take", 0.0)),
     _Unbounded: (*WANTED, *(("show", digest_of(number)) for number in range(2, 5)), ("take", 0.0)),
     _OldWeights: (*WANTED, ("forget_all", 0), ("take", 0.0)),
+    _OnceInALife: (*WANTED, *PUBLISHED, ("take", 10.0), ("show", ONE), ("take", 0.0)),
+    _AtEveryShow: (("saved", ONE, 10), *WANTED[1:], *PUBLISHED, ("take", 1.0), ("show", ONE), ("take", 0.0)),
+    _NeverLost: (("saved", ONE, 10), *WANTED[1:], *PUBLISHED, ("lost", ONE), ("take", 1.0)),
     _AgainAndAgain: (*WANTED, ("take", 0.0), ("done", ONE, False, True), ("take", 10.0)),
 }
 
@@ -197,7 +231,9 @@ SCRIPTS: dict[type[Publishing], Script] = {
 @pytest.mark.parametrize("mutant", SCRIPTS)
 def test_the_model_catches_a_broken_choice(mutant: type[Publishing]) -> None:
     class Broken(Machine):
-        make = lambda: mutant(AFTER, bytes_per_s=BYTES_PER_S, max_items=ITEMS)  # noqa: E731
+        make = lambda: mutant(  # noqa: E731
+            AFTER, believed_s=BELIEVED_S, bytes_per_s=BYTES_PER_S, max_items=ITEMS
+        )
 
     play(Machine(), SCRIPTS[mutant])
     with pytest.raises(AssertionError):
@@ -212,11 +248,11 @@ def play(machine: Machine, script: Script) -> None:
 def test_what_is_shown_once_never_leaves_the_host_but_when_the_worker_ends() -> None:
     publishing = Publishing(2)
     for number in range(3):
-        publishing.saved(digest_of(number), 10)
-        publishing.show(digest_of(number))
-    publishing.show(digest_of(1))
+        publishing.saved(digest_of(number), 10, 0.0)
+        publishing.show(digest_of(number), 0.0)
+    publishing.show(digest_of(1), 0.0)
     assert publishing.take(0.0) == digest_of(1)
-    publishing.done(digest_of(1), published=True)
+    publishing.done(digest_of(1), published=True, now=0.0)
     assert publishing.take(1.0) is None
-    publishing.drain()
+    publishing.drain(1.0)
     assert [publishing.take(1.0) for _ in range(3)] == [digest_of(0), digest_of(2), None]

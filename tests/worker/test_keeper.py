@@ -25,6 +25,7 @@ from semel.core.slices import in_slices
 from semel.embeddings import resp
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import StoreDown
+from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine
 from semel.engine.vllm.arrival_params import Staging
@@ -66,7 +67,9 @@ class Sink:
 class Host:
     """A worker's host: memory for encoder outputs, the engine core's side of it, and the keeper."""
 
-    def __init__(self, blobs: MemoryBlobs, *, publish_after: int = 2, probe: bytes = b"probe") -> None:
+    def __init__(
+        self, blobs: MemoryBlobs, *, publish_after: int = 2, probe: bytes = b"probe", ttl_s: int = 3_600
+    ) -> None:
         self.blobs, self.engine, self.page = blobs, Sink(), TierPage.create()
         region = create_file("test-region")
         os.ftruncate(region, BLOCK_BYTES * (SHELF + STAGED))
@@ -77,9 +80,10 @@ class Host:
         self.keeper = Keeper(
             cast("Engine", self.engine),
             self.tier,
-            lambda identity: SealedStore(KEY, identity, self.nodes, 3_600),
+            lambda identity: SealedStore(KEY, identity, self.nodes, ttl_s),
             fetch_s=FETCH_S,
             publish_after=publish_after,
+            ttl_s=ttl_s,
         )
         self._transfers = 0
 
@@ -337,6 +341,50 @@ async def test_what_changes_while_it_is_published_is_not_published() -> None:
         host.save(PICTURE, content(1))
         await host.until(lambda: host.total(metrics.EMBEDDING_NOT_PUBLISHED, "changed") == 1)
         assert host.total(metrics.EMBEDDING_PUBLISHED) == 0
+
+
+async def manifests_after_a_loss(how: str) -> int:
+    """A worker has published an output, the store has lost it, and the worker has encoded it again."""
+    blobs = MemoryBlobs()
+    async with running(Host(blobs, publish_after=1)) as host:
+        await host.until_up()
+        await host.ask(PICTURE)
+        host.save(PICTURE, content(1))
+        await host.until_published(1)
+        (manifest,) = (key for key in blobs.values if len(key) == len(b"semel:e1:") + 64)
+        if how == "evicted":
+            blobs.values.clear()
+        else:
+            blobs.set_raw({manifest: b"something else"})
+        host.page.gone(PICTURE, 1)
+        assert await host.ask(PICTURE) == ()
+        host.save(PICTURE, content(1))
+        with contextlib.suppress(AssertionError):
+            await host.until_published(2)
+        return sum(key == manifest for key in blobs.values)
+
+
+@pytest.mark.parametrize("how", ["evicted", "overwritten"])
+async def test_what_the_store_has_lost_is_published_again(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Control: a worker that does not hear of the loss publishes an output once in its life."""
+    assert await manifests_after_a_loss(how) == 1
+    monkeypatch.setattr(Publishing, "lost", lambda *_: None)
+    monkeypatch.setattr(f"{__name__}.SOON_S", 1.0)
+    assert await manifests_after_a_loss(how) == 0
+
+
+async def test_what_has_expired_in_the_store_is_published_again_from_the_shelf() -> None:
+    blobs = MemoryBlobs()
+    async with running(Host(blobs, publish_after=1, ttl_s=1)) as host:
+        await host.until_up()
+        host.save(PICTURE, content(1))
+        await host.ask(PICTURE)
+        await host.until_published(1)
+        deadline = time.monotonic() + SOON_S
+        while host.total(metrics.EMBEDDING_PUBLISHED) < 2:
+            assert time.monotonic() < deadline
+            assert await host.ask(PICTURE) == (), "it is on the shelf, so nobody hears that the store has it not"
+            await asyncio.sleep(0.05)
 
 
 async def test_a_worker_that_drains_publishes_what_is_on_its_shelf() -> None:

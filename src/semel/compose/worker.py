@@ -307,7 +307,7 @@ async def _keeper(options: WorkerOptions, engine: VllmEngine) -> AsyncIterator[K
         return SealedStore(options.keys.hashing, identity, nodes, settings.ttl_s)
 
     fetch_s, publish_after = settings.fetch_ms / 1_000, settings.publish_after
-    keeper = Keeper(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after)
+    keeper = Keeper(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after, ttl_s=settings.ttl_s)
     try:
         async with _running(keeper.run()):
             yield keeper

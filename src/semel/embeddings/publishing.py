@@ -2,14 +2,16 @@
 
 An output is published when its item was shown often enough and it is on this host's shelf. So what is shown once never
 leaves the host. One output is published once at a time, and on average not more than some bytes per second. What could
-not be published is tried again when it is shown again. What is known about items is bounded: the ones that were shown
-or saved least recently are forgotten.
+not be published is tried again when it is shown again. What was published is believed to be in the store for a while,
+for the store may lose it without a word. What is known about items is bounded: the ones that were shown or saved least
+recently are forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from semel.core import Digest, LruMap
@@ -25,14 +27,24 @@ class _Entry:
     shows: int = 0
     nbytes: int | None = None
     """Its size on the shelf; None if it is not there."""
-    is_published: bool = False
+    published_until: float = -inf
+    """Until when it is taken to be in the store."""
 
 
 class Publishing:
     """One thread at a time may call it."""
 
-    def __init__(self, publish_after: int, *, bytes_per_s: float = _BYTES_PER_S, max_items: int = _MAX_ITEMS) -> None:
+    def __init__(
+        self,
+        publish_after: int,
+        *,
+        believed_s: float = inf,
+        bytes_per_s: float = _BYTES_PER_S,
+        max_items: int = _MAX_ITEMS,
+    ) -> None:
+        """`believed_s` is how long what was published is taken to be in the store."""
         self._publish_after = publish_after
+        self._believed_s = believed_s
         self._bytes_per_s = bytes_per_s
         self._entries: LruMap[Digest, _Entry] = LruMap(max_items)
         self._ready: dict[Digest, None] = {}
@@ -41,17 +53,23 @@ class Publishing:
         self._free_at = 0.0
         self._is_draining = False
 
-    def show(self, digest: Digest) -> None:
+    def show(self, digest: Digest, now: float) -> None:
         """An item came with a request."""
         entry = self._touch(digest)
         entry.shows += 1
-        self._admit(digest, entry)
+        self._admit(digest, entry, now)
 
-    def saved(self, digest: Digest, nbytes: int) -> None:
+    def saved(self, digest: Digest, nbytes: int, now: float) -> None:
         """Its encoder output is on the shelf."""
         entry = self._touch(digest)
         entry.nbytes = nbytes
-        self._admit(digest, entry)
+        self._admit(digest, entry, now)
+
+    def lost(self, digest: Digest, now: float) -> None:
+        """The store does not have it, whatever was published."""
+        if (entry := self._entries.peek(digest)) is not None:
+            entry.published_until = -inf
+            self._admit(digest, entry, now)
 
     def gone(self, digest: Digest) -> None:
         """It is not on the shelf any more."""
@@ -71,22 +89,23 @@ class Publishing:
         self._free_at = max(now, self._free_at) + (entry.nbytes or 0) / self._bytes_per_s
         return digest
 
-    def done(self, digest: Digest, published: bool) -> None:
+    def done(self, digest: Digest, published: bool, now: float) -> None:
         """Say whether what was taken is in the store now."""
         if (entry := self._in_progress.pop(digest, None)) is None:
             return
-        entry.is_published = published
-        now = self._entries.peek(digest)
-        if now is not None and now is not entry:  # forgotten and saved again meanwhile
-            self._admit(digest, now)
+        if published:
+            entry.published_until = now + self._believed_s
+        current = self._entries.peek(digest)
+        if current is not None and current is not entry:  # forgotten and saved again meanwhile
+            self._admit(digest, current, now)
 
-    def drain(self) -> None:
+    def drain(self, now: float) -> None:
         """From now on all that is on the shelf is published, most shown first, at any speed: the worker ends."""
         self._is_draining = True
         ranked = sorted(self._entries.items(), key=lambda one: one[1].shows, reverse=True)
         self._ready.clear()
         for digest, entry in ranked:
-            self._admit(digest, entry)
+            self._admit(digest, entry, now)
 
     def forget_all(self) -> None:
         """Nothing that was shown or saved counts any more: the encoder has other weights."""
@@ -104,7 +123,8 @@ class Publishing:
         for digest in digests:
             self._ready.pop(digest, None)
 
-    def _admit(self, digest: Digest, entry: _Entry) -> None:
+    def _admit(self, digest: Digest, entry: _Entry, now: float) -> None:
         is_wanted = self._is_draining or entry.shows >= self._publish_after
-        if is_wanted and entry.nbytes is not None and not entry.is_published and digest not in self._in_progress:
+        is_published = now < entry.published_until
+        if is_wanted and entry.nbytes is not None and not is_published and digest not in self._in_progress:
             self._ready.setdefault(digest)

@@ -47,6 +47,12 @@ _LOOK_S: Final = 0.02
 _AGAIN_S: Final = 1.0
 """How long a store that failed is left alone at least."""
 
+_BELIEVED_SHARE: Final = 0.5
+"""Of the time after which the store forgets an output: for so long it is taken to be there."""
+
+_LOST: Final = frozenset({"miss", "sealed_wrong", "shape_wrong"})
+"""Outcomes of a fetch that say that the store does not have an output, or does not have it any more."""
+
 _PROBE_S: Final = 5.0
 _PUBLISH_S: Final = 10.0
 
@@ -59,14 +65,21 @@ class Keeper:
     """Joins one engine to the fleet's store. Its methods are called on the worker's event loop."""
 
     def __init__(
-        self, engine: Engine, tier: Tier, store: Callable[[bytes], SealedStore], *, fetch_s: float, publish_after: int
+        self,
+        engine: Engine,
+        tier: Tier,
+        store: Callable[[bytes], SealedStore],
+        *,
+        fetch_s: float,
+        publish_after: int,
+        ttl_s: float,
     ) -> None:
-        """`store` makes the store of an encoder with this identity."""
+        """`store` makes the store of an encoder with this identity, which keeps an output for `ttl_s`."""
         self._engine = engine
         self._tier = tier
         self._store_of = store
         self._fetch_s = fetch_s
-        self._publishing = Publishing(publish_after)
+        self._publishing = Publishing(publish_after, believed_s=_BELIEVED_SHARE * ttl_s)
         self._fetching = ThreadPoolExecutor(_FETCHES, "embedding-fetch")
         self._writing = ThreadPoolExecutor(1, "embedding-publish")
         self._store: SealedStore | None = None
@@ -106,7 +119,7 @@ class Keeper:
     async def drain(self, within_s: float) -> None:
         """Publish all that is on the shelf: the worker ends, and its memory with it."""
         self._review()
-        self._publishing.drain()
+        self._publishing.drain(time.monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while await self._publish_next():
@@ -159,6 +172,9 @@ class Keeper:
             return []
         found = running.result()
         self._outcomes.update(one.outcome for one in found)
+        for one in found:
+            if one.outcome in _LOST:
+                self._publishing.lost(one.digest, time.monotonic())
         return fetch.hits(found)
 
     def _lacking(self, prompt: Prompt) -> Generator[None, None, dict[Digest, int]]:
@@ -168,7 +184,7 @@ class Keeper:
         for item, place in zip(prompt.items, prompt.timeline, strict=True):
             if item.digest not in seen:
                 seen.add(item.digest)
-                self._publishing.show(item.digest)
+                self._publishing.show(item.digest, time.monotonic())
                 if len(wanted) < _MAX_ITEMS and not self._tier.holds(item.digest):
                     wanted[item.digest] = place.num_embeds
             yield
@@ -191,7 +207,7 @@ class Keeper:
             try:
                 outcome = await self._publish(store, digest)
             finally:
-                self._publishing.done(digest, outcome in ("published", "already_there"))
+                self._publishing.done(digest, outcome in ("published", "already_there"), time.monotonic())
                 self._publications[outcome] += 1
             return True
 
@@ -236,7 +252,7 @@ class Keeper:
         for event in self._tier.review():
             match event:
                 case Saved(digest=digest, form=form):
-                    self._publishing.saved(digest, form_bytes(form))
+                    self._publishing.saved(digest, form_bytes(form), time.monotonic())
                 case Gone(digest=digest):
                     self._publishing.gone(digest)
                 case Reset() | Overrun():
