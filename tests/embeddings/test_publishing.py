@@ -114,6 +114,7 @@ class Machine(RuleBasedStateMachine):
         self.now += seconds
         self.model.now = self.now
         expected = self.model.next(self.now)
+        assert self.publishing.has_ready == any(one.wanted_since is not None for one in self.model.items.values())
         assert self.publishing.take(self.now) == expected
         if expected is not None:
             item = self.model.items[expected]

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -395,6 +395,85 @@ async def test_a_worker_that_drains_publishes_what_is_on_its_shelf() -> None:
         host.save(digest, content(index), first=8 * index)
     await host.keeper.drain(SOON_S)
     assert host.total(metrics.EMBEDDING_PUBLISHED) == 2
+    await host.keeper.close()
+
+
+async def published_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, looks_first: bool) -> float:
+    """Four outputs come to be published while the store is down; how many of them it has when it was back."""
+    blobs = MemoryBlobs()
+    async with running(Host(blobs, publish_after=1)) as host:
+        await host.until_up()
+        blobs.is_down = True
+        for _ in range(3):
+            await host.ask(Digest(b"x" * 32))
+        assert not host.nodes.is_up
+        if not looks_first:
+            monkeypatch.setattr(SealedStore, "is_up", True)
+        for number in range(4):
+            digest = Digest(bytes([number]) * 32)
+            await host.ask(digest)
+            host.save(digest, content(number), first=8 * number)
+        await asyncio.sleep(10 * module._LOOK_S)
+        blobs.is_down = False
+        with contextlib.suppress(AssertionError):
+            await host.until_published(4)
+        return host.total(metrics.EMBEDDING_PUBLISHED)
+
+
+async def test_what_waits_while_the_store_is_down_is_published_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: a worker that does not look first gives all of it up."""
+    assert await published_after_an_outage(monkeypatch, looks_first=True) == 4
+    monkeypatch.setattr(f"{__name__}.SOON_S", 3.0)
+    assert await published_after_an_outage(monkeypatch, looks_first=False) == 0
+
+
+async def drain_once(keeper: Keeper, within_s: float) -> None:
+    """A mutant: what fails is given up."""
+    keeper._review()
+    keeper._publishing.drain(time.monotonic())
+    async with asyncio.timeout(within_s):
+        while await keeper._publish_next():
+            pass
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize(("drain", "count"), [(Keeper.drain, 4), (drain_once, 0)])
+async def test_a_worker_that_drains_waits_for_a_store_that_comes_back(
+    drain: Callable[[Keeper, float], Awaitable[None]], count: int, is_beside: bool
+) -> None:
+    blobs = MemoryBlobs()
+    host = Host(blobs, publish_after=100)
+    async with running(host) if is_beside else contextlib.nullcontext():
+        assert await host.keeper._usable_store() is not None
+        for number in range(4):
+            digest = Digest(bytes([number]) * 32)
+            await host.ask(digest)
+            host.save(digest, content(number), first=8 * number)
+        blobs.is_down = True
+        asyncio.get_running_loop().call_later(0.3, setattr, blobs, "is_down", False)
+        await drain(host.keeper, SOON_S)
+        assert host.total(metrics.EMBEDDING_PUBLISHED) == count
+    await host.keeper.close()
+
+
+@pytest.mark.parametrize("fault", ["down", "full", "refused"])
+async def test_a_worker_that_drains_waits_no_longer_than_it_may_and_only_for_a_store_that_may_come_back(
+    fault: str,
+) -> None:
+    blobs = MemoryBlobs()
+    host = Host(blobs, publish_after=100)
+    assert await host.keeper._usable_store() is not None
+    await host.ask(PICTURE)
+    host.save(PICTURE, content(1))
+    blobs.is_down = fault == "down"
+    blobs.capacity_bytes = 0 if fault == "full" else None
+    if fault == "refused":
+        host.page.reset(new_weights=True)
+    began = time.monotonic()
+    await host.keeper.drain(0.5 if fault == "down" else 60.0)
+    took = time.monotonic() - began
+    assert took >= 0.5 if fault == "down" else took < SOON_S
+    assert host.total(metrics.EMBEDDING_PUBLISHED) == 0
     await host.keeper.close()
 
 

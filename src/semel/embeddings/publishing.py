@@ -53,6 +53,11 @@ class Publishing:
         self._free_at = 0.0
         self._is_draining = False
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether something waits for being published."""
+        return bool(self._ready)
+
     def show(self, digest: Digest, now: float) -> None:
         """An item came with a request."""
         entry = self._touch(digest)

@@ -93,6 +93,9 @@ class Keeper:
         """When a store that failed is asked again, at the earliest."""
         self._turn = asyncio.Lock()
         """One publication at a time: that of a worker which drains waits for the one under way."""
+        self._is_draining = False
+        self._postponed: list[Digest] = []
+        """What could not be published while the worker drains, for another try."""
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self._publications: Counter[str] = Counter()
@@ -117,13 +120,15 @@ class Keeper:
                 await asyncio.sleep(_AGAIN_S)
 
     async def drain(self, within_s: float) -> None:
-        """Publish all that is on the shelf: the worker ends, and its memory with it."""
+        """Publish all that is on the shelf: the worker ends, and its memory with it. A store that fails has so long."""
         self._review()
         self._publishing.drain(time.monotonic())
+        self._is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while await self._publish_next():
-                    pass
+                while await self._publish_all():
+                    await asyncio.sleep(_LOOK_S)
+                    await self._revive()
 
     async def close(self) -> None:
         """Wait for calls of the store that are under way. Whoever has opened its nodes closes them first."""
@@ -196,12 +201,23 @@ class Keeper:
             self._again_at = time.monotonic() + _AGAIN_S
             await self._call(self._writing, "ping", partial(self._store.revive, self._fetch_s))
 
+    async def _publish_all(self) -> bool:
+        """Publish what there is to publish, each once. Returns whether it is worth while to try again."""
+        while await self._publish_next():
+            pass
+        postponed, self._postponed = self._postponed, []
+        for digest in postponed:
+            self._publishing.lost(digest, time.monotonic())
+        return self._publishing.has_ready and not self._refusal
+
     async def _publish_next(self) -> bool:
         """Publish an output, if there is one to publish."""
         async with self._turn:
             self._review()
             store = await self._usable_store()
-            if store is None or (digest := self._publishing.take(time.monotonic())) is None:
+            if store is None or not store.is_up:  # what waits goes on waiting
+                return False
+            if (digest := self._publishing.take(time.monotonic())) is None:
                 return False
             outcome = "changed"
             try:
@@ -209,6 +225,8 @@ class Keeper:
             finally:
                 self._publishing.done(digest, outcome in ("published", "already_there"), time.monotonic())
                 self._publications[outcome] += 1
+            if self._is_draining and outcome in ("down", "late"):
+                self._postponed.append(digest)
             return True
 
     async def _publish(self, store: SealedStore, digest: Digest) -> str:
