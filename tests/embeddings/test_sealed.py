@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
-from semel.embeddings.names import manifest_key
+from semel.embeddings.names import manifest_key, probe_key, probe_name
 from semel.embeddings.nodes import Node, Nodes
-from semel.embeddings.protocol import BlobStore, StoreLate
+from semel.embeddings.protocol import BlobStore, StoreFull, StoreLate
 from semel.embeddings.seal import MANIFEST_BYTES, Seal
 from semel.embeddings.sealed import Fetched, PublishOutcome, SealedStore, Stage
 from semel.testing.embedding_store import MemoryBlobs
-from tests.embeddings.redis import soon
+from tests.embeddings.redis import running_redis, soon
 from tests.embeddings.stores import IDENTITY, KEY, TTL_S, Staging, content, digest_of, open_store, pieces, sealed
 
 FORM: Form = (1_369, 640, "torch.float32")
@@ -94,6 +96,50 @@ def test_the_fleet_has_the_probe_of_its_first_worker(opened: tuple[BlobStore, Ca
     assert second.compare_probe(b"one hash", soon()) == b"one hash"
     assert second.compare_probe(b"another", soon()) == b"one hash"
     assert sealed(opened[0], identity=b"another encoder").compare_probe(b"another", soon()) == b"another"
+
+
+def test_of_two_workers_that_start_at_once_the_quicker_ones_probe_is_the_fleets() -> None:
+    blobs = MemoryBlobs()
+    first, second, put_new = sealed(blobs), sealed(blobs), blobs.put_new
+
+    def overtaken(*arguments: Any) -> bool:
+        setattr(blobs, "put_new", put_new)  # noqa: B010
+        assert second.compare_probe(b"quicker", soon()) == b"quicker"
+        return put_new(*arguments)
+
+    setattr(blobs, "put_new", overtaken)  # noqa: B010
+    assert first.compare_probe(b"slower", soon()) == b"quicker"
+
+
+def put_first(store: SealedStore, probe: bytes) -> bytes:
+    """A mutant: what a worker does that writes before it reads."""
+    name = probe_name(KEY, IDENTITY)
+    with store._nodes.of(name).attempt() as blobs:
+        return probe if blobs.put_new(probe_key(name), probe, None, soon()) else b""
+
+
+def test_a_restarted_worker_reads_from_a_full_redis_that_does_not_evict(tmp_path: Path) -> None:
+    """Control: a worker that writes its probe first cannot use the store at all."""
+    options = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
+    data = content(NBYTES)
+    with running_redis(tmp_path, options=options) as redis, closing(redis.store()) as blobs:
+        first = sealed(blobs)
+        assert first.compare_probe(b"fleet's", soon()) == b"fleet's"
+        assert publish(first, digest_of(1), data) == "published"
+        outcomes = [publish(first, digest_of(number), data) for number in range(2, 12)]
+        assert outcomes[-1] == "full"
+        redis.ask("CONFIG", "SET", "maxmemory", "1mb")  # not even a small value has room
+        with closing(redis.store()) as others:
+            restarted = sealed(others)
+            with pytest.raises(StoreFull):
+                put_first(restarted, b"fleet's")
+            assert restarted.compare_probe(b"fleet's", soon()) == b"fleet's"
+            assert restarted.compare_probe(b"another", soon()) == b"fleet's", "it is compared, too"
+            (found,) = restarted.fetch({digest_of(1): FORM[0]}, Staging(), soon())
+            assert found.outcome == "hit"
+            new = sealed(others, identity=b"another encoder")
+            assert new.compare_probe(b"ours", soon()) == b"ours"
+            assert new.is_up
 
 
 def test_an_encoder_output_that_changes_while_it_is_sent_is_not_published() -> None:

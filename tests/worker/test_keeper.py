@@ -311,6 +311,16 @@ async def test_a_worker_whose_encoder_makes_something_else_of_the_probe_leaves_t
         assert blobs.values == before
 
 
+async def test_a_restarted_worker_reads_from_a_full_store(caplog: pytest.LogCaptureFixture) -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs):
+        blobs.capacity_bytes = 0
+        async with running(Host(blobs)) as host:
+            await host.until_up()
+            assert await host.ask(PICTURE) == (content(1),)
+    assert "is not used" not in caplog.text
+
+
 async def test_new_weights_end_it_and_a_reset_gives_everything_another_name() -> None:
     blobs = MemoryBlobs()
     async with published(blobs), running(Host(blobs)) as host:

@@ -125,14 +125,16 @@ class SealedStore:
     def compare_probe(self, probe: bytes, deadline: float) -> bytes:
         """Tell the fleet what this encoder makes of the probe: a hash of at most 64 bytes.
 
-        Returns the fleet's, which is ours if it had none. Raises `StoreError`.
+        Returns the fleet's, which is ours if it had none; also if a full store does not take ours. Raises `StoreError`.
         """
         name = probe_name(self._key, self._identity)
         key = probe_key(name)
         with self._nodes.of(name).attempt() as blobs:
-            if blobs.put_new(key, probe, None, deadline):
-                return probe
             found = blobs.get_many([key], _MAX_PROBE_BYTES, deadline)[0]
+            if found is None:
+                with suppress(StoreFull):  # it can be read from
+                    if not blobs.put_new(key, probe, None, deadline):  # another worker was quicker
+                        found = blobs.get_many([key], _MAX_PROBE_BYTES, deadline)[0]
         return probe if found is None else found
 
     def _fetch_from(self, node: Node, group: Sequence[_Wanted], stage: Stage, deadline: float) -> list[Fetched]:

@@ -255,7 +255,7 @@ class Keeper:
             self._again_at = time.monotonic() + _AGAIN_S
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("the embedding store cannot be reached, and is tried again: %s", error)
+                logger.warning("the embedding store is not used yet, and is tried again: %s", error)
             return None
         if fleets != probe:
             self._refuse(f"its probe is {probe.hex()[:16]}, the fleet's is {fleets.hex()[:16]}: the encoders differ")
