@@ -144,6 +144,64 @@ def test_a_key_with_another_number_of_embeddings_is_not_loaded(make: Make) -> No
     assert not books.has(identifier(0))
 
 
+class _CountedFeature:
+    """An item that counts how often somebody looks whose it is."""
+
+    reads = 0
+
+    def __init__(self, number: int, rows: int = 1) -> None:
+        self._identifier = identifier(number)
+        self.mm_position = SimpleNamespace(length=rows, is_embed=None)
+
+    @property
+    def identifier(self) -> str:
+        type(self).reads += 1
+        return self._identifier
+
+
+def books_of(features: list[_CountedFeature], *, is_linear: bool = False) -> Any:
+    """Books in which all outputs are on the shelf, and a request with these items."""
+    from semel.engine.vllm.tier import TierBooks
+
+    class Linear(TierBooks):
+        """A mutant: searches the prompt for every item."""
+
+        def _features_of(self, request: Any) -> Any:
+            class Search:
+                def get(self, key: str) -> Any:
+                    return next((one for one in request.mm_features if one.identifier == key), None)
+
+            return Search()
+
+    books: Any = (Linear if is_linear else TierBooks)(1, BLOCK_BYTES, BLOCK_BYTES)
+    books.shelf = SimpleNamespace(filled=lambda _: SimpleNamespace(rows=1))
+    books.consider(SimpleNamespace(request_id="a", mm_features=features, ec_transfer_params=None))
+    return books
+
+
+@pytest.mark.parametrize(("is_linear", "per_item"), [(False, 1), (True, 500)])
+def test_looking_for_the_items_of_a_prompt_takes_one_look_at_each(is_linear: bool, per_item: int) -> None:
+    """The control looks at half of all items for each one."""
+    count = 1_000
+    features = [_CountedFeature(number) for number in range(count)]
+    books = books_of(features, is_linear=is_linear)
+    _CountedFeature.reads = 0
+    assert all(books.has(identifier(number)) for number in range(count))
+    assert not books.has(identifier(count))
+    assert per_item * count <= _CountedFeature.reads <= (per_item + 2) * count
+
+
+def test_what_is_known_of_a_requests_items_follows_the_request_and_ends_with_it() -> None:
+    features = [_CountedFeature(0), _CountedFeature(0, rows=2)]
+    books = books_of(features)
+    assert books.has(identifier(0)), "the first of two"
+    assert not books.has(identifier(1))
+    features.append(_CountedFeature(1))
+    assert books.has(identifier(1)), "its input is streamed"
+    books.finish(SimpleNamespace(request_id="a", ec_transfer_params=None))
+    assert not books._features
+
+
 def test_a_key_that_is_no_digest_is_not_kept(make: Make) -> None:
     """vLLM puts the name of an adapter before it."""
     tiered = make()

@@ -82,6 +82,8 @@ class TierBooks:
         """Columns and type of what this engine's encoder makes."""
         self._epoch = 0
         self._request: Any = None
+        self._features: dict[str, tuple[int, dict[str, Any]]] = {}
+        """The items of each request by identifier, and how many it had then. A search for each would be quadratic."""
         self._load_bytes = self._load_ns = self._save_bytes = self._save_ns = 0
         self._arrival_bytes = self._arrival_ns = 0
         self.transfers.on_saved = self._saved
@@ -125,7 +127,7 @@ class TierBooks:
         arrival = self._arrivals.get(self._request.request_id, identifier)
         if slot is None and arrival is None:
             return False
-        feature = next((one for one in self._request.mm_features if one.identifier == identifier), None)
+        feature = self._features_of(self._request).get(identifier)
         if feature is None:
             return False
         rows = num_embeds(feature)
@@ -135,6 +137,7 @@ class TierBooks:
 
     def finish(self, request: Any) -> None:
         """A request has ended, however."""
+        self._features.pop(request.request_id, None)
         if request.ec_transfer_params is not None:
             self._receive(request)  # it may end before it was considered
             self._arrivals.finish(request.request_id)
@@ -180,6 +183,13 @@ class TierBooks:
             self._page.reset(new_weights=new_weights)
         self.shelf.forget_all()
         self._arrivals.forget_all()
+
+    def _features_of(self, request: Any) -> Mapping[str, Any]:
+        count, features = self._features.get(request.request_id, (0, {}))
+        if count != len(request.mm_features):  # a request whose input is streamed gets more of them
+            features = {one.identifier: one for one in reversed(request.mm_features)}  # the first of equal ones
+            self._features[request.request_id] = len(request.mm_features), features
+        return features
 
     def _receive(self, request: Any) -> None:
         """Take what came for a request, once."""
