@@ -68,15 +68,19 @@ class Host:
     """A worker's host: memory for encoder outputs, the engine core's side of it, and the keeper."""
 
     def __init__(
-        self, blobs: MemoryBlobs, *, publish_after: int = 2, probe: bytes = b"probe", ttl_s: int = 3_600
+        self,
+        *blobs: MemoryBlobs,
+        publish_after: int = 2,
+        probe: bytes = b"probe",
+        ttl_s: int = 3_600,
     ) -> None:
-        self.blobs, self.engine, self.page = blobs, Sink(), TierPage.create()
+        self.engine, self.page = Sink(), TierPage.create()
         region = create_file("test-region")
         os.ftruncate(region, BLOCK_BYTES * (SHELF + STAGED))
         staging = Staging(SHELF, STAGED, BLOCK_BYTES)
         self.tier = HostTier.open(path_of(region), BLOCK_BYTES * (SHELF + STAGED), staging, self.page)
         self.tier.identity, self.tier.probe = b"identity", probe
-        self.nodes = Nodes([Node("memory", blobs)])
+        self.nodes = Nodes([Node(f"memory-{index}", one) for index, one in enumerate(blobs)])
         self.keeper = Keeper(
             cast("Engine", self.engine),
             self.tier,
@@ -252,6 +256,34 @@ async def test_a_store_that_is_gone_is_not_waited_for_after_three_requests_and_u
         blobs.is_down = False
         await host.until_up()
         assert await host.ask(PICTURE) == (content(1),)
+
+
+async def is_revived() -> bool:
+    """Whether one of two nodes that was down is used again without a request that asks it."""
+    blobs = [MemoryBlobs(), MemoryBlobs()]
+    async with running(Host(*blobs)) as host:
+        await host.until_up()
+        (node,) = (one for one in host.nodes if one.blobs is blobs[1])
+        blobs[1].is_down = True
+        for _ in range(3):
+            with contextlib.suppress(StoreDown), node.attempt() as opened:
+                opened.ping(time.monotonic() + SOON_S)
+        assert not node.is_up
+        assert host.nodes.is_up
+        blobs[1].is_down = False
+        with contextlib.suppress(AssertionError):
+            await host.until(lambda: node.is_up)
+        return node.is_up
+
+
+async def test_one_node_of_several_that_was_down_is_tried_again_beside_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Control: a worker that only looks whether any node is up leaves it to a request that waits."""
+    assert await is_revived()
+    monkeypatch.setattr(SealedStore, "is_whole", SealedStore.is_up)
+    monkeypatch.setattr(f"{__name__}.SOON_S", 2.5)
+    assert not await is_revived()
 
 
 async def is_up_after_a_crowd() -> bool:

@@ -6,6 +6,7 @@ the addresses. Each node has its own circuit breaker: a node that is gone is mis
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -22,6 +23,8 @@ from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.errors import ConfigError
 
 __all__ = ["Node", "Nodes", "StoreSuspended", "open_nodes"]
+
+logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
@@ -56,16 +59,28 @@ class Node:
             ticket = self._breaker.begin(self._clock())
         if ticket is None:
             raise StoreSuspended(f"the embedding store's node {self.name} failed a moment ago")
-        is_ok = False
+        failure: BaseException | None = None
         try:
             yield self.blobs
-            is_ok = True
         except StoreFull:
-            is_ok = True
+            raise
+        except BaseException as error:
+            failure = error
             raise
         finally:
             with self._lock:
-                self._breaker.end(ticket, self._clock(), is_ok=is_ok)
+                was_up = self._breaker.is_closed
+                self._breaker.end(ticket, self._clock(), is_ok=failure is None)
+                is_up = self._breaker.is_closed
+            self._report(was_up, is_up, failure)
+
+    def _report(self, was_up: bool, is_up: bool, failure: BaseException | None) -> None:
+        """Say in the log when it goes down, and why, and when it is back."""
+        if was_up and not is_up:
+            reason = failure if isinstance(failure, StoreError) else type(failure).__name__
+            logger.warning("the embedding store's node %s is down, and is tried again: %s", self.name, reason)
+        elif is_up and not was_up:
+            logger.info("the embedding store's node %s answers again", self.name)
 
 
 class Nodes:
@@ -88,6 +103,11 @@ class Nodes:
     def is_up(self) -> bool:
         """Whether any node is up."""
         return any(node.is_up for node in self._nodes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every node is up."""
+        return all(node.is_up for node in self._nodes)
 
     def ping(self, timeout_s: float) -> dict[str, StoreError | None]:
         """Ask every node whether it answers. Returns what is wrong with each."""

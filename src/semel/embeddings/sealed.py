@@ -66,6 +66,11 @@ class SealedStore:
         """Whether any node is asked at all."""
         return self._nodes.is_up
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all nodes are."""
+        return self._nodes.is_whole
+
     def revive(self, timeout_s: float) -> None:
         """Try nodes again that failed, if it is time for that."""
         self._nodes.revive(timeout_s)

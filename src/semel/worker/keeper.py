@@ -196,8 +196,8 @@ class Keeper:
         return wanted
 
     async def _revive(self) -> None:
-        """Ask a store that is down whether it answers again, in the time that a request would wait for it."""
-        if self._store is not None and not self._store.is_up and time.monotonic() >= self._again_at:
+        """Ask nodes that are down whether they answer again, in the time that a request would wait for each."""
+        if self._store is not None and not self._store.is_whole and time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + _AGAIN_S
             await self._call(self._writing, "ping", partial(self._store.revive, self._fetch_s))
 
