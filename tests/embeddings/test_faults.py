@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from semel.embeddings import connection as connection_module
 from semel.embeddings.address import StoreAddress
+from semel.embeddings.connection import Connection
 from semel.embeddings.protocol import BlobStore, StoreDown, StoreError, StoreFull, StoreLate
+from semel.embeddings.replies import command
 from semel.embeddings.resp import RespStore
 from tests.embeddings.certificates import Authority
 from tests.embeddings.proxy import (
@@ -241,6 +244,36 @@ def test_a_wrong_password_and_none_are_down_and_say_what_to_do(tmp_path: Path) -
             assert text in str(raised.value)
             assert "right" not in str(raised.value)
             assert "wrong" not in str(raised.value)
+
+
+def greet_with_the_servers_words(connection: Connection, _: str | None, password: str | None, deadline: float) -> None:
+    """A mutant: what the server says about a login is passed on."""
+    login = command(b"AUTH", (password or "").encode())
+    connection.exchange([[login]], lambda: connection.replies.simple(b"OK"), window=1, deadline=deadline)
+
+
+def login_failures(home: Path, password: str) -> Iterator[str]:
+    """What is said of a Redis that repeats the arguments of an unknown command, and of one that answers with them."""
+    with running_redis(home, options=("--rename-command", "AUTH", "")) as redis:
+        with closing(RespStore(redis.address, password=password)) as store:
+            yield str(failure(store, "ping", 30))
+        lie = replaced(b"-ERR unknown command", b"+" + password.encode() + b"\r\n-ERR")
+        with running_proxy(redis.address, lie) as proxy, closing(RespStore(proxy.address, password=password)) as store:
+            yield str(failure(store, "ping", 30))
+        lie = replaced(b"-ERR unknown command", b"-SECRET")
+        with running_proxy(redis.address, lie) as proxy, closing(RespStore(proxy.address, password="SECRET")) as store:
+            yield str(failure(store, "ping", 30))
+
+
+def test_what_a_server_says_about_a_login_is_not_repeated_for_it_may_be_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S26. The control repeats it: a Redis without AUTH answers with the arguments."""
+    for text in login_failures(tmp_path, "very secret"):
+        assert "secret" not in text.lower()
+        assert "login" in text
+    monkeypatch.setattr(connection_module, "_greet", greet_with_the_servers_words)
+    assert all("secret" in text.lower() for text in login_failures(tmp_path, "very secret"))
 
 
 def test_a_password_that_is_changed_fails_calls_that_come_after(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from semel.embeddings.address import StoreAddress
 from semel.embeddings.protocol import StoreDown, StoreLate
-from semel.embeddings.replies import Refusal, Replies, command
+from semel.embeddings.replies import Malformed, Refusal, Replies, command
 
 __all__ = ["Connection", "connect"]
 
@@ -141,15 +141,17 @@ def connect(address: StoreAddress, tls: ssl.SSLContext | None, password: str | N
 
 def _greet(connection: Connection, user: str | None, password: str | None, deadline: float) -> None:
     """Log in, and see that commands are taken. What TLS sends by itself after a handshake is read here, too."""
-    commands, expected = [command(b"PING")], [b"PONG"]
+    replies = connection.replies
     if password is not None:
         users = [] if user is None else [user.encode()]
-        commands.insert(0, command(b"AUTH", *users, password.encode()))
-        expected.insert(0, b"OK")
-    words = iter(expected)
-    connection.exchange(
-        [[one] for one in commands], lambda: connection.replies.simple(next(words)), window=1, deadline=deadline
-    )
+        login = command(b"AUTH", *users, password.encode())
+        try:
+            connection.exchange([[login]], lambda: replies.simple(b"OK"), window=1, deadline=deadline)
+        except Refusal as refusal:
+            raise refusal.login_error() from None
+        except Malformed:
+            raise Malformed("the embedding store answered the login with something that is no answer to it") from None
+    connection.exchange([[command(b"PING")]], lambda: replies.simple(b"PONG"), window=1, deadline=deadline)
 
 
 def _open_socket(address: StoreAddress, deadline: float) -> socket.socket:

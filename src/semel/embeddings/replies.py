@@ -28,6 +28,8 @@ _ADVICE: Final = {
     "NOPERM": "the user may not do this: allow GET, SET, UNLINK, PING on ~semel:*",
     "WRONGPASS": "it does not know this user and password: --embedding-store-password-file",
 }
+_LOGIN_CODES: Final = frozenset({"ERR", "LOADING", *_ADVICE})
+"""Those that say something about a login, and are no word of a password."""
 
 
 class Malformed(StoreDown):
@@ -54,6 +56,12 @@ class Refusal(Exception):
                 "the embedding store is full: let it evict (maxmemory-policy allkeys-lru), or give it more"
             )
         return StoreDown(f"the embedding store says {str(self)[:120]!r}; {_ADVICE.get(self.code, 'see its log')}")
+
+    def login_error(self) -> StoreDown:
+        """The error, if it is the reply to a password: without the store's text, which may repeat the password."""
+        code = self.code if self.code in _LOGIN_CODES else "an error"
+        advice = _ADVICE.get(self.code, "check the user and --embedding-store-password-file, and see its log")
+        return StoreDown(f"the embedding store answers the login with {code}; {advice}")
 
 
 class Replies:
