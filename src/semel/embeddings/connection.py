@@ -67,8 +67,8 @@ class Connection:
 
     def shut(self) -> None:
         """End what another thread is doing with it."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # that of an `SSLSocket` ends TLS first, and what is sent meanwhile goes out plain
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close it, whatever state it is in."""
