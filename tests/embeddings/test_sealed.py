@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import pytest
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
+from semel.embeddings import sealed as sealed_module
 from semel.embeddings.names import manifest_key, probe_key, probe_name
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import BlobStore, StoreFull, StoreLate
+from semel.embeddings.resp import RespStore
 from semel.embeddings.seal import MANIFEST_BYTES, Seal
 from semel.embeddings.sealed import Fetched, PublishOutcome, SealedStore, Stage
 from semel.testing.embedding_store import MemoryBlobs
+from tests.embeddings.proxy import constant, running_proxy
 from tests.embeddings.redis import running_redis, soon
 from tests.embeddings.stores import IDENTITY, KEY, TTL_S, Staging, content, digest_of, open_store, pieces, sealed
 
@@ -343,6 +346,38 @@ def test_a_node_that_does_not_answer_in_time_is_left_alone_after_three_calls() -
     setattr(blobs, "get_many", late)  # noqa: B010
     assert [store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome for _ in range(3)] == ["late"] * 3
     assert not store.is_up
+
+
+def full(*_: object) -> Any:
+    raise StoreFull("there is no memory, not even for reading")
+
+
+@pytest.mark.parametrize("operation", ["get_many", "get_into"])
+def test_a_store_that_is_too_full_to_be_read_from_is_down(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: what says that a store can be read from gets out of a fetch, which never raises."""
+    for is_mutant in (False, True):
+        blobs = MemoryBlobs()
+        store = sealed(blobs)
+        assert publish(store, digest_of(1), content(NBYTES)) == "published"
+        setattr(blobs, operation, full)
+        if is_mutant:
+            monkeypatch.setattr(sealed_module, "_reading", nullcontext)
+            with pytest.raises(StoreFull):
+                store.fetch({digest_of(1): FORM[0]}, Staging(), soon())
+            continue
+        found = [store.fetch({digest_of(1): FORM[0]}, Staging(), soon())[0] for _ in range(4)]
+        assert [one.outcome for one in found] == ["down"] * 4
+        assert [one.is_staged for one in found] == [operation == "get_into"] * 3 + [False]
+        assert not store.is_up
+
+
+def test_a_server_that_answers_a_read_with_oom_is_down(tmp_path: Path) -> None:
+    with (
+        running_redis(tmp_path) as redis,
+        running_proxy(redis.address, constant(b"-OOM command not allowed\r\n")) as proxy,
+        closing(RespStore(proxy.address)) as blobs,
+    ):
+        assert [one.outcome for one in sealed(blobs).fetch({digest_of(1): 1}, Staging(), soon())] == ["down"]
 
 
 def test_a_form_that_the_store_does_not_know_is_not_published() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -155,7 +155,7 @@ class SealedStore:
         outcome: FetchOutcome = "late"
         try:
             if time.monotonic() < deadline:  # else it has waited for a thread, which is no fault of the node
-                with node.attempt() as blobs:
+                with node.attempt() as blobs, _reading():
                     keys = [manifest_key(one.name) for one in group]
                     manifests = blobs.get_many(keys, MANIFEST_BYTES, deadline)
                     with suppress(StoreLate):  # the node has answered: there was too little time for so many bytes
@@ -247,6 +247,15 @@ class _Entry:
 
 def _outcome(error: StoreDown) -> Literal["late", "down"]:
     return "late" if isinstance(error, StoreLate) else "down"
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """A store that is too full to be read from is down."""
+    try:
+        yield
+    except StoreFull as error:
+        raise StoreDown("the embedding store says that it is full when it is read from") from error
 
 
 def _delete(blobs: BlobStore, keys: Sequence[bytes], deadline: float) -> None:
