@@ -16,8 +16,9 @@ import pytest
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
-from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, seal_key
-from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal
+from semel.embeddings import sealed as sealed_module
+from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
+from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal, seal_probe
 from semel.embeddings.sealed import SealedStore
 from tests.embeddings.redis import Redis, running_redis, soon
 from tests.embeddings.stores import IDENTITY, KEY, Staging, content, digest_of, sealed
@@ -266,3 +267,49 @@ def test_keys_in_the_store_say_nothing_about_what_they_are_of(redis: Redis) -> N
         assert digest_of(5).hex().encode() not in key
         assert IDENTITY.hex().encode() not in key
         assert KEY.secret.hex().encode() not in key
+
+
+OURS = b"what our encoder makes"
+PROBE_NAME = probe_name(KEY, IDENTITY)
+PROBE_SPOILS: dict[str, Callable[[bytes], bytes]] = {
+    "written by somebody": lambda _: b"what another encoder makes",
+    "another hash under the same seal": lambda raw: b"x" * len(OURS) + raw[len(OURS) :],
+    "another seal": lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]),
+    "without a seal": lambda raw: raw[: len(OURS)],
+    "cut": lambda raw: raw[:-1],
+    "longer": lambda raw: raw + b"x",
+    "much longer": lambda raw: raw * 1_000,
+    "empty": lambda _: b"",
+    "of another encoder": lambda _: seal_probe(seal_key(KEY), probe_name(KEY, b"another"), b"theirs"),
+    "of another fleet": lambda _: seal_probe(seal_key(OTHER_KEY), PROBE_NAME, b"theirs"),
+}
+
+
+def probes_after(redis: Redis, spoil: Callable[[bytes], bytes]) -> tuple[bytes, bytes]:
+    """What a worker takes for the fleet's probe after it was changed, and what one with another does later."""
+    key = probe_key(PROBE_NAME)
+    with closing(redis.store()) as blobs:
+        assert sealed(blobs).compare_probe(OURS, soon()) == OURS
+        raw = redis.ask("GET", key)
+        assert isinstance(raw, bytes)
+        redis.ask("SET", key, spoil(raw))
+        return sealed(blobs).compare_probe(OURS, soon()), sealed(blobs).compare_probe(b"another", soon())
+
+
+@pytest.mark.parametrize("spoil", PROBE_SPOILS)
+def test_a_probe_that_nobody_of_the_fleet_has_written_keeps_no_worker_from_the_store(
+    redis: Redis, spoil: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: without a seal the worker would take it for the fleet's, and leave the store alone for good."""
+    assert probes_after(redis, PROBE_SPOILS[spoil]) == (OURS, OURS)
+    redis.ask("FLUSHALL", "SYNC")
+    monkeypatch.setattr(sealed_module, "seal_probe", lambda _, __, probe: probe)
+    monkeypatch.setattr(sealed_module, "open_probe", lambda _, __, raw: raw)
+    assert probes_after(redis, lambda _: b"what another encoder makes")[0] != OURS
+
+
+def test_a_probe_that_is_a_list_is_replaced(redis: Redis) -> None:
+    redis.ask("LPUSH", probe_key(PROBE_NAME), "x")
+    with closing(redis.store()) as blobs:
+        assert sealed(blobs).compare_probe(OURS, soon()) == OURS
+        assert sealed(blobs).compare_probe(b"another", soon()) == OURS

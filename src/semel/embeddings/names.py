@@ -6,7 +6,7 @@ learn what it stands for. The keys in the store::
 
     semel:e1:NAME                  the manifest
     semel:e1:NAME:NONCE:INDEX      one chunk of the writer that the manifest names
-    semel:e1:probe:NAME            the hash of the encoder's probe
+    semel:e1:probe:NAME            the hash of the encoder's probe, sealed
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An entry is a manifest of fixed size and chunks of 1 MiB. The manifest has two s
 that only the fleet has. The first covers the name and the manifest itself, so shape and size are believed, and room
 reserved for them, only after it held. The second covers the name, the header and all bytes; it is computed over chunks
 as they come, and nothing counts as an embedding before it held. So an entry that was changed, swapped, cut or written
-by somebody else is refused (threats S26).
+by somebody else is refused (threats S26). The probe of an encoder has a seal of the same kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from blake3 import blake3
 
 from semel.core import Digest, Form, Key, form_bytes
 
-__all__ = ["CHUNK_BYTES", "MANIFEST_BYTES", "Header", "Manifest", "Seal", "chunks_of", "nbytes_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "MANIFEST_BYTES",
+    "MAX_PROBE_BYTES",
+    "Header",
+    "Manifest",
+    "Seal",
+    "chunks_of",
+    "nbytes_of",
+    "open_probe",
+    "seal_probe",
+]
 
 CHUNK_BYTES: Final = 1 << 20
 """Larger values keep a store's only thread from others, and arrive more slowly; smaller ones cost more calls."""
@@ -31,10 +42,14 @@ _SEAL_BYTES: Final = 32
 _HEADER: Final = struct.Struct(f"<8s24sIIQI{_NONCE_BYTES}s")
 MANIFEST_BYTES: Final = _HEADER.size + 2 * _SEAL_BYTES
 
+MAX_PROBE_BYTES: Final = 64 + _SEAL_BYTES
+"""With its seal."""
+
 _MAX_SIDE: Final = 0xFFFF_FFFF
 _MAX_BYTES: Final = 1 << 40
 _MANIFEST_DOMAIN: Final = b"manifest"
 _CONTENT_DOMAIN: Final = b"contents"
+_PROBE_DOMAIN: Final = b"theprobe"
 
 
 def nbytes_of(form: Form) -> int | None:
@@ -154,6 +169,17 @@ def chunks_of(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memor
                 chunk, room = [], min(CHUNK_BYTES, nbytes)
         if not nbytes:
             return
+
+
+def seal_probe(key: Key, name: Digest, probe: bytes) -> bytes:
+    """The hash of an encoder's probe, as it is stored."""
+    return probe + blake3(_PROBE_DOMAIN + name + probe, key=key.secret).digest()
+
+
+def open_probe(key: Key, name: Digest, raw: bytes) -> bytes | None:
+    """The hash that was stored; None for bytes that nobody with the key has written under this name."""
+    probe = raw[:-_SEAL_BYTES]
+    return probe if compare_digest(raw, seal_probe(key, name, probe)) else None
 
 
 def _seal_manifest(key: Key, name: Digest, raw: bytes) -> bytes:

@@ -19,7 +19,17 @@ from semel.core.embedding import Form
 from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import BlobStore, Chunk, StoreDown, StoreError, StoreFull, StoreLate
-from semel.embeddings.seal import MANIFEST_BYTES, Header, Manifest, Seal, chunks_of, nbytes_of
+from semel.embeddings.seal import (
+    MANIFEST_BYTES,
+    MAX_PROBE_BYTES,
+    Header,
+    Manifest,
+    Seal,
+    chunks_of,
+    nbytes_of,
+    open_probe,
+    seal_probe,
+)
 
 __all__ = ["FetchOutcome", "Fetched", "PublishOutcome", "SealedStore", "Stage"]
 
@@ -34,8 +44,6 @@ _MARGIN_MS: Final = 600_000
 
 _CLEANING_SHARE: Final = 0.2
 """Of a publication's time, for deleting what has become useless."""
-
-_MAX_PROBE_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +141,24 @@ class SealedStore:
         Returns the fleet's, which is ours if it had none; also if a full store does not take ours. Raises `StoreError`.
         """
         name = probe_name(self._key, self._identity)
-        key = probe_key(name)
         with self._nodes.of(name).attempt() as blobs:
-            found = blobs.get_many([key], _MAX_PROBE_BYTES, deadline)[0]
+            found = self._read_probe(blobs, name, deadline)
             if found is None:
+                ours = seal_probe(self._seal_key, name, probe)
                 with suppress(StoreFull):  # it can be read from
-                    if not blobs.put_new(key, probe, None, deadline):  # another worker was quicker
-                        found = blobs.get_many([key], _MAX_PROBE_BYTES, deadline)[0]
+                    if not blobs.put_new(probe_key(name), ours, None, deadline):  # another worker was quicker
+                        found = self._read_probe(blobs, name, deadline)
         return probe if found is None else found
+
+    def _read_probe(self, blobs: BlobStore, name: Digest, deadline: float) -> bytes | None:
+        """The fleet's probe. What somebody else has put there is deleted."""
+        raw = blobs.get_many([probe_key(name)], MAX_PROBE_BYTES, deadline)[0]
+        if raw is None:
+            return None
+        found = open_probe(self._seal_key, name, raw)
+        if found is None:
+            _delete(blobs, [probe_key(name)], deadline)
+        return found
 
     def _fetch_from(self, node: Node, group: Sequence[_Wanted], stage: Stage, deadline: float) -> list[Fetched]:
         """What one node has. After a failure, the rest of the group shares its outcome."""
