@@ -14,6 +14,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -61,6 +62,9 @@ MAX_MEMORY_BYTES: Final = ProcessingLimits().max_memory_bytes
 TIMEOUT_S: Final = ProcessingLimits().timeout_s
 """What one item may take, from the moment a process takes it on."""
 
+_COPY_THREADS: Final = 4
+"""Copies are as fast as memory is, and two or three at once use all of it."""
+
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -92,6 +96,7 @@ class Pool:
         self._items = count()
         self._waiting: FairQueue[Job[Any]] = FairQueue(max_waiting)
         self._deadly = Quarantine()
+        self._copies = ThreadPoolExecutor(_COPY_THREADS, "semel-staging")
         self._closed = False
 
     @classmethod
@@ -292,6 +297,7 @@ class Pool:
         self._closed = True
         self._give_up()
         await self.processes.close()
+        self._copies.shutdown(wait=False)
 
     async def _wait_for(self, job: Job[_T]) -> _T:
         if self._waiting.is_full:
@@ -408,7 +414,7 @@ class Pool:
         if self._memory is None or child.staging is None or room is None:
             return
         if isinstance(answer, Made) and answer.is_written:
-            await child.staging.copy_to(room, answer.tensor_bytes, self._memory.segment)
+            await child.staging.copy_to(room, answer.tensor_bytes, self._memory.segment, self._copies)
 
     def _late(self, job: Job[Any]) -> MediaTooLarge:
         # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.

@@ -8,6 +8,7 @@ answer arrives, once, and everything is checked on the copy.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor
 from typing import Final, Self
 
 from semel.cache import Reservation
@@ -44,14 +45,18 @@ class Staging:
         """Whether a feature of this size can be staged."""
         return nbytes <= self._segment.size
 
-    async def copy_to(self, room: Reservation, nbytes: int, feature_segment: Segment) -> None:
-        """Copy what was staged into a range of the segment of features."""
+    async def copy_to(self, room: Reservation, nbytes: int, feature_segment: Segment, threads: Executor) -> None:
+        """Copy what was staged into a range of the segment of features; if it is large, in one of these threads.
+
+        They must be the pool's own. The event loop's default threads may all wait for a free process: with them, the
+        process would wait for the threads and the threads for the process.
+        """
         view = room.view()[: min(nbytes, room.nbytes)]  # holds on to the range, whatever becomes of the reservation
         end = room.offset + view.nbytes
         if view.nbytes <= _INLINE_BYTES:
             self._copy(view, feature_segment, end)
         else:
-            await asyncio.to_thread(self._copy, view, feature_segment, end)
+            await asyncio.get_running_loop().run_in_executor(threads, self._copy, view, feature_segment, end)
 
     def forget(self) -> None:
         """Give back the memory of what was staged, which was copied by now."""
