@@ -128,6 +128,8 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s23_takeover.py::test_a_try_from_inside_the_sandbox_is_refused_and_succeeds_without_it_S23",
         "test_s23_takeover.py::test_another_program_in_its_place_is_refused_and_runs_without_the_sandbox_S23",
         "test_s23_takeover.py::test_mutant_without_a_layer_the_try_succeeds_S23",
+        "test_s23_sizes.py::test_what_a_process_says_of_sizes_is_not_believed_S23_S21",
+        "test_s23_sizes.py::test_control_without_the_bounds_each_lie_works_S23_S21",
     ),
     24: (
         "test_s24_upstream_answers.py::test_a_directive_of_blanks_takes_linear_time",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from semel.cache import Reservation
 from semel.core import Assembly, Feature, Layout, Media, Modality
@@ -23,6 +23,9 @@ __all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimi
 
 
 _T = TypeVar("_T")
+
+_SMALL_BYTES: Final = 16 << 10
+"""An order whose payload is shorter counts as so long: what is said of no text is some bytes too."""
 
 Spend = Callable[[int], None]
 """Is told how many more bytes a request is about to hold, and raises if it may not."""
@@ -61,6 +64,12 @@ class Job(ABC, Generic[_T]):
     decodes: ClassVar[bool] = False
     """Whether a process decodes media for it."""
 
+    is_offered: ClassVar[bool] = False
+    """Whether a process offers what it has made, and is told whether it is taken."""
+
+    max_growth: ClassVar[int] = 0
+    """How many bytes a process may send, without an offer, for each byte that it was sent (threats S21)."""
+
     item: int
     group: Hashable
     media: Media
@@ -88,6 +97,11 @@ class Job(ABC, Generic[_T]):
     def subject(self) -> str:
         """What is worked on, as its client knows it."""
         return f"the {self.media.modality}"
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """The bytes that a process may send without an offer."""
+        return self.max_growth * max(len(self.media.data), _SMALL_BYTES)
 
     def trace(self, began: float) -> None:
         """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
@@ -133,6 +147,7 @@ class FeatureJob(Job[Feature]):
     __slots__ = ()
     work = "making"
     decodes = True
+    is_offered = True
 
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
         """Refuse a feature that is too large for any worker or any prompt."""
@@ -170,6 +185,7 @@ class CutJob(Job[Pieces]):
     __slots__ = ()
     work = "cutting"
     decodes = True
+    is_offered = True
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
         """The pieces."""
@@ -186,6 +202,7 @@ class AssemblyJob(Job[Assembly]):
 
     __slots__ = ()
     work = "assembling"
+    max_growth = 64
 
     @property
     def subject(self) -> str:

@@ -2,10 +2,10 @@
 
 A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
-message says (threats S10). One order, one answer: the two ends are never both sending. Where they share memory, a
-process first offers what it has made, is told where to write it, and no tensor passes through the pipe. The pieces of a
-clip are offered too: they can be a thousand times its size, and whether there is room for them is not the process's to
-say (S5, S18).
+message says (threats S10). One order, one answer: the two ends are never both sending. A process first offers what it
+has made: a feature, or the pieces of a clip, which can be a thousand times its size. Whether there is room is not the
+process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it is told to
+write there, and no tensor passes through the pipe.
 """
 
 from __future__ import annotations
@@ -86,9 +86,12 @@ HEADER_BYTES: Final = _HEADER.size
 _MAX_MESSAGE_BYTES: Final = 16 << 20  # an item of a million tokens has 5 MB of them
 _NUMBER: Final = "{index}"  # in an insertion, where the item's number stands
 _PROBE_INDEX: Final = 1_000_003  # a number that no family writes by itself
+_MAX_DIMENSIONS: Final = 16
 _ERRORS: Final[Mapping[str, type[SemelError]]] = {
     name: kind for name, kind in vars(semel.errors).items() if isinstance(kind, type) and issubclass(kind, SemelError)
 }
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +217,7 @@ class TensorHead(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
 
     @property
     def nbytes(self) -> int:
@@ -226,8 +229,18 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
     """The feature of an item is made, or a clip is cut, and takes so many bytes and tokens of a prompt."""
 
     item: int
-    nbytes: int
-    tokens: int = 0
+    nbytes: _Size
+    tokens: _Size = 0
+
+    def check_answer(self, answer: Answer) -> None:
+        """Refuse an answer that is more than what was offered."""
+        nbytes = answer.tensor_bytes if isinstance(answer, Made) else getattr(answer, "payload_bytes", 0)
+        tokens = len(answer.token_ids) if isinstance(answer, Made) else 0
+        if nbytes > self.nbytes or tokens > self.tokens:
+            raise ProtocolError(
+                f"a pool process offered {self.nbytes:,} bytes and {self.tokens:,} tokens for item {self.item}, "
+                f"and answered with {nbytes:,} and {tokens:,}"
+            )
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
@@ -266,7 +279,7 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     item: int
     samples: int
     sampling_rate: int
-    sizes: tuple[int, ...]
+    sizes: tuple[_Size, ...]
 
     @property
     def payload_bytes(self) -> int:
@@ -323,7 +336,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """The tokens of some texts; the payload is their ids, of 32 bits each."""
 
     item: int
-    counts: tuple[int, ...]
+    counts: tuple[_Size, ...]
     """The tokens of each text."""
 
     @property
@@ -336,7 +349,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
     """The text of some tokens; the payload is the text in UTF-8."""
 
     item: int
-    payload_bytes: int
+    payload_bytes: _Size
 
 
 Order = Load | Work | Cut | Assemble | Write | Send | Drop | Tokenize | Detokenize

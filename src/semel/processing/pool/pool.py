@@ -382,13 +382,16 @@ class Pool:
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
-                answer, payload = await child.ask(job.order, job.media.data)
-                if isinstance(answer, Offer):
-                    await _unless_refused(child, partial(job.admit, answer, self._offer_limits))
-                    room = self._room_for(child, job, answer)
+                answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
+                if isinstance(offer := answer, Offer) and job.is_offered:
+                    await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
+                    room = self._room_for(child, job, offer)
                     if room is None:
-                        await _unless_refused(child, partial(job.pay, answer))
-                    answer, payload = await child.ask(encode(Send() if room is None else Write()))
+                        await _unless_refused(child, partial(job.pay, offer))
+                        answer, payload = await child.ask(encode(Send()), max_payload_bytes=offer.nbytes)
+                    else:
+                        answer, payload = await child.ask(encode(Write()))
+                    offer.check_answer(answer)
                     await self._take_staged(child, answer, room)
             if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
                 await child.end(within_s=END_TIMEOUT_S)

@@ -145,13 +145,17 @@ class PoolProcess:
             return False
         return False
 
-    async def ask(self, order: bytes, payload: bytes = b"") -> tuple[Answer, memoryview]:
-        """Send an order and read its answer. Whoever stops half-way has to end the process."""
+    async def ask(self, order: bytes, payload: bytes = b"", *, max_payload_bytes: int = 0) -> tuple[Answer, memoryview]:
+        """Send an order and read its answer. Whoever stops half-way has to end the process.
+
+        An answer with a larger payload is a breach of the protocol, and nothing of the payload is read.
+        """
+        limit = min(max_payload_bytes, self._max_payload_bytes)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._pipe, order)
         await loop.sock_sendall(self._pipe, payload)
         header = await self._read(HEADER_BYTES)
-        message_bytes, payload_bytes = read_header(header, max_payload_bytes=self._max_payload_bytes)
+        message_bytes, payload_bytes = read_header(header, max_payload_bytes=limit)
         answer = decode_answer(await self._read(message_bytes), payload_bytes=payload_bytes)
         return answer, await self._read(payload_bytes)
 

@@ -29,6 +29,7 @@ class TokenizeJob(Job[list[list[int]]]):
 
     __slots__ = ()
     work = "tokenizing"
+    max_growth = 64  # NFKC makes 33 bytes of the 3 of U+FDFA, and each may become a token of 4
 
     @classmethod
     def of(
@@ -62,6 +63,7 @@ class DetokenizeJob(Job[str]):
 
     __slots__ = ()
     work = "detokenizing"
+    max_growth = 1_024  # so that a token may have a text of 4,096 bytes
 
     @classmethod
     def of(cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool) -> Self:

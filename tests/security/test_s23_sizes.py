@@ -1,0 +1,225 @@
+"""S23, S21: a pool process that is taken over says what it likes of sizes, and takes no more memory of the frontend.
+
+Whatever it sends has been offered, admitted and paid for before a byte of it is read. Each lie is told by a script at
+the other end of the pipe; on the way it was before, each of them works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from semel.cache import SharedCache
+from semel.core import Media
+from semel.errors import ProtocolError, ServiceError
+from semel.processing.pool import process as process_module
+from semel.processing.pool.job import OfferLimits
+from semel.processing.pool.pipe import Answer, Heard, Made, Offer, Send, TensorHead, Text, Tokens, Write, decode_answer
+from semel.processing.pool.pool import Pool
+from semel.processing.pool.process import PoolProcess
+from tests.processing.scripted_pool import Peer, scripted_pool
+
+MIB = 1 << 20
+LIE_BYTES = 32 * MIB
+PIPE_BYTES = MIB
+"""More than the kernel takes of a payload that nobody reads."""
+
+
+@dataclass
+class Trial:
+    """A pool whose process lies, and what it got for it."""
+
+    spent: list[int] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+
+
+def made(item: int, nbytes: int, *, tokens: int = 1, is_written: bool = False) -> Made:
+    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), (7,) * tokens, None, is_written)
+
+
+async def send_what_was_not_offered(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(made(0, LIE_BYTES), LIE_BYTES)
+
+
+async def send_more_than_was_offered(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, 1, 1))
+    assert isinstance((await peer.receive())[0], Send)
+    await peer.send(made(0, LIE_BYTES), LIE_BYTES)
+
+
+async def write_more_than_was_offered(peer: Peer) -> None:
+    """The range of one feature is as large as its cache wants it to be: up to 64 bytes more than was offered."""
+    await peer.receive()
+    await peer.send(Offer(0, 1, 1))
+    assert isinstance((await peer.receive())[0], Write)
+    await peer.send(made(0, 60, is_written=True))
+
+
+async def send_more_tokens_than_were_offered(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, 64, 1))
+    assert isinstance((await peer.receive())[0], Send)
+    await peer.send(made(0, 64, tokens=100_000), 64)
+
+
+async def offer_less_than_nothing(peer: Peer) -> None:
+    """What is paid for it would come back to the account."""
+    await peer.receive()
+    await peer.send(Offer(0, -LIE_BYTES, 1))
+    await peer.receive()
+    await peer.send(Made(0, "image", (), (7,), None))
+
+
+async def offer_a_layout(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, LIE_BYTES, 1))
+    await peer.receive()
+    await peer.send(Made(0, "image", (), (7,), None))
+
+
+async def send_pieces_that_were_not_offered(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Heard(0, 16_000, 16_000, (LIE_BYTES,)), LIE_BYTES)
+
+
+async def send_more_pieces_than_were_offered(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, 1))
+    await peer.receive()
+    await peer.send(Heard(0, 16_000, 16_000, (LIE_BYTES,)), LIE_BYTES)
+
+
+async def send_many_tokens_of_a_short_text(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Tokens(0, (LIE_BYTES // 4,)), LIE_BYTES)
+
+
+async def send_a_long_text_of_few_tokens(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Text(0, LIE_BYTES), LIE_BYTES)
+
+
+async def process(pool: Pool, trial: Trial) -> None:
+    await pool.process(Media("image", b"x"), spend=trial.spent.append)
+
+
+async def lay_out(pool: Pool, trial: Trial) -> None:
+    del trial
+    await pool.lay_out(Media("image", b"x"))
+
+
+async def cut(pool: Pool, trial: Trial) -> None:
+    await pool.cut(Media("audio", b"x"), trial.spent.append)
+
+
+async def tokenize(pool: Pool, trial: Trial) -> None:
+    del trial
+    await pool.tokenize(["x"])
+
+
+async def detokenize(pool: Pool, trial: Trial) -> None:
+    del trial
+    await pool.detokenize([1])
+
+
+Order = Callable[[Pool, Trial], Coroutine[Any, Any, None]]
+Lie = Callable[[Peer], Coroutine[Any, Any, None]]
+
+LIES: dict[Lie, Order] = {
+    send_what_was_not_offered: process,
+    send_more_than_was_offered: process,
+    write_more_than_was_offered: process,
+    send_more_tokens_than_were_offered: process,
+    offer_less_than_nothing: process,
+    offer_a_layout: lay_out,
+    send_pieces_that_were_not_offered: cut,
+    send_more_pieces_than_were_offered: cut,
+    send_many_tokens_of_a_short_text: tokenize,
+    send_a_long_text_of_few_tokens: detokenize,
+}
+
+lies = pytest.mark.parametrize("lie", LIES, ids=lambda one: one.__name__)
+
+
+async def check_is_not_believed(lie: Lie) -> None:
+    trial = Trial()
+
+    async def tell(peer: Peer) -> None:
+        trial.peers.append(peer)
+        await lie(peer)
+        await peer.receive()  # until its pipe is closed
+
+    memory = SharedCache.create(MIB) if lie is write_more_than_was_offered else None
+    try:
+        async with scripted_pool(tell, memory=memory, offers=OfferLimits(max_tokens=1_000)) as pool:
+            with pytest.raises(ServiceError, match="the log of this frontend says why"):
+                await LIES[lie](pool, trial)
+            assert pool.pids == (), "a process that lies is ended"
+    finally:
+        if memory is not None:
+            memory.close()
+    assert trial.peers[0].sent_bytes < PIPE_BYTES
+    assert all(0 <= nbytes <= 64 for nbytes in trial.spent)
+
+
+@lies
+async def test_what_a_process_says_of_sizes_is_not_believed_S23_S21(lie: Lie) -> None:
+    await check_is_not_believed(lie)
+
+
+class _AnyOffer(msgspec.Struct, frozen=True, tag="offer"):
+    """As it was: any number will do."""
+
+    item: int
+    nbytes: int
+    tokens: int = 0
+
+
+def decode_any_offer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
+    try:
+        offer = msgspec.msgpack.decode(body, type=_AnyOffer)
+    except msgspec.ValidationError:
+        return decode_answer(body, payload_bytes=payload_bytes)
+    return Offer(offer.item, offer.nbytes, offer.tokens)
+
+
+@lies
+async def test_control_without_the_bounds_each_lie_works_S23_S21(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was: any answer up to the memory of a process, to any order, and any number in an offer."""
+    shipped = PoolProcess.ask
+
+    async def ask(
+        self: PoolProcess, order: bytes, payload: bytes = b"", *, max_payload_bytes: int = 0
+    ) -> tuple[Answer, memoryview]:
+        del max_payload_bytes
+        return await shipped(self, order, payload, max_payload_bytes=1 << 62)
+
+    monkeypatch.setattr(PoolProcess, "ask", ask)
+    monkeypatch.setattr(Offer, "check_answer", lambda *_: None)
+    monkeypatch.setattr("semel.processing.pool.job.LayoutJob.is_offered", True)
+    monkeypatch.setattr(process_module, "decode_answer", decode_any_offer)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await check_is_not_believed(lie)
+
+
+@pytest.mark.parametrize(("dimensions", "is_taken"), [(16, True), (17, False)])
+def test_a_shape_has_few_dimensions_S23(dimensions: int, is_taken: bool) -> None:
+    """The product of a million of them takes the event loop for minutes."""
+    body = msgspec.msgpack.encode(Made(0, "image", (TensorHead("pixels", "uint8", (1,) * dimensions),), (7,), None))
+    with nullcontext() if is_taken else pytest.raises(ProtocolError):
+        decode_answer(body, payload_bytes=1)
+
+
+def test_no_size_in_an_answer_is_negative_S23() -> None:
+    head = TensorHead("pixels", "uint8", (-1,))
+    for wrong in (Made(0, "image", (head,), (7,), None), Heard(0, 1, 1, (2, -1)), Tokens(0, (2, -1)), Text(0, -1)):
+        payload_bytes = max(wrong.payload_bytes, 0)
+        with pytest.raises(ProtocolError, match="not an answer"):
+            decode_answer(msgspec.msgpack.encode(wrong), payload_bytes=payload_bytes)
