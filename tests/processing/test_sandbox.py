@@ -92,7 +92,9 @@ def read(architecture: Architecture, rules: Sequence[Rule], call: Call) -> int:
 numbers = st.one_of(st.integers(0, 470), st.sampled_from([2**30, 2**30 + 57, 2**32 - 1]))
 values = st.one_of(
     st.integers(0, 2**64 - 1),
-    st.sampled_from([0, 1, 2, 8, 10, 15, PID, 2**32 | PID, 0x5412, 0x1_5412, 0x10000, 0x1_0000_0000, 0x3D0F00, 0o1000]),
+    st.sampled_from(
+        [0, 1, 2, 8, 10, 15, PID, 2**32 | PID, 0x5412, 0x1_5412, 0x10000, 0x1_0000_0000, 0x3D0F00, 0x21, 0x22, 0o1000]
+    ),
 )
 calls = st.builds(
     Call,
@@ -156,6 +158,10 @@ MUTANTS: dict[str, tuple[Callable[[Architecture, Sequence[Rule]], Sequence[Instr
     "half of a pointer": (
         lambda *of: filter_program(of[0], _replaced(of[1], Rule(("prlimit64",), unless=(Word(2),)))),
         Call(X86_64.audit, 302, (0, 0, 1 << 32, 0, 0, 0)),
+    ),
+    "shared memory with one more flag": (
+        lambda *of: filter_program(of[0], _replaced(of[1], Rule(("mmap",), only_if=(Word(3, 0x21),)))),
+        Call(X86_64.audit, 9, (0, 4_096, 3, 0x4021, 0, 0)),
     ),
     "threads are not told apart": (
         lambda *of: filter_program(of[0], _replaced(of[1], Rule(("clone",), unless=(Word(0, mask=0),)))),

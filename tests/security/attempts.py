@@ -188,6 +188,12 @@ def make_memory() -> str:
     return "made"
 
 
+def share_memory() -> str:
+    with mmap.mmap(-1, 1 << 20) as shared:  # MAP_SHARED, as Python does unless told otherwise
+        shared[:] = b"x" * len(shared)
+    return "shared"
+
+
 def raise_limit() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     try:

@@ -193,6 +193,7 @@ TRIES: dict[str, tuple[str, Callable[[Scene], dict[str, Any]]]] = {
     "change a mode": ("change_mode", _key),
     "change times": ("change_times", _key),
     "make memory that no limit counts": ("make_memory", _nothing),
+    "share memory that no limit counts": ("share_memory", _nothing),
     "raise its limit of memory": ("raise_limit", _nothing),
 }
 

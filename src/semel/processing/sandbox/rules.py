@@ -15,6 +15,7 @@ __all__ = ["Rule", "Word", "rules_for"]
 
 _WRITES: Final = 0o1 | 0o2 | 0o100 | 0o1000  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 _CLONE_THREAD: Final = 0x10000
+_SHARED_ANONYMOUS: Final = 0x1 | 0x20  # MAP_SHARED, MAP_ANONYMOUS: RLIMIT_DATA counts private memory only
 _TERMINAL: Final = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX type into the operator's terminal
 _SIGNAL_OWNERS: Final = (8, 10, 15)  # F_SETOWN, F_SETSIG and F_SETOWN_EX let the kernel signal another process
 
@@ -69,6 +70,7 @@ def rules_for(pid: int) -> tuple[Rule, ...]:
         _deny("removexattr lremovexattr fremovexattr name_to_handle_at open_by_handle_at", errno.EACCES),
         # No memory and no queues that the limits do not count.
         _deny("memfd_create memfd_secret shmget shmat semget msgget mq_open"),
+        Rule(("mmap",), only_if=(Word(3, _SHARED_ANONYMOUS, _SHARED_ANONYMOUS),)),
         # Its limits and its user stay as they are.
         _deny("setrlimit"),
         Rule(("prlimit64",), unless=(Word(2), Word(2, is_high=True))),

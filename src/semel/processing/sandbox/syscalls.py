@@ -113,6 +113,7 @@ _NUMBERS: Final[Mapping[str, tuple[int, int | None]]] = {
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
+    "mmap": (9, 222),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
