@@ -13,16 +13,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from semel.compose.pipeline import blocking, compose_pipeline, tokenizer_of
+from semel.compose.pipeline import blocking, compose_pipeline, tokenizer_calls, tokenizer_of
 from semel.core import Key, Rendering, Target
 from semel.errors import ConfigError, InvalidRequest, ProtocolError
 from semel.processing import Pool
-from semel.processing.pool.pipe import Description, Detokenize, Tokenize, Tokens
+from semel.processing.pool.pipe import Description, Detokenize, Text, Tokenize, Tokens
 from semel.processing.pool.text import TokenizeJob, text_answer
 from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
 from semel.render import ChatRequest, Tokenizer
-from semel.render.remote_tokenizer import RemoteTokenizer
+from semel.render.remote_tokenizer import Decode, Encode, RemoteTokenizer
+from semel.telemetry.request_context import RequestContext, entered, entered_as
 from semel.testing.models import FAMILIES
+from tests.processing.scripted_pool import Peer, scripted_pool
+from tests.waiting import until
 
 Folder = Callable[[str], Path]
 
@@ -165,6 +168,57 @@ async def test_the_event_loop_does_not_wait_for_itself() -> None:
         call(4)
 
 
+def calls_of_nobody(pool: Pool) -> tuple[Encode, Decode]:
+    """The wrong implementation: texts are nobody's."""
+    return blocking(pool.tokenize), blocking(pool.detokenize)
+
+
+async def check_texts_wait_by_tenant(calls: Callable[[Pool], tuple[Encode, Decode]]) -> None:
+    """While the only process is busy, a tenant's many texts wait, and a text of another's."""
+    let_go, orders = asyncio.Event(), list[int]()
+
+    async def serve(peer: Peer) -> None:
+        while True:
+            order, _ = await peer.receive()
+            await let_go.wait()
+            if isinstance(order, Detokenize):
+                await peer.send(Text(order.item, 0))
+                continue
+            assert isinstance(order, Tokenize)
+            orders.append(order.sizes[0])
+            await peer.send(Tokens(order.item, (0,)))
+
+    async def ask(tenant: str, text: str) -> None:
+        with entered(RequestContext("r")), entered_as(tenant):
+            await asyncio.to_thread(encode, [text], add_special_tokens=False)
+
+    async with scripted_pool(serve) as pool:
+        encode, decode = calls(pool)
+        async with asyncio.TaskGroup() as asking:
+            asking.create_task(ask("acme", "a"))
+            await until(lambda: pool.busy == 1)
+            for number in range(3):
+                asking.create_task(ask("acme", "a"))
+                await until(lambda waiting=number + 1: sum(pool.waiting.values()) == waiting)  # type: ignore[misc]
+            asking.create_task(ask("umbra", "two"))
+            await until(lambda: sum(pool.waiting.values()) == 4)
+            waiting = dict(pool.waiting)
+            let_go.set()
+        with entered(RequestContext("r", tenant="umbra")):
+            assert await asyncio.to_thread(decode, [1, 2], skip_special_tokens=False) == ""
+    assert waiting == {"acme": 3, "umbra": 1}
+    assert orders.index(3) <= 2, "it waits for a turn of the other, and not for all of its texts"
+
+
+async def test_texts_wait_by_tenant_as_items_do_S21() -> None:
+    await check_texts_wait_by_tenant(tokenizer_calls)
+
+
+async def test_mutant_texts_of_nobody_wait_for_all_that_came_before_S21() -> None:
+    with pytest.raises(AssertionError):
+        await check_texts_wait_by_tenant(calls_of_nobody)
+
+
 def test_a_model_that_transcribes_needs_the_file(tmp_path: Path) -> None:
     described = Description("f", {}, encoder_decoder=True, vocabulary=Vocabulary(("a",), 1))
     engine = EngineTokenizer(Letters())
@@ -186,7 +240,7 @@ async def test_a_model_without_the_file_is_tokenised_in_the_pool_as_with_it(tiny
     try:
         described = pool.description
         assert described.vocabulary is not None
-        tokenizer = tokenizer_of(folder, Rendering(), described, blocking(pool.tokenize), blocking(pool.detokenize))
+        tokenizer = tokenizer_of(folder, Rendering(), described, *tokenizer_calls(pool))
         ids = await asyncio.to_thread(tokenizer.encode, TEXT)
         assert ids == local.encode(TEXT)
         assert await asyncio.to_thread(tokenizer.decode, ids) == local.decode(ids)

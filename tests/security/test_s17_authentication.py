@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.bench.ports import free_port
 from semel.cache import LruCache
 from semel.core import Keyring
+from semel.frontend.middleware import authentication
 from semel.frontend.middleware.authentication import Authentication
+from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.render import ChatRenderer
+from semel.telemetry.request_context import current_tenant
+from semel.telemetry.tracing import NO_TRACING
 from semel.web.server import HttpServer
 from tests.frontend.rig import Rig, rig
 from tests.frontend.test_intents import INTENTS, TAKES_ITEMS, body_of
@@ -259,3 +265,29 @@ async def test_a_mutant_guard_is_found_over_a_socket(
     monkeypatch.setattr(Authentication, "__call__", mutant)
     with pytest.raises(AssertionError):
         await check_keys_over_the_socket(guarded.app, within_s=0.5)
+
+
+async def check_the_context_has_the_tenant() -> None:
+    both_there = asyncio.Barrier(2)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async with asyncio.timeout(30):
+            await both_there.wait()
+        await PlainTextResponse(await asyncio.to_thread(current_tenant))(scope, receive, send)
+
+    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
+    guarded = RequestContextMiddleware(Authentication(app, keys), NO_TRACING, log_requests=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test") as client:
+        answers = await asyncio.gather(*(client.get("/v1/models", headers=bearer(key)) for key in (ACME, UMBRA)))
+    assert [answer.text for answer in answers] == ["acme", "umbra"]
+    assert current_tenant() == ""
+
+
+async def test_what_works_for_a_request_knows_its_tenant_also_in_a_thread_S17() -> None:
+    await check_the_context_has_the_tenant()
+
+
+async def test_mutant_a_guard_that_tells_the_routes_only_is_found_S17(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "entered_as", nullcontext)
+    with pytest.raises(AssertionError):
+        await check_the_context_has_the_tenant()

@@ -20,7 +20,7 @@ from semel.compose.discovery import address_sources, keep_linked
 from semel.compose.draining import drain, leave
 from semel.compose.edge import metrics_server, reloaded_files
 from semel.compose.interpreter import tune_interpreter
-from semel.compose.pipeline import blocking, check_trust, pipeline_of, tokenizer_of
+from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, tokenizer_of
 from semel.compose.rotation import follow_keys
 from semel.core import Contract, Digest, Keyring, Modality, Rendering
 from semel.fleet.ejection import EjectionLimits
@@ -379,8 +379,7 @@ class _Parts:
     ) -> Pipeline:
         options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
         described, template = pool.description, options.serving.server.chat_template
-        calls = blocking(pool.tokenize), blocking(pool.detokenize)
-        tokenizer = tokenizer_of(folder, rendering, described, *calls)
+        tokenizer = tokenizer_of(folder, rendering, described, *tokenizer_calls(pool))
         pipeline = replace(
             pipeline_of(folder, rendering, pool.process, described, options.keys.hashing, template, tokenizer),
             cache=self.cache,

@@ -13,15 +13,16 @@ from typing import Any, ParamSpec, TypeVar
 from semel.core import Assembly, Feature, Key, Layout, Media, Modality, Rendering, Target
 from semel.errors import ConfigError
 from semel.media import Pieces
-from semel.processing import Description
+from semel.processing import Description, Pool
 from semel.processing.folder import find_tokenizer
 from semel.processing.probes import run_probes
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.processing.vocabulary import EngineTokenizer, vocabulary_of
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, ProcessItem, Tokenizer
 from semel.render.remote_tokenizer import Decode, Encode, RemoteTokenizer
+from semel.telemetry.request_context import current_tenant
 
-__all__ = ["blocking", "check_trust", "compose_pipeline", "pipeline_of", "tokenizer_of"]
+__all__ = ["blocking", "check_trust", "compose_pipeline", "pipeline_of", "tokenizer_calls", "tokenizer_of"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -77,6 +78,19 @@ def blocking(call: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
         return asyncio.run_coroutine_threadsafe(call(*args, **options), loop).result()
 
     return wait
+
+
+def tokenizer_calls(pool: Pool) -> tuple[Encode, Decode]:
+    """The tokenizer of a pool, for threads; a text is the tenant's whose request the thread works for."""
+    tokenize, detokenize = blocking(pool.tokenize), blocking(pool.detokenize)
+
+    def encode(texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return tokenize(texts, add_special_tokens=add_special_tokens, tenant=current_tenant())
+
+    def decode(token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return detokenize(token_ids, skip_special_tokens=skip_special_tokens, tenant=current_tenant())
+
+    return encode, decode
 
 
 def tokenizer_of(

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.core import Trace
@@ -20,7 +20,18 @@ from semel.telemetry.spans import NO_SPAN, Span
 from semel.telemetry.stages import Stage, Timings
 from semel.telemetry.tracing import Tracing
 
-__all__ = ["RequestContext", "current_request", "current_span", "entered", "own_id", "spanning", "tell_fault", "traced"]
+__all__ = [
+    "RequestContext",
+    "current_request",
+    "current_span",
+    "current_tenant",
+    "entered",
+    "entered_as",
+    "own_id",
+    "spanning",
+    "tell_fault",
+    "traced",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,9 @@ class RequestContext:
     """The client's id; other clients may use the same."""
 
     span: Span = NO_SPAN
+
+    tenant: str = ""
+    """The tenant of its API key, once that is known."""
 
 
 _CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar("semel_request_in_hand", default=None)
@@ -54,6 +68,11 @@ def current_span() -> Span:
     return NO_SPAN if (request := _CURRENT_REQUEST.get()) is None else request.span
 
 
+def current_tenant() -> str:
+    """The tenant of the current request; empty without one."""
+    return "" if (request := _CURRENT_REQUEST.get()) is None else request.tenant
+
+
 @contextmanager
 def entered(request: RequestContext) -> Iterator[None]:
     """Work for a request within this context."""
@@ -62,6 +81,16 @@ def entered(request: RequestContext) -> Iterator[None]:
         yield
     finally:
         _CURRENT_REQUEST.reset(token)
+
+
+@contextmanager
+def entered_as(tenant: str) -> Iterator[None]:
+    """Go on with the current request, whose tenant is now known."""
+    if (request := _CURRENT_REQUEST.get()) is None:
+        yield
+        return
+    with entered(replace(request, tenant=tenant)):
+        yield
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import Keyring
 from semel.errors import InvalidKey
 from semel.frontend.http.errors import refusal
+from semel.telemetry.request_context import entered_as
 from semel.web.admission import give_up_protection
 from semel.web.peers import UNKNOWN, network_of
 
@@ -57,7 +58,8 @@ class Authentication:
             await self._refuse(scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = name
-        await self._app(scope, receive, send)
+        with entered_as(name):
+            await self._app(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = InvalidKey("this needs `Authorization: Bearer KEY` or `x-api-key: KEY` with one of this server's keys")

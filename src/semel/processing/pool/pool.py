@@ -252,17 +252,19 @@ class Pool:
         order = encode(Cut(item), len(media.data))
         return await self._wait_for(CutJob(item, made, media, {}, order, made, apart=True, spend=spend, tenant=tenant))
 
-    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
-        """The token ids of each text, by the engine's tokenizer."""
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False, tenant: str = ""
+    ) -> list[list[int]]:
+        """The token ids of each text, by the engine's tokenizer; texts take a turn as an item of `tenant` does."""
         self._admit_text()
         made: asyncio.Future[list[list[int]]] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(TokenizeJob.of(next(self._items), texts, made, add_special_tokens))
+        return await self._wait_for(TokenizeJob.of(next(self._items), texts, made, add_special_tokens, tenant))
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens, by the engine's tokenizer."""
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = "") -> str:
+        """The text of tokens, by the engine's tokenizer; `tenant` is as for `tokenize`."""
         self._admit_text()
         made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens))
+        return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens, tenant))
 
     async def assemble(
         self,

@@ -33,7 +33,12 @@ class TokenizeJob(Job[list[list[int]]]):
 
     @classmethod
     def of(
-        cls, item: int, texts: Sequence[str], made: asyncio.Future[list[list[int]]], add_special_tokens: bool
+        cls,
+        item: int,
+        texts: Sequence[str],
+        made: asyncio.Future[list[list[int]]],
+        add_special_tokens: bool,
+        tenant: str = "",
     ) -> Self:
         """The job of these texts."""
         try:
@@ -44,7 +49,7 @@ class TokenizeJob(Job[list[list[int]]]):
             ) from None
         data = b"".join(encoded)
         order = encode(Tokenize(item, tuple(map(len, encoded)), add_special_tokens), len(data))
-        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True)
+        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> list[list[int]]:
         """The token ids of each text."""
@@ -66,11 +71,13 @@ class DetokenizeJob(Job[str]):
     max_growth = 1_024  # so that a token may have a text of 4,096 bytes
 
     @classmethod
-    def of(cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool) -> Self:
+    def of(
+        cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool, tenant: str = ""
+    ) -> Self:
         """The job of these tokens."""
         data = _bytes_of(token_ids)
         order = encode(Detokenize(item, skip_special_tokens), len(data))
-        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True)
+        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> str:
         """The text."""
