@@ -10,8 +10,10 @@ import pytest
 
 from semel.cache import SharedCache, Window, with_small_copies
 from semel.cache.shared.segment import Segment
-from semel.core import Feature, Layout, Tensor
+from semel.core import Feature, Layout, Media, Tensor
+from semel.processing.pool.pipe import Made, Offer, TensorHead, Tokenize, Tokens, Work, Write
 from semel.processing.pool.staging import Staging
+from tests.processing.scripted_pool import Peer, scripted_pool
 
 MIB = 1 << 20
 
@@ -73,6 +75,56 @@ async def test_a_large_feature_leaves_no_memory_behind_and_a_small_one_its_pages
         room.release()
     source.close()
     cache.close()
+
+
+async def check_a_process_finds_nothing_of_another_tenant() -> None:
+    """What a process has in its staging memory when an order arrives: what its last feature was, or nothing."""
+    nbytes, found = 2 * MIB, list[bytes]()
+
+    async def serve(peer: Peer) -> None:
+        assert peer.memory is not None
+        while True:
+            order, data = await peer.receive()
+            found.append(peer.memory.view(nbytes - 1, 1).tobytes())
+            if isinstance(order, Tokenize):
+                await peer.send(Tokens(order.item, (0,)))
+                continue
+            assert isinstance(order, Work)
+            await peer.send(Offer(order.item, nbytes, 1))
+            assert isinstance((await peer.receive())[0], Write)
+            peer.memory.view(0, nbytes)[:] = data * nbytes
+            head = TensorHead("pixels", "uint8", (nbytes,))
+            await peer.send(Made(order.item, "image", (head,), (7,), None, is_written=True))
+
+    cache = SharedCache.create(64 * MIB)
+    try:
+        async with scripted_pool(serve, memory=cache) as pool:
+            features = [await pool.process(Media("image", data), tenant="acme") for data in (b"1", b"2")]
+            await pool.tokenize(["x"], tenant="acme")
+            await pool.tokenize(["x"], tenant="umbra")
+            features.append(await pool.process(Media("image", b"3"), tenant="umbra"))
+            features.append(await pool.process(Media("image", b"4"), tenant="acme"))
+            assert [feature.tensors["pixels"].data[-1:].tobytes() for feature in features] == [b"1", b"2", b"3", b"4"]
+            del features
+    finally:
+        cache.close()
+    assert found[:3] == [b"\0", b"1", b"2"], "for the same tenant nothing is done"
+    assert found[3:] == [b"\0"] * 3
+
+
+async def test_a_process_finds_nothing_of_another_tenant_in_its_staging_memory_S23() -> None:
+    await check_a_process_finds_nothing_of_another_tenant()
+
+
+async def test_mutant_staging_memory_that_is_left_as_it_is_has_the_last_tenant_s_feature_S23(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def leave(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(Staging, "forget_others", leave)
+    with pytest.raises(AssertionError):
+        await check_a_process_finds_nothing_of_another_tenant()
 
 
 def feature_over(memory: memoryview) -> Feature:

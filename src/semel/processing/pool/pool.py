@@ -384,6 +384,8 @@ class Pool:
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
+                if child.staging is not None:
+                    await child.staging.forget_others(job.tenant, self._copies)
                 answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
                 if isinstance(offer := answer, Offer) and job.is_offered:
                     await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
@@ -412,6 +414,7 @@ class Pool:
     def _room_for(self, child: PoolProcess, job: Job[Any], offer: Offer) -> Reservation | None:
         if self._memory is None or job.apart or child.staging is None or not child.staging.has_room(offer.nbytes):
             return None
+        child.staging.expect(job.tenant)
         return self._memory.reserve(offer.nbytes, tenant=job.tenant)
 
     async def _take_staged(self, child: PoolProcess, answer: Answer, room: Reservation | None) -> None:

@@ -31,6 +31,7 @@ class Staging:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
+        self._tenant: str | None = None  # whose feature was written last, if it may still be there
 
     @classmethod
     def create(cls) -> Self:
@@ -58,8 +59,21 @@ class Staging:
         else:
             await asyncio.get_running_loop().run_in_executor(threads, self._copy, view, feature_segment, end)
 
+    def expect(self, tenant: str) -> None:
+        """The process is about to write a feature of this tenant."""
+        self._tenant = tenant
+
+    async def forget_others(self, tenant: str, threads: Executor) -> None:
+        """Forget what was staged for another tenant, before the process works for this one (threats S23).
+
+        Giving back the pages of a large feature takes milliseconds, so a thread does it.
+        """
+        if self._tenant not in (None, tenant):
+            await asyncio.get_running_loop().run_in_executor(threads, self.forget)
+
     def forget(self) -> None:
         """Give back the memory of what was staged, which was copied by now."""
+        self._tenant = None
         self._segment.forget(self._segment.size)
 
     def close(self) -> None:
