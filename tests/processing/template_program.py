@@ -6,6 +6,7 @@ What it does when it is imported for the template is in `wishes.json` of the mod
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -57,6 +58,36 @@ def fail() -> None:
     raise RuntimeError("a library that cannot be imported")
 
 
+def fail_to_fork() -> None:
+    def fork() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    os.fork = fork
+
+
+def fail_to_keep() -> None:
+    """The machine runs out of descriptors as soon as a process is forked."""
+    shipped = os.pidfd_open
+
+    def pidfd_open(pid: int, flags: int = 0) -> int:
+        if pid != os.getpid():
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return shipped(pid, flags)
+
+    os.pidfd_open = pidfd_open
+
+
+def keep_what_fails() -> None:
+    """A mutant: a template that dies of a process of which it gets no descriptor, and lets it go on."""
+
+    def keep(_: object, pid: int, status: socket.socket) -> None:
+        del status
+        os.pidfd_open(pid)
+
+    fail_to_keep()
+    sys.modules["__main__"].Forks._keep = keep
+
+
 def keep_descriptors() -> None:
     """A mutant: what it forks has every descriptor that the template has."""
     sys.modules["__main__"].Forks._leave = lambda *_: None
@@ -68,7 +99,11 @@ def die_with_template() -> None:
 
 
 WISHES = {
-    wish.__name__: wish for wish in (load_ballast, start_thread, fail, fork_anyway, keep_descriptors, die_with_template)
+    wish.__name__: wish
+    for wish in (
+        *(load_ballast, start_thread, fail, fork_anyway, keep_descriptors, die_with_template),
+        *(fail_to_fork, fail_to_keep, keep_what_fails),
+    )
 }
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,73 @@ async def test_mutant_a_process_that_dies_with_its_template_is_found_S6(making: 
     with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, OSError)):
         patch.setattr(Template, "fork", fork)
         await check_survives_its_template(making())
+
+
+async def check_nobody_has_the_pipe(template: Template, why: str) -> None:
+    """An order that fails leaves no process behind, and the template goes on."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        for _ in range(2):
+            with pytest.raises(ServiceError, match=why):
+                await template.fork([theirs.fileno()], [])
+        theirs.close()
+        async with asyncio.timeout(10):
+            assert await asyncio.get_running_loop().sock_recv(ours, 64) == b""
+    assert template.pid is not None
+
+
+@pytest.mark.parametrize(
+    ("wish", "error"), [("fail_to_fork", errno.EAGAIN), ("fail_to_keep", errno.ENFILE)], ids=["fork", "keep"]
+)
+async def test_a_fork_that_fails_leaves_no_process_at_the_pipe_and_says_why_S6(
+    making: Making, wish: str, error: int
+) -> None:
+    template = making(wish)
+    try:
+        await check_nobody_has_the_pipe(template, f"cannot be forked: {os.strerror(error)}")
+    finally:
+        await template.close()
+
+
+async def test_mutant_a_template_that_dies_of_a_fork_leaves_the_process_at_the_pipe_S6(making: Making) -> None:
+    """Whoever asked would start another process at the same pipe, and each would read half of what is sent."""
+    template = making("keep_what_fails")
+    try:
+        with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            await check_nobody_has_the_pipe(template, "cannot be forked")
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            assert await making("keep_what_fails").fork([theirs.fileno()], []) is None
+            theirs.close()
+            assert (await ask(ours)).endswith(" 0"), "it is there all the same"
+    finally:
+        await template.close()
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.dup(0)  # the lowest number that was free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(last)
+
+
+async def test_a_process_whose_descriptor_does_not_arrive_is_reported_as_too_many_open_files() -> None:
+    """A message has the number of the process then, which is no number of an error."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        socket.send_fds(theirs, [b"11"], [theirs.fileno()])
+        with no_more_descriptors(), pytest.raises(ServiceError) as caught:
+            await ForkedProcess.of(ours)
+    assert str(caught.value) == f"a preprocessing process cannot be forked: {os.strerror(errno.EMFILE)}"
+    assert os.strerror(11) not in str(caught.value), "as it was"
 
 
 @pytest.mark.parametrize("wish", ["start_thread", "fail"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -53,9 +54,14 @@ class ForkedProcess:
         """The process that reports on this socket; None if there is none."""
         await _readable(status.fileno())
         data, descriptors, *_ = socket.recv_fds(status, _MESSAGE_BYTES, 1)
-        if data and not descriptors:
-            raise ServiceError(f"a preprocessing process cannot be forked: {os.strerror(int(data))}")
-        return cls(int(data), descriptors[0], status) if data else None
+        if not data:
+            return None
+        if (number := int(data)) < 0 or not descriptors:
+            # A number without its descriptor: we may have no more of them, and the kernel drops it. The process ends
+            # with the pipe that its caller closes.
+            reason = os.strerror(-number if number < 0 else errno.EMFILE)
+            raise ServiceError(f"a preprocessing process cannot be forked: {reason}")
+        return cls(number, descriptors[0], status)
 
     def kill(self) -> None:
         """End it at once."""

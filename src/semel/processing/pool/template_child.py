@@ -7,13 +7,14 @@ itself sees none, and has no key. It has one thread, and does not fork with more
 stay locked in the child for ever.
 
 An order is one packet: the child's arguments, with its descriptors. The first descriptor is a socket for its status:
-the child's number, with a descriptor of the child; then, once it has ended, its exit status. The template ends when no
-more orders can come and its last child has ended.
+the child's number, with a descriptor of the child; then, once it has ended, its exit status. Without a child, it
+is the negative number of the error. The template ends when no more orders can come and its last child has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -103,8 +104,7 @@ class Forks:
         try:
             pid = os.fork()
         except OSError as error:
-            with socket.socket(fileno=status) as reporting:
-                _report(reporting, error.errno or 0)
+            _report_failure(socket.socket(fileno=status), error)
         else:
             if not pid:
                 os.close(status)
@@ -116,7 +116,13 @@ class Forks:
         return None
 
     def _keep(self, pid: int, status: socket.socket) -> None:
-        descriptor = os.pidfd_open(pid)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError as error:  # nobody could learn of its end; and whoever gets no process may start another
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            _report_failure(status, error)
+            return
         self._children[descriptor] = pid, status
         self._ready.register(descriptor, select.POLLIN)
         _report(status, pid, [descriptor])
@@ -149,6 +155,11 @@ def check_can_fork() -> None:
             )
         time.sleep(0.01)
     os.close(os.pidfd_open(os.getpid()))
+
+
+def _report_failure(status: socket.socket, error: OSError) -> None:
+    with status:
+        _report(status, -(error.errno or errno.EIO))
 
 
 def _report(status: socket.socket, number: int, descriptors: Sequence[int] = ()) -> None:
