@@ -63,7 +63,7 @@ TIMEOUT_S: Final = ProcessingLimits().timeout_s
 """What one item may take, from the moment a process takes it on."""
 
 _COPY_THREADS: Final = 4
-"""Copies are as fast as memory is, and two or three at once use all of it."""
+"""A copy waits for nobody, so a few threads do for any number of processes."""
 
 _T = TypeVar("_T")
 
