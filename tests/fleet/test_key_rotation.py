@@ -4,6 +4,7 @@ or sent again. Over real sockets, with engines that hold what they were sent."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import pytest
 from semel.cache import Borrower, SharedCache
 from semel.core import Digest, Feature, Submission
 from semel.errors import SemelError
+from semel.fleet import membership
 from semel.fleet.fleet import Fleet, StreamedAnswer
 from semel.fleet.membership import Membership
 from semel.fleet.worker import RemoteWorker
@@ -233,3 +235,72 @@ async def test_control_keys_that_are_simply_replaced_fail_requests(tmp_path: Pat
         for frontend in running.frontends:
             frontend.replace_keys(NEW.frontend)
         await until(lambda: bool(running.failed), within_s=60)
+
+
+class CountingFrontend(Frontend):
+    """Counts its links by whether they are second ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.links = Counter[bool]()
+        self.lists: asyncio.Queue[list[str]] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def _connect(self, address: str, *, newest_only: bool = False) -> AsyncIterator[RemoteWorker]:
+        async with super()._connect(address, newest_only=newest_only) as worker:
+            self.links[newest_only] += 1
+            try:
+                yield worker
+            finally:
+                self.links[newest_only] -= 1
+
+    async def run(self, addresses: list[str]) -> None:
+        async def lists() -> AsyncIterator[list[str]]:
+            yield addresses
+            while True:
+                yield await self.lists.get()
+
+        await self.members.run(lists())
+
+
+@asynccontextmanager
+async def renewing_in_vain(folder: Path) -> AsyncIterator[CountingFrontend]:
+    """A frontend that tries to renew its link to a worker, which does not have the newest keys."""
+    async with WorkerListener(f"ipc://{folder}/w.sock", key=OLD.worker, contract=CONTRACT) as listener:
+        frontend = CountingFrontend(0, BOTH.frontend, None)
+        tasks = [asyncio.create_task(Worker(EchoEngine(CONTRACT), listener, None).run())]
+        tasks.append(asyncio.create_task(frontend.run([listener.address])))
+        try:
+            await until(lambda: frontend.links == {False: 1, True: 1})
+            yield frontend
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await frontend.members.close()
+
+
+@pytest.mark.parametrize("end", ["leaves", "closed"])
+async def test_a_worker_that_goes_while_its_link_is_renewed_leaves_no_link_behind(tmp_path: Path, end: str) -> None:
+    async with renewing_in_vain(tmp_path) as frontend:
+        if end == "leaves":
+            frontend.lists.put_nowait([])
+            await until(lambda: not frontend.fleet.workers and not frontend.links[False])
+        else:
+            await frontend.members.close()
+        assert frontend.links == {False: 0, True: 0}
+
+
+async def test_control_a_renewal_that_is_not_ended_is_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go_on(_: object) -> None: ...
+
+    monkeypatch.setattr(membership, "_end_renewal", go_on)
+    async with renewing_in_vain(tmp_path) as frontend:
+        frontend.lists.put_nowait([])
+        await until(lambda: not frontend.fleet.workers and not frontend.links[False])
+        (renewal,) = [task for task in asyncio.all_tasks() if "Membership._renew " in str(task.get_coro())]
+        await asyncio.wait([renewal], timeout=0.3)
+        assert frontend.links[True] == 1
+        assert not renewal.done()

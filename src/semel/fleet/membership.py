@@ -74,6 +74,7 @@ class Membership:
         members, self._members = self._members, {}
         for member in members.values():
             self._fleet.remove(member.worker)
+            await _end_renewal(member)
             await member.link.aclose()
         for member in self._replaced:
             await member.link.aclose()
@@ -158,4 +159,12 @@ class Membership:
         await member.worker.until_idle()
         del self._members[address]  # from here on it cannot be kept
         self._fleet.remove(member.worker)
+        await _end_renewal(member)
         await member.link.aclose()
+
+
+async def _end_renewal(member: _Member) -> None:
+    """Close the second link to a worker that goes: it would be tried for ever."""
+    if member.renewing is not None:
+        member.renewing.cancel()
+        await asyncio.gather(member.renewing, return_exceptions=True)
