@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from semel.fleet.worker import RemoteWorker
     from semel.frontend.service import FrontendState
 
-__all__ = ["CacheKind", "FrontendOptions", "create_cache", "run_frontend"]
+__all__ = ["CacheKind", "FrontendOptions", "create_cache", "keep_serving", "run_frontend"]
 
 _MAX_FILES: Final = 65_536
 
@@ -288,8 +288,6 @@ class _Parts:
 
     async def follow(self, fleet: Fleet, service: FrontendState) -> None:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
-        from semel.frontend.service import ServedModel
-
         found = find_folder(self.options.model)  # what is no model is told at once
         async with contextlib.AsyncExitStack() as stack:
             template = Template(found)
@@ -310,14 +308,7 @@ class _Parts:
             if self.memory is not None:
                 self.memory.give_back_memory()
             fleet.admit(partial(_mismatch, pool))
-            while True:
-                await fleet.changed()
-                if (current := fleet.contract) is None:
-                    service.suspend(fleet.reason)
-                else:
-                    service.begin(ServedModel(fleet, current, pipeline))
-                    counts = len(fleet.serving), len(fleet.workers)
-                    logger.info("serving %s with %d of %d workers", current.model, *counts)
+            await keep_serving(fleet, service, pipeline)
 
     def _prepare(self, stack: contextlib.AsyncExitStack, template: Template) -> asyncio.Task[list[PoolProcess]]:
         """Processes that are started while the engine loads: what to load, a worker's contract tells."""
@@ -415,6 +406,22 @@ async def _first_contract(fleet: Fleet, service: FrontendState) -> Contract:
         if (contract := fleet.contract) is not None:
             return contract
         service.suspend(fleet.reason)
+
+
+async def keep_serving(fleet: Fleet, service: FrontendState, pipeline: Pipeline) -> None:
+    """Serve whenever there is a worker, and log how many there are when that changes."""
+    from semel.frontend.service import ServedModel
+
+    counts = 0, 0
+    while True:
+        await fleet.changed()
+        before, counts = counts, (len(fleet.serving), len(fleet.workers))
+        if (contract := fleet.contract) is None:
+            service.suspend(fleet.reason)
+            continue
+        service.begin(ServedModel(fleet, contract, pipeline))
+        if counts != before:
+            logger.info("serving %s with %d of %d workers", contract.model, *counts)
 
 
 async def _cancel(task: asyncio.Task[list[PoolProcess]]) -> None:

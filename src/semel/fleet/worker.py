@@ -422,5 +422,7 @@ class RemoteWorker:
                     self._session.withdraw(transfer)
 
     def _become(self, contract: Contract | None, reason: str) -> None:
+        if contract is self._contract and reason == self._reason:
+            return  # a worker that is gone is tried again and again
         self._contract, self._reason = contract, reason
         self._watcher()
