@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -104,6 +104,18 @@ class Model:
         return seconds
 
 
+def scanned(ejection: OutlierEjection, workers: Sequence[str], now: float, preparing: Container[str]) -> list[str]:
+    """Those of the workers that may get a request, by a look at each of them."""
+    out = {}
+    for worker in ejection._ejected.intersection(workers):
+        record = ejection._records[worker]
+        until = record.out_until or 0.0
+        if now < until or record.trial is not None or worker in preparing:
+            out[worker] = until
+    farthest = set(sorted(out, key=lambda worker: (-out[worker], worker))[: len(workers) // 2])
+    return [worker for worker in workers if worker not in farthest]
+
+
 class Machine(RuleBasedStateMachine):
     """Workers that come and go, requests that end well, badly or without a verdict, in any order."""
 
@@ -184,10 +196,10 @@ class Machine(RuleBasedStateMachine):
             assert self.tested.is_ejected(name) == self.models[name].is_out
             assert self.tested.load(name, self.now) == self.models[name].load(self.now)
         for preparing in ((), names):
-            found = self.tested.available(names, self.now, preparing=preparing)
+            left_out = set(self.tested.left_out(names, self.now, is_preparing=preparing.__contains__))
+            assert left_out == set(names) - set(scanned(self.tested, names, self.now, preparing))
             out = [name for name in names if self._is_closed(self.models[name], name in preparing)]
-            assert len(names) - len(found) == min(len(out), len(names) // 2), "never more than half are out"
-            left_out = set(names) - set(found)
+            assert len(left_out) == min(len(out), len(names) // 2), "never more than half are out"
             assert left_out <= set(out)
             nearest = sorted(out, key=lambda name: self.models[name].until)[: len(out) - len(left_out)]
             earliest = max((self.models[name].until for name in nearest), default=0.0)
@@ -235,8 +247,8 @@ class NeverDoubles(OutlierEjection):
 
 
 class EjectsAll(OutlierEjection):
-    def available(self, workers: Any, now: float, **more: Any) -> list[str]:  # noqa: ARG002
-        return [worker for worker in workers if not self.is_ejected(worker)]
+    def left_out(self, workers: Any, now: float, **more: Any) -> list[str]:  # noqa: ARG002
+        return [worker for worker in workers if self.is_ejected(worker)]
 
 
 class TrialsAtWill(OutlierEjection):

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from semel.core import Digest
 from semel.fleet.balance import Balance
-from semel.fleet.ranking import Ranking
+from semel.fleet.ejection import EjectionLimits
+from semel.fleet.failover import FleetHealth
+from semel.fleet.ranking import Ranking, numbers_in
 from semel.ledger import Directory
 from semel.simulate.kernel import Kernel
 from semel.simulate.rankings import QuickRanking, SharedRanking
 from semel.simulate.view import FleetView, FrontendView, name_of, number_of
 from semel.simulate.workload import digest_of
+from tests.fleet.test_ejection import scanned
 
 ITEMS = [digest_of("", key) for key in range(6)]
 
@@ -171,6 +174,49 @@ class _Unclamped(FleetView):
 @pytest.mark.parametrize("mutant", [_Deaf, _Forgetful, _Unclamped])
 def test_a_wrong_view_is_found(mutant: type[FleetView]) -> None:
     assert not all(held_equal(seed, mutant) for seed in range(60))
+
+
+def left_out_alike(seed: int, kind: type[FleetView] = FleetView) -> bool:
+    """Whether a frontend leaves out the ejected workers that a look at every worker finds."""
+    rng, now = Random(seed), 0.0
+    health = FleetHealth(EjectionLimits(1), now=lambda: now)
+    view, peer = kind(12), FrontendView(1 << 30, 1, health)
+    for worker in range(12):
+        view.join(worker)
+    for _ in range(40):
+        worker = rng.randrange(12)
+        match rng.choice(("fail", "fail", "begin", "prepare", "prepare", "wait", "leave", "join")):
+            case "fail":
+                health.fail(health.begin(name_of(worker)))
+            case "begin":
+                health.begin(name_of(worker))
+            case "prepare" if view.serving >> worker & 1:
+                view.link(peer, worker).pending.begin(())
+            case "wait":
+                now += 5.0
+            case "leave" if view.serving >> worker & 1:
+                view.leave(worker, ())
+            case "join" if not view.serving >> worker & 1:
+                view.join(worker)
+        preparing = {name_of(number) for number, link in peer.links.items() if link.pending.requests}
+        names = [name_of(number) for number in numbers_in(view.serving)]
+        expected = set(names) - set(scanned(health._ejection, names, now, preparing))
+        if view._left_out(peer, health) != sum(1 << number_of(name) for name in expected):
+            return False
+    return True
+
+
+class _Counting(FleetView):
+    """A mutant: workers that are gone are counted."""
+
+    def leave(self, worker: int, items: Sequence[Digest]) -> None:
+        super().leave(worker, items)
+        self._names.add(name_of(worker))
+
+
+def test_ejected_workers_are_left_out_as_by_a_look_at_every_worker() -> None:
+    assert all(left_out_alike(seed) for seed in range(100))
+    assert not all(left_out_alike(seed, _Counting) for seed in range(100)), "control"
 
 
 def test_a_lost_worker_leaves_nothing_behind() -> None:

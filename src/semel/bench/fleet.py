@@ -15,18 +15,23 @@ from statistics import median
 from time import thread_time
 from typing import Final, TypeVar
 
-from semel.bench.fleet_sessions import measure_sessions
+from semel.bench.fleet_sessions import BENCH_CONTRACT, BENCH_KEY, measure_sessions
 from semel.bench.image_sizes import draw_size, tokens_of
 from semel.bench.report import Check, Report, describe_machine
 from semel.bench.settings import FleetOptions
 from semel.bench.timing import without_garbage_collection
 from semel.core import Digest, FeatureInfo, Layout
 from semel.fleet.balance import Balance
+from semel.fleet.ejection import EjectionLimits
+from semel.fleet.failover import FleetHealth
+from semel.fleet.fleet import Fleet
+from semel.fleet.worker import RemoteWorker
 from semel.ledger import Announcement, Directory, Holdings, Ledger
 from semel.wire.codec import FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Status
 from semel.wire.translation import announcement_of, status_of
+from semel.wire.zmq import FrontendLink
 
 __all__ = ["run", "user_like"]
 
@@ -58,7 +63,8 @@ def run(*, options: FleetOptions | None = None, quick: bool = False, tell: Tell 
         sessions, items = min(options.sessions, _QUICK_SESSIONS), min(options.items, _QUICK_ITEMS)
         options = FleetOptions(options.workers, sessions, items, min(options.seconds, 3.0))
     tell("choosing")
-    checks = [*_choosing(options.workers, rounds=50 if quick else 300)]
+    rounds = 50 if quick else 300
+    checks = [*_choosing(options.workers, rounds=rounds), _choosing_with_one_ejected(options.workers, rounds=rounds)]
     tell("ledgers")
     checks += _ledgers()
     tell("sessions")
@@ -117,6 +123,41 @@ def _choosing(workers: int, *, rounds: int) -> Iterator[Check]:
     yield Check(f"choosing {among}, 1 item held", one, "µs")
     yield Check.at_most(f"choosing {among}, a new item", first, _MAX_NEW_KEY_MS, unit="ms")
     yield Check(f"choosing {among}, the same item again", again, "µs")
+
+
+class _Worker(RemoteWorker):
+    """One that serves, without a link, and holds what it is made with."""
+
+    def __init__(self, number: int, holdings: Mapping[Digest, FeatureInfo]) -> None:
+        super().__init__(FrontendLink(f"tcp://10.0.0.{number}:9000", key=BENCH_KEY, frontend_id="bench"))
+        self._contract = BENCH_CONTRACT
+        self._ledger.open()
+        self._ledger.announce(Announcement(None, 0, holdings=holdings))
+
+
+class _OneEjected(FleetHealth):
+    """The health of a fleet of which a worker has just failed."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(EjectionLimits(1), now=lambda: 0.0)
+        self._ejection.fail(self._ejection.begin(worker, 0.0), 0.0)
+
+
+def _choosing_with_one_ejected(workers: int, *, rounds: int) -> Check:
+    """The whole of a frontend's choice, while a worker gets no requests because it fails."""
+    items = user_like(1)
+    fleet_workers = [_Worker(number, items if number == workers - 1 else {}) for number in range(workers)]
+    fleet = Fleet(fleet_workers, health=_OneEjected(fleet_workers[0].name))
+
+    def choose() -> float:
+        began = thread_time()
+        fleet.choose(items, prefix=b"a conversation")
+        return thread_time() - began
+
+    with without_garbage_collection():
+        took = median(choose() for _ in range(rounds)) * 1e6
+    name = f"choosing among {workers:,} workers, one of them ejected"
+    return Check.at_most(name, took, _MAX_CHOICE_US, unit="µs")
 
 
 def _ledgers() -> Iterator[Check]:

@@ -31,10 +31,10 @@ from semel.wire.zmq import FrontendLink, LoopBudget, Peer, WorkerListener, link_
 from semel.worker.news import Load, News
 from semel.worker.publisher import Publisher
 
-__all__ = ["measure_sessions"]
+__all__ = ["BENCH_CONTRACT", "BENCH_KEY", "measure_sessions"]
 
-_KEY: Final = Key(b"semel bench fleet, no secret key")
-_CONTRACT: Final = Contract(
+BENCH_KEY: Final = Key(b"semel bench fleet, no secret key")
+BENCH_CONTRACT: Final = Contract(
     model="bench",
     fingerprint="bench",
     target=Target("float32"),
@@ -116,7 +116,7 @@ class _Worker:
 
     async def _serve(self) -> None:
         address, deadlines = "tcp://127.0.0.1:*", _DEADLINES
-        async with WorkerListener(address, key=_KEY, contract=_CONTRACT, deadlines=deadlines) as listener:
+        async with WorkerListener(address, key=BENCH_KEY, contract=BENCH_CONTRACT, deadlines=deadlines) as listener:
             self.publisher = Publisher(listener, News())
             for digest, info in self.items.items():
                 self.publisher.hold(digest, info)
@@ -178,7 +178,7 @@ async def _measure(
         for number in range(sessions):
             name = f"bench-{number}"
             link = FrontendLink(
-                worker.address, key=_KEY, frontend_id=name, deadlines=_DEADLINES, context=context, budget=budget
+                worker.address, key=BENCH_KEY, frontend_id=name, deadlines=_DEADLINES, context=context, budget=budget
             )
             remote = _Named(await stack.enter_async_context(link), number)
             fleet.add(remote)

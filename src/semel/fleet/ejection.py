@@ -10,7 +10,7 @@ available: the workers that are nearest to their return are let in then. Time mu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -158,21 +158,20 @@ class OutlierEjection:
         """Whether a worker is out or on trial."""
         return worker in self._ejected
 
-    def available(self, workers: Sequence[str], now: float, *, preparing: Container[str] = ()) -> list[str]:
-        """Those of the workers that may get a request: all but the ejected, and never less than half.
+    def left_out(self, workers: Collection[str], now: float, *, is_preparing: Callable[[str], bool]) -> list[str]:
+        """Those of the workers that get no requests: the ejected, and never more than half.
 
-        One whose time is over is among them, unless a trial is under way or in preparation.
+        One whose time is over gets one, unless a trial is under way or in preparation. Only ejected workers are looked
+        at: of a thousand that is seldom more than a few.
         """
-        if not self._ejected:
-            return list(workers)
         out = {}
-        for worker in self._ejected.intersection(workers):
-            record = self._records[worker]
-            until = record.out_until or 0.0
-            if now < until or record.trial is not None or worker in preparing:
-                out[worker] = until
-        farthest = set(sorted(out, key=lambda worker: (-out[worker], worker))[: len(workers) // 2])
-        return [worker for worker in workers if worker not in farthest]
+        for worker in self._ejected:
+            if worker in workers:
+                record = self._records[worker]
+                until = record.out_until or 0.0
+                if now < until or record.trial is not None or is_preparing(worker):
+                    out[worker] = until
+        return sorted(out, key=lambda worker: (-out[worker], worker))[: len(workers) // 2]
 
     def forget(self, worker: str) -> None:
         """A worker is no more; one that comes by its name is new."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection
 
 from semel.errors import FeatureRejected, NotReady, SemelError, ServiceError, WorkerLost
 from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
@@ -90,9 +90,9 @@ class FleetHealth:
         """Whether a worker is out or on trial."""
         return self._ejection.is_ejected(worker)
 
-    def available(self, workers: Sequence[str], preparing: Container[str]) -> list[str]:
-        """Those of the workers that may get a request."""
-        return self._ejection.available(workers, self._now(), preparing=preparing)
+    def left_out(self, workers: Collection[str], is_preparing: Callable[[str], bool]) -> list[str]:
+        """Those of the workers that get no requests."""
+        return self._ejection.left_out(workers, self._now(), is_preparing=is_preparing)
 
     def forget(self, worker: str) -> None:
         """A worker is no more."""

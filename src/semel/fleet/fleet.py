@@ -151,6 +151,7 @@ class Fleet:
         self._serving = 0
         """The set of those that serve."""
 
+        self._serving_names: frozenset[str] = frozenset()
         self._stale: set[RemoteWorker] = set()
         """Those whose load may be another than the balance knows."""
 
@@ -179,9 +180,8 @@ class Fleet:
     @property
     def available(self) -> list[RemoteWorker]:
         """Those of them that do not fail: they get the requests. At least half, whoever fails."""
-        preparing = {worker.name for worker, pending in self._preparing.items() if pending.requests}
-        names = set(self._health.available([worker.name for worker in self._admitted], preparing))
-        return [worker for worker in self._admitted if worker.name in names]
+        left_out = self._left_out()
+        return [worker for worker in self._admitted if not left_out >> self._numbers[worker] & 1]
 
     @property
     def contract(self) -> Contract | None:
@@ -280,12 +280,11 @@ class Fleet:
         self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Iterable[RemoteWorker] = ()
     ) -> RemoteWorker:
         """The worker for a request with these items, and with this key for the opening of its conversation."""
-        left_out = self._set_of(without)
-        serving = self._serving & ~left_out
+        serving = self._serving & ~self._set_of(without)
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
         # If only ejected ones are left, one of them is still better than none.
-        among = (self._set_of(self.available) & ~left_out if self._health.has_ejected else serving) or serving
+        among = serving & ~self._left_out() or serving
         if among.bit_count() == 1:
             return self._by_number[among.bit_length() - 1]
         distinct = tuple(dict.fromkeys(digests))
@@ -376,6 +375,16 @@ class Fleet:
         """Whether a worker gets no requests but trials, because it fails."""
         return self._health.is_ejected(worker.name)
 
+    def _left_out(self) -> int:
+        """The set of those that serve and get no requests, because they fail."""
+        if not self._health.has_ejected:
+            return 0
+        names = self._health.left_out(self._serving_names, self._is_preparing)
+        return self._set_of(self._by_name[name] for name in names)
+
+    def _is_preparing(self, name: str) -> bool:
+        return self._preparing[self._by_name[name]].requests > 0
+
     def _set_of(self, workers: Iterable[RemoteWorker]) -> int:
         return sum(1 << self._numbers[worker] for worker in set(workers) if worker in self._numbers)
 
@@ -414,6 +423,7 @@ class Fleet:
         if self._check is not None and self._model is None and self._admitted:
             self._model = next(iter(self._admitted.values())).model
         self._serving = self._set_of(self._admitted)
+        self._serving_names = frozenset(worker.name for worker in self._admitted)
         self._changed.set()
 
     def _reason_against(self, contract: Contract) -> Difference | None:

@@ -15,7 +15,7 @@ from semel.core import Digest, LruMap
 from semel.fleet.balance import Balance
 from semel.fleet.failover import FleetHealth
 from semel.fleet.pending import PendingRequests
-from semel.fleet.ranking import Ranking, numbers_in
+from semel.fleet.ranking import Ranking
 from semel.ledger import Holders
 from semel.simulate.news import News
 from semel.simulate.rankings import QuickRanking, SharedRanking
@@ -100,6 +100,9 @@ class FleetView:
         self.serving = 0
         """The set of workers that serve."""
 
+        self._names: set[str] = set()
+        """Of those."""
+
         self.known_load = [0] * workers
         self._balance = balance(SharedRanking() if workers <= _EXACT else QuickRanking())
         self._peers: list[dict[FrontendView, Link]] = [{} for _ in range(workers)]
@@ -107,12 +110,14 @@ class FleetView:
     def join(self, worker: int) -> None:
         """A worker serves from now on."""
         self.serving |= 1 << worker
+        self._names.add(name_of(worker))
         self.known_load[worker] = 0
         self._balance.put(worker, name_of(worker))
 
     def leave(self, worker: int, items: Sequence[Digest]) -> None:
         """A worker is lost with all that it has: everybody sees it."""
         self.serving &= ~(1 << worker)
+        self._names.discard(name_of(worker))
         self._balance.remove(worker)
         self.news.clear(worker, items)
         for frontend in self._peers[worker]:
@@ -171,7 +176,7 @@ class FleetView:
         health = frontend.health
         among = serving
         if health is not None and health.has_ejected:
-            among = self._available(frontend, health) & serving or serving
+            among = serving & ~self._left_out(frontend, health) or serving
         if among.bit_count() == 1:
             return among.bit_length() - 1
         balance, known = self._balance, self.known_load
@@ -193,10 +198,12 @@ class FleetView:
             balance.set_load(worker, known[worker])
         return chosen
 
-    def _available(self, frontend: FrontendView, health: FleetHealth) -> int:
-        preparing = {name_of(worker) for worker, link in frontend.links.items() if link.pending.requests}
-        names = health.available([name_of(worker) for worker in numbers_in(self.serving)], preparing)
-        return sum(1 << number_of(name) for name in names)
+    def _left_out(self, frontend: FrontendView, health: FleetHealth) -> int:
+        def is_preparing(name: str) -> bool:
+            link = frontend.links.get(number_of(name))
+            return link is not None and link.pending.requests > 0
+
+        return sum(1 << number_of(name) for name in health.left_out(self._names, is_preparing))
 
 
 def number_of(name: str) -> int:
