@@ -90,8 +90,15 @@ class Balance:
         if key:
             two = self._ranking.top(key, best, 2)
             return min(two, key=self._loads.__getitem__)
-        least = next(self._levels[load] for load in self._order if self._levels[load] & best)
-        return self._ranking.top(key, least & best, 1)[0]
+        return self._ranking.top(key, self._least_busy(best), 1)[0]
+
+    def best_holders(self, among: int, holders: Sequence[int]) -> int:
+        """Of these workers, the set of the least busy ones of those that hold most items; `holders` as in `choose`."""
+        best, _ = _best(among, Counter(holders))
+        return self._least_busy(best)
+
+    def _least_busy(self, among: int) -> int:
+        return next(level for load in self._order if (level := self._levels[load] & among))
 
     def _fit(self, among: int, holders: Iterable[int]) -> int:
         """Those who are not too busy: within the bound, or within the wider one and a holder."""

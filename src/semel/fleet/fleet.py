@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -290,6 +290,23 @@ class Fleet:
         distinct = tuple(dict.fromkeys(digests))
         self._refresh_loads()
         return self._by_number[self._balance.choose(among, distinct, self._directory.holders(distinct), prefix)]
+
+    def choose_holder(self, digests: Iterable[Digest], cached: Container[Digest]) -> RemoteWorker | None:
+        """The least busy worker that has all of these items, or most of them while the others are cached.
+
+        Of several the first that serves. None if there is none.
+        """
+        able, holders = self._serving, []
+        for digest in digests:
+            workers = self._directory.announced.get(digest)
+            holders.append(workers)
+            if able & ~workers and digest not in cached:
+                able &= workers
+        if not able:
+            return None
+        self._refresh_loads()
+        best = self._balance.best_holders(able & ~self._left_out() or able, holders)
+        return next(worker for worker in self._admitted if best >> self._numbers[worker] & 1)
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
         """What any serving worker has announced of an item."""

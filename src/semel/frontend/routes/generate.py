@@ -208,14 +208,10 @@ def _worker_for(
     info = serving.held_anywhere()
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
-    fleet, cache = serving.fleet, serving.pipeline.cache
-    lacking = {one: [digest for digest in named if one.holding(digest) is None] for one in fleet.serving}
-    able = [one for one, digests in lacking.items() if all(digest in cache for digest in digests)]
-    if not able:  # each item is on some worker, but no worker can have all of them
+    worker = serving.fleet.choose_holder(named, serving.pipeline.cache)
+    if worker is None:  # each item is on some worker, but no worker can have all of them
         raise _unknown(named)
-    return min(
-        [one for one in fleet.available if one in able] or able, key=lambda one: (len(lacking[one]), fleet.load(one))
-    )
+    return worker
 
 
 def _unknown(digests: Iterable[Digest]) -> UnknownFeatures:
