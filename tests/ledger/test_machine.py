@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from semel.core import Digest
+from semel.core import Digest, Feature
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Holdings, Intake, Ledger, Opened, holdings
 from semel.worker.news import Bulletin, News
@@ -242,6 +242,50 @@ class Hopeful(Intake[int]):
         return opened
 
 
+class CountsItems(Intake[int]):
+    """Counts a request that waits for two features twice."""
+
+    def open(
+        self,
+        peer: int,
+        request_id: str,
+        digests: Iterable[Digest],
+        payloads: Iterable[Digest],
+        holds: Callable[[Digest], bool],
+    ) -> Opened:
+        opened = super().open(peer, request_id, digests, payloads, holds)
+        self.waiting += max(0, len(self._sessions[peer].requests[request_id].awaited) - 1)
+        return opened
+
+
+class CountsReady(Intake[int]):
+    """Counts a request as waiting that has got the last feature."""
+
+    def arrive(self, peer: int, digest: Digest, feature: Feature) -> list[str]:
+        ready = super().arrive(peer, digest, feature)
+        self.waiting += len(ready)
+        return ready
+
+
+class CountsClosed(Intake[int]):
+    """Counts a request that was closed while it waited."""
+
+    def close(self, peer: int, request_id: str) -> bool:
+        before = self.waiting
+        closed = super().close(peer, request_id)
+        self.waiting = before
+        return closed
+
+
+class CountsForgotten(Intake[int]):
+    """Counts the requests of a session that ended while they waited."""
+
+    def forget(self, peer: int) -> None:
+        before = self.waiting
+        super().forget(peer)
+        self.waiting = before
+
+
 class Trusting(Intake[int]):
     """Lets a request that its frontend has settled wait for what another one promised."""
 
@@ -289,10 +333,15 @@ def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
         {"ledger_kind": Careless},
         {"ledger_kind": Credulous},
         {"desk_kind": Hopeful},
+        *({"desk_kind": kind} for kind in (CountsItems, CountsReady, CountsClosed, CountsForgotten)),
         {"news_kind": Silent},
         *({"news_kind": news_with(kind)} for kind in (Secretive, Skipping, Lying)),
     ],
-    ids=["careless", "credulous", "hopeful", "silent", "secretive", "skipping", "lying"],
+    ids=[
+        *("careless", "credulous", "hopeful"),
+        *("counts items", "counts ready", "counts closed", "counts forgotten"),
+        *("silent", "secretive", "skipping", "lying"),
+    ],
 )
 def test_the_world_notices_a_broken_rule(kinds: dict[str, Callable[[], Any]]) -> None:
     with pytest.raises((AssertionError, ProtocolError)):

@@ -555,6 +555,9 @@ class World:
         assert desk.nbytes == sum(feature.nbytes for feature in at_hand.values())
         assert len(desk) == len(worker.open)
         assert desk.waiting == len(worker.open) - len(worker.ready())
+        assert desk.waiting == sum(
+            bool(one.awaited) for each in desk._sessions.values() for one in each.requests.values()
+        )
         assert desk._at_hand.keys() == at_hand.keys()
         assert desk._sessions.keys() == {frontend for frontend, _ in worker.open}
 

@@ -69,17 +69,14 @@ class Intake(Generic[_P]):
     def __init__(self) -> None:
         self.nbytes = 0
         """Bytes of the stored features, each counted once."""
+        self.waiting = 0
+        """Number of requests that wait for a feature."""
         self._sessions: dict[_P, _Session] = {}
         self._at_hand: dict[Digest, _AtHand] = {}
 
     def __len__(self) -> int:
         """Number of open requests."""
         return sum(len(session.requests) for session in self._sessions.values())
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait for a feature."""
-        return sum(bool(r.awaited) for session in self._sessions.values() for r in session.requests.values())
 
     def open(
         self,
@@ -128,6 +125,7 @@ class Intake(Generic[_P]):
             request.awaited.remove(digest)
             self._pin(request, digest, feature)
             if not request.awaited:
+                self.waiting -= 1
                 ready.append(request_id)
         return ready
 
@@ -168,6 +166,7 @@ class Intake(Generic[_P]):
         request = None if session is None else session.requests.pop(request_id, None)
         if session is None or request is None:
             return False
+        self.waiting -= bool(request.awaited)
         for digest in request.awaited:
             self._cease(session, request_id, digest)
         self._unpin(request)
@@ -179,6 +178,7 @@ class Intake(Generic[_P]):
         """Close all requests of a session that ended."""
         session = self._sessions.pop(peer, None)
         for request in session.requests.values() if session else ():
+            self.waiting -= bool(request.awaited)
             self._unpin(request)
 
     def _admit(self, peer: _P, request_id: str, request: _Request) -> tuple[_Session, _Request]:
@@ -205,6 +205,7 @@ class Intake(Generic[_P]):
         return tuple(needed)
 
     def _await(self, session: _Session, request_id: str, request: _Request, digest: Digest) -> None:
+        self.waiting += not request.awaited
         request.awaited.add(digest)
         session.awaited.setdefault(digest, {})[request_id] = None
 
