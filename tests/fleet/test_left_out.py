@@ -66,8 +66,9 @@ class FailingFleet:
 
     def fail(self) -> None:
         worker = self.random.choice(self.workers)
+        attempt = self.health.begin(worker.name)
         self.health.charge(worker.name)
-        self.health.fail(self.health.begin(worker.name))
+        self.health.fail(attempt)
 
     def begin(self) -> None:
         self.attempts.append(self.health.begin(self.random.choice(self.workers).name))

@@ -135,9 +135,10 @@ class OutlierEjection:
         self._close(attempt)
 
     def charge(self, worker: str, now: float) -> None:
-        """Let a failure count as load, from now on."""
-        self._records.setdefault(worker, _Record()).charges.append(now)
-        self.charged.add(worker)
+        """Let a failure count as load, from now on, unless the worker is no more."""
+        if (record := self._records.get(worker)) is not None:
+            record.charges.append(now)
+            self.charged.add(worker)
 
     def load(self, worker: str, now: float) -> int:
         """The failures of a worker that count as load."""

@@ -141,8 +141,15 @@ class Failover:
         self._suspicion.submit(self._under_way, engine, alone=self.must_be_alone)
         if self._attempt is not None and self._attempt is not self._suspect:
             self._health.cancel(self._attempt)
-        self._is_second = self._attempt is not None
+        self._is_second |= self._attempt is not None
         self._attempt = self._health.begin(worker)
+
+    def pass_over(self) -> None:
+        """The worker that it was prepared for does not serve any more: there is one other, as after a failure.
+
+        Nothing is recorded of that worker: it may have been removed, and would never be forgotten again.
+        """
+        self._is_second = True
 
     def goes_on(self, begun: bool) -> bool:
         """Whether another worker gets it if this one fails it, now or after its answer has begun."""

@@ -242,7 +242,7 @@ class Fleet:
         worker.watch_load(partial(self._stale.add, worker))
 
     def _exit(self, worker: RemoteWorker) -> None:
-        del self._preparing[worker]
+        self._preparing.pop(worker).leave()
         worker.watch(lambda: None)
         worker.watch_load(lambda: None)
         worker.enter(Directory())  # it may announce more until its link is closed
@@ -334,8 +334,8 @@ class Fleet:
         again = (uncounted, make) if self._has_other(worker.name) else None
         try:
             try:
+                self._check_serving(worker, failover)
                 failover.begin(EngineRun(worker.name, worker.sessions))
-                self._check_serving(worker)
                 stream = await worker.submit(submission, make, watcher=failover)
             except SemelError as error:
                 if not failover.is_resumable(error):
@@ -413,9 +413,10 @@ class Fleet:
         self._stale.clear()
         self._stale.update(self._by_name[name] for name in self._health.charged if name in self._by_name)
 
-    def _check_serving(self, worker: RemoteWorker) -> None:
-        """It may have been refused or retired since it was chosen: preprocessing takes its time."""
+    def _check_serving(self, worker: RemoteWorker, failover: Failover) -> None:
+        """It may have been refused, retired or removed since it was chosen: preprocessing takes its time."""
         if worker not in self._admitted:
+            failover.pass_over()
             reason = _REFUSED if worker in self._refused else worker.reason or "the worker leaves the fleet"
             raise NotReady(f"{reason}; try again in a moment")
 

@@ -54,3 +54,9 @@ class PendingRequests:
             else:
                 del self._items[digest]
                 self._holders.discard(digest, self._bit)
+
+    def leave(self) -> None:
+        """The worker is removed: its bit is free for another one, whatever is still being prepared for it."""
+        for digest in self._items:
+            self._holders.discard(digest, self._bit)
+        self._holders = Holders()
