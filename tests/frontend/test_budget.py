@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 
 from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
 from semel.frontend.budget import Account, Budget
@@ -21,12 +32,14 @@ class Accounts(RuleBasedStateMachine):
     """Requests that come, take, let go and end in any order; the model is a dict of numbers."""
 
     accounts: Bundle[Account] = Bundle("accounts")
+    pins: Bundle[tuple[Account, int, Callable[[], None]]] = Bundle("pins")
 
     @initialize()
     def begin(self) -> None:
         self.budget = Budget(LIMITS)
         self.held: dict[Account, int] = {}
         self.brought: dict[Account, int] = {}
+        self.pinned: Counter[Account] = Counter()
 
     @rule(target=accounts)
     def open(self) -> Account | MultipleResults[Account]:
@@ -45,7 +58,7 @@ class Accounts(RuleBasedStateMachine):
         elif self.brought[account] + nbytes > LIMITS.max_request_bytes:
             with pytest.raises(MediaTooLarge, match="--max-request-media-bytes"):
                 account.take(nbytes)
-        elif sum(self.held.values()) + nbytes > LIMITS.max_bytes:
+        elif self.total() + nbytes > LIMITS.max_bytes:
             with pytest.raises(TooManyBytes, match="--max-media-bytes-in-flight"):
                 account.take(nbytes)
         else:
@@ -57,18 +70,33 @@ class Accounts(RuleBasedStateMachine):
     def keep(self, account: Account, nbytes: int) -> None:
         account.keep(nbytes)
         if account in self.held:
-            self.held[account] = min(self.held[account], nbytes)
+            self.held[account] = max(min(self.held[account], nbytes), self.pinned[account])
 
     @rule(account=accounts)
     def close(self, account: Account) -> None:
         account.close()
         self.held.pop(account, None)
-        assert account.charged == 0
+        assert account.charged == self.pinned[account]
+
+    @rule(target=pins, account=accounts, nbytes=st.integers(0, 120))
+    def pin(self, account: Account, nbytes: int) -> tuple[Account, int, Callable[[], None]]:
+        pinned = min(nbytes, self.held.get(account, self.pinned[account]) - self.pinned[account])
+        self.pinned[account] += pinned
+        return account, pinned, account.pin(nbytes)
+
+    @rule(pin=consumes(pins))
+    def unpin(self, pin: tuple[Account, int, Callable[[], None]]) -> None:
+        account, nbytes, unpin = pin
+        unpin()
+        self.pinned[account] -= nbytes
+
+    def total(self) -> int:
+        return sum(self.held.values()) + sum(n for account, n in self.pinned.items() if account not in self.held)
 
     @invariant()
-    def the_budget_holds_what_the_open_accounts_hold(self) -> None:
+    def the_budget_holds_what_the_accounts_hold(self) -> None:
         if hasattr(self, "budget"):
-            assert self.budget.in_flight == sum(self.held.values()) <= LIMITS.max_bytes
+            assert self.budget.in_flight == self.total() <= LIMITS.max_bytes
             assert self.budget.requests == len(self.held) <= LIMITS.max_requests
             assert all(account.charged == held for account, held in self.held.items())
 

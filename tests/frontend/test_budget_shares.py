@@ -355,3 +355,54 @@ async def test_what_is_lent_counts_for_the_share_and_is_not_called_back() -> Non
         with pytest.raises(TooManyBytes):
             budget.open("a").take(11)  # it has its share, 40 of 50
     assert budget.in_flight == 40
+
+
+async def called_back_by(nbytes: int, *, pinned: int) -> tuple[bool, Budget]:
+    """Whether another tenant gets so many bytes beside one that has all of them, and has pinned some."""
+    budget = Budget(LIMITS)
+    account = budget.open("a")
+    account.take(60)
+    budget.open("a").take(40)
+    unpin = account.pin(pinned)
+    waiting = asyncio.create_task(wait_inside(account))
+    await asyncio.sleep(0)
+    try:
+        budget.open("b").take(nbytes)
+    except TooManyBytes:
+        waiting.cancel()
+        return False, budget
+    with pytest.raises(TooManyBytes):
+        await waiting
+    with pytest.raises(TooManyBytes):
+        account.pin(1)
+    assert account.charged == pinned
+    account.close()
+    assert budget.by_tenant() == {"a": (pinned + 40, 1), "b": (nbytes, 1)}
+    unpin()
+    assert budget.by_tenant() == {"a": (40, 1), "b": (nbytes, 1)}
+    return True, budget
+
+
+@pytest.mark.parametrize("pinned", [0, 10, 30])
+async def test_what_is_pinned_stays_charged_when_its_account_is_called_back(pinned: int) -> None:
+    assert (await called_back_by(min(60 - pinned, 50), pinned=pinned))[0]
+
+
+@pytest.mark.parametrize(("pinned", "nbytes"), [(60, 1), (20, 41), (31, 1)])
+async def test_nobody_is_called_back_for_bytes_that_are_pinned_or_for_the_little_beside(
+    pinned: int, nbytes: int
+) -> None:
+    is_admitted, budget = await called_back_by(nbytes, pinned=pinned)
+    assert not is_admitted
+    assert budget.by_tenant()["a"] == (100, 2)
+
+
+async def test_mutant_pins_that_are_offered_are_called_back_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Claims.offer
+
+    def mutant(claims: Claims[Account], tenant: str, claim: Account, amount: int) -> None:
+        offer(claims, tenant, claim, amount and claim.charged)
+
+    monkeypatch.setattr(Claims, "offer", mutant)
+    with pytest.raises(AssertionError, match="more than there is"):
+        await called_back_by(41, pinned=20)

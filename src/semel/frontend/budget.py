@@ -2,8 +2,9 @@
 
 A request opens an account and charges bytes before it stores them: its body, its parsed JSON, decoded base64 and
 fetched media. It releases them as it drops them; closing the account releases the rest. What a thread needs for a
-while, to make tokens of a text, is charged until the thread is done (`Account.lend`). In whatever order that happens,
-the budget's total is the sum of its open accounts and of what is lent, and never exceeds the limit. Thread-safe.
+while, to make tokens of a text, is charged until the thread is done (`Account.lend`). So is what the account has that a
+thread still holds (`Account.pin`). In whatever order that happens, the budget's total is the sum of its accounts and of
+what is lent, and never exceeds the limit. Thread-safe.
 
 Tenants share the bytes, and the places of requests that wait. Alone, a tenant has all of them. While others ask, each
 is entitled to an equal share: if there is no room for a tenant within its share, the newest accounts of a tenant that
@@ -43,7 +44,7 @@ class Budget:
 
     @property
     def in_flight(self) -> int:
-        """The bytes of all open accounts."""
+        """The bytes of all accounts, and of what is lent."""
         return self._bytes.shares.total
 
     @property
@@ -93,7 +94,7 @@ class Budget:
 class Account:
     """The bytes that one request holds. Made by `Budget.open`."""
 
-    __slots__ = ("_answer", "_brought", "_budget", "_charged", "_error", "_open", "_revocation", "_tenant")
+    __slots__ = ("_answer", "_brought", "_budget", "_charged", "_error", "_open", "_pinned", "_revocation", "_tenant")
 
     def __init__(self, budget: Budget, tenant: str) -> None:
         self._budget = budget
@@ -102,6 +103,9 @@ class Account:
         self._charged = 0
         self._answer = 0
         """What of it is the answer's."""
+
+        self._pinned = 0
+        """What of it stays charged, whatever becomes of the account."""
 
         self._open = True
         self._revocation: Revocation | None = None
@@ -194,6 +198,23 @@ class Account:
         finally:
             loan.clear()
 
+    def pin(self, nbytes: int) -> Callable[[], None]:
+        """Let `nbytes` that are charged stay so until what is returned is called, once.
+
+        They do when the account is closed or called back, too: nothing stops the thread that holds them. Raises if it
+        has been called back. Of an account that is closed nothing is charged: its request has ended.
+        """
+        with self._budget._lock:
+            self._check_open()
+            nbytes = min(nbytes, self._charged - self._pinned) if self._open else 0
+            self._set_pinned(self._pinned + nbytes)
+
+        def unpin() -> None:
+            with self._budget._lock:
+                self._set_pinned(self._pinned - nbytes)
+
+        return unpin
+
     def keep(self, nbytes: int) -> None:
         """Release all but `nbytes` and the answer: the request has dropped the rest."""
         with self._budget._lock:
@@ -272,7 +293,7 @@ class Account:
             self._revocation = revocation if self._open else None
             is_revocable = self._revocation is not None
             self._budget._places.offer(self._tenant, self, int(is_revocable))
-            self._budget._bytes.offer(self._tenant, self, self._charged if is_revocable else 0)
+            self._budget._bytes.offer(self._tenant, self, self._free() if is_revocable else 0)
 
     def _revoke(self, error: ServiceError) -> None:
         """Call the account back: only inside of its scope. The budget is locked."""
@@ -293,12 +314,23 @@ class Account:
             self._budget._places.shares.release(self._tenant, 1)
             self._budget._retries.free()
 
+    def _set_pinned(self, nbytes: int) -> None:
+        self._pinned = nbytes
+        self._hold(self._charged if self._open else 0)
+
     def _hold(self, nbytes: int) -> None:
+        """Have so many bytes charged, and those at least that are pinned."""
+        nbytes = max(nbytes, self._pinned)
         claims, more = self._budget._bytes, nbytes - self._charged
         self._charged = nbytes
         claims.shares.change(self._tenant, more)
         if self._revocation is not None:
-            claims.offer(self._tenant, self, nbytes)
+            claims.offer(self._tenant, self, self._free())
+
+    def _free(self) -> int:
+        """What others get if it is called back. Nothing, if most of it is pinned: they do not end it for a little."""
+        free = self._charged - self._pinned
+        return free if free >= self._pinned else 0
 
     def __enter__(self) -> Self:
         return self
