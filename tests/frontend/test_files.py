@@ -18,6 +18,7 @@ from semel.frontend.budget import Budget
 from semel.frontend.limits import BodyLimits, BudgetLimits
 from semel.store.index import SMALLEST_BYTES
 from semel.store.objects import OnEnd
+from semel.store.protocol import Payer
 from semel.store.store import ObjectMediaStore
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import KEY, Rig, rig
@@ -228,7 +229,7 @@ async def test_a_store_that_hangs_costs_its_timeout_and_others_nothing(
 ) -> None:
     begun = asyncio.Event()
 
-    async def hang(*_: object) -> None:
+    async def hang(*_: object, **__: object) -> None:
         begun.set()
         await asyncio.Event().wait()
 
@@ -280,9 +281,9 @@ async def test_every_byte_of_an_upload_is_charged_while_it_is_stored_S18(
     charged = []
     put = objects.put
 
-    async def spy(path: str, data: bytes | bytearray, on_end: OnEnd) -> None:
+    async def spy(path: str, data: bytes | bytearray, on_end: OnEnd, *, payer: Payer) -> None:
         charged.append((served.service.budget.in_flight, len(data)))
-        await put(path, data, on_end)
+        await put(path, data, on_end, payer=payer)
 
     monkeypatch.setattr(objects, "put", spy)
     await send(served, bytes(500_000))

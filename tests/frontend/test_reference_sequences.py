@@ -17,6 +17,7 @@ from semel.render.media_names import MediaNames
 from semel.store import store as store_module
 from semel.store.index import FileIndex, newest
 from semel.store.names import file_id, owner_of
+from semel.store.protocol import Payer
 from semel.store.store import ObjectMediaStore
 from tests.effort import examples
 from tests.frontend.references import (
@@ -185,9 +186,10 @@ def _room_for_what_has_expired(patch: pytest.MonkeyPatch) -> None:
 def _delete_first(patch: pytest.MonkeyPatch) -> None:
     put = ObjectMediaStore.put
 
-    async def mutant(self: ObjectMediaStore, tenant: str, upload: Any) -> Any:
-        await self._try_to_delete(await self._objects_of(owner_of(tenant, KEY), file_id(upload.content, tenant, KEY)))
-        return await put(self, tenant, upload)
+    async def mutant(self: ObjectMediaStore, tenant: str, upload: Any, *pin: Any) -> Any:
+        payer = Payer(owner_of(tenant, KEY))
+        await self._try_to_delete(await self._objects_of(payer, file_id(upload.content, tenant, KEY)), payer)
+        return await put(self, tenant, upload, *pin)
 
     patch.setattr(ObjectMediaStore, "put", mutant)
 

@@ -100,6 +100,8 @@ TESTS: dict[int, tuple[str, ...]] = {
     18: (
         "test_s18_starvation.py::test_bodies_that_stall_together_hold_no_more_than_the_process_may",
         "test_s18_fairness.py::test_a_mutant_that_serves_in_the_order_of_arrival_is_found",
+        "test_s18_media_store.py::test_beside_uploads_that_a_tenant_left_undone_another_is_served_S18",
+        "test_s18_media_store.py::test_mutant_with_one_bound_for_all_the_other_is_refused",
     ),
     19: (
         "test_s19_request_heads.py::test_a_head_without_end_is_refused_after_64_KiB",

@@ -21,6 +21,7 @@ from semel.core import Keyring
 from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
 from semel.render.file_sources import FileSources
+from semel.store.protocol import FRONTEND, Payer
 from semel.store.store import ObjectMediaStore
 from tests.frontend.rig import KEY, Rig, rig
 from tests.operations import counting_operations
@@ -43,19 +44,29 @@ class PlainObjects:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
 
-    async def put(self, path: str, data: bytes | bytearray, on_end: Callable[[bool], None] = lambda _: None) -> None:
+    async def put(
+        self,
+        path: str,
+        data: bytes | bytearray,
+        on_end: Callable[[bool], None] = lambda _: None,
+        *,
+        payer: Payer = FRONTEND,
+    ) -> None:
+        del payer
         self.objects[path] = bytes(data)
         on_end(True)
 
-    async def get(self, path: str, nbytes: int) -> memoryview | None:
-        del nbytes
+    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
+        del nbytes, payer
         return memoryview(self.objects[path]) if path in self.objects else None
 
-    async def delete(self, paths: Iterable[str]) -> None:
+    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
+        del payer
         for path in paths:
             self.objects.pop(path, None)
 
-    async def list(self, prefix: str) -> AsyncIterator[Sequence[tuple[str, int]]]:
+    async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
+        del payer
         yield [(path, len(data)) for path, data in self.objects.items() if path.startswith(f"{prefix}/")]
 
 

@@ -15,7 +15,7 @@ from semel.core import Key
 from semel.errors import MediaStoreUnavailable
 from semel.store.file import StoredFile
 from semel.store.objects import BucketObjects, Objects, OnEnd
-from semel.store.protocol import Upload
+from semel.store.protocol import FRONTEND, Payer, Upload
 from semel.store.store import ObjectMediaStore
 
 KEY = Key(bytes(range(32)))
@@ -61,26 +61,28 @@ class FaultyObjects:
                 raise asyncio.CancelledError
             self.killed_after -= 1
 
-    async def put(self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None) -> None:
+    async def put(
+        self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None, *, payer: Payer = FRONTEND
+    ) -> None:
         try:
             self._enter("put")
         except BaseException:
             on_end(False)
             raise
-        await self.objects.put(path, data, on_end)
+        await self.objects.put(path, data, on_end, payer=payer)
 
-    async def get(self, path: str, nbytes: int) -> memoryview | None:
+    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
         self._enter("get")
-        return await self.objects.get(path, nbytes)
+        return await self.objects.get(path, nbytes, payer=payer)
 
-    async def delete(self, paths: Iterable[str]) -> None:
+    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
         for path in paths:
             self._enter("delete")
-            await self.objects.delete([path])
+            await self.objects.delete([path], payer=payer)
 
-    async def list(self, prefix: str) -> AsyncIterator[Sequence[tuple[str, int]]]:
+    async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
         self._enter("list")
-        async for page in self.objects.list(prefix):
+        async for page in self.objects.list(prefix, payer=payer):
             yield page
 
 
@@ -96,9 +98,11 @@ class HungDisk(MemoryStore):
 
     def __init__(self) -> None:
         self.begun, self.woken = asyncio.Event(), asyncio.Event()
+        self.writes = 0
 
     async def put_async(self, path: str, data: bytes, **options: Any) -> Any:  # type: ignore[override]
         self.begun.set()
+        self.writes += 1
         await self.woken.wait()
         return await super().put_async(path, data, **options)
 

@@ -12,7 +12,7 @@ from semel.store import objects as objects_module
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES
 from semel.store.objects import BucketObjects
-from semel.store.protocol import Upload
+from semel.store.protocol import FRONTEND, Payer, Pin, Upload, no_pin
 from semel.store.store import ObjectMediaStore
 from tests.store.stores import KEY, Clock, FaultyObjects, HungDisk, all_of, in_memory, store_over, upload_of
 from tests.waiting import until
@@ -42,7 +42,7 @@ async def test_mutant_a_charge_that_ends_with_its_client_leaves_an_object_that_n
 ) -> None:
     put = BucketObjects.put
 
-    async def mutant(self: BucketObjects, path: str, data: bytes, on_end: Any) -> None:
+    async def mutant(self: BucketObjects, path: str, data: bytes, on_end: Any, **_: Any) -> None:
         try:
             await put(self, path, data)
         except BaseException:
@@ -53,12 +53,42 @@ async def test_mutant_a_charge_that_ends_with_its_client_leaves_an_object_that_n
     assert await charges_of_a_write_that_its_client_left() == (0, 0, 0)
 
 
-async def test_a_write_that_is_never_begun_is_charged_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "_MAX_ABANDONED_BYTES", 1)
+@pytest.mark.parametrize("ends_by", ["refusal", "timeout", "cancellation"])
+async def test_a_write_that_is_never_begun_is_charged_to_nobody(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
+    monkeypatch.setattr(objects_module, "_MAX_BYTES", 8)
+    disk = HungDisk()
+    objects = BucketObjects(disk, 60.0)
+    store = await store_over(objects)
+    first = asyncio.create_task(store.put("acme", upload_of(b"pixels")))
+    await disk.begun.wait()
+    if ends_by == "refusal":
+        first.cancel()
+        await asyncio.wait([first])
+        with pytest.raises(MediaStoreUnavailable, match="operations: 1, bytes: 6"):
+            await store.put("acme", upload_of(b"more"))
+    elif ends_by == "timeout":
+        objects._timeout_s = 0.05
+        with pytest.raises(MediaStoreUnavailable, match=r"other files of this tenant \(6 bytes\)"):
+            await store.put("acme", upload_of(b"more"))
+    else:
+        second = asyncio.create_task(store.put("acme", upload_of(b"more")))
+        await until(lambda: store._index.nbytes == 2 * SMALLEST_BYTES)
+        second.cancel()
+        await asyncio.wait([second])
+    assert store._index.nbytes == SMALLEST_BYTES
+    disk.woken.set()
+    await asyncio.wait([first])
+    await until(lambda: not objects._abandoned and not len(objects._bytes))
+    assert store._index.nbytes == SMALLEST_BYTES
+
+
+async def test_a_file_that_is_larger_than_all_that_may_be_held_at_once_is_stored_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(objects_module, "_MAX_BYTES", 1)
     store = await store_over(in_memory())
-    with pytest.raises(MediaStoreUnavailable, match="does not answer"):
-        await store.put("acme", upload_of(b"pixels"))
-    assert store._index.nbytes == 0
+    files = await asyncio.gather(*(store.put("acme", upload_of(data)) for data in (b"pixels", b"more")))
+    assert {file.nbytes for file in files} == {6, 4}
 
 
 async def calls_before_a_write(kind: type[ObjectMediaStore]) -> list[str]:
@@ -80,9 +110,9 @@ async def calls_before_a_write(kind: type[ObjectMediaStore]) -> list[str]:
 class ExpiresFirst(ObjectMediaStore):
     """The wrong implementation: an upload waits until all that has expired is deleted."""
 
-    async def put(self, tenant: str, upload: Upload) -> StoredFile:
+    async def put(self, tenant: str, upload: Upload, pin: Pin = no_pin) -> StoredFile:
         await self.expire()
-        return await super().put(tenant, upload)
+        return await super().put(tenant, upload, pin)
 
 
 async def test_an_upload_has_the_room_of_what_has_expired_without_waiting_for_its_deletion() -> None:
@@ -99,11 +129,11 @@ class Renewing(FaultyObjects):
     store: ObjectMediaStore
     renewals = 1
 
-    async def get(self, path: str, nbytes: int) -> memoryview | None:
+    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
         if self.renewals:
             self.renewals -= 1
             await self.store.put("acme", upload_of(b"pixels", f"{self.renewals}.png"))
-        return await super().get(path, nbytes)
+        return await super().get(path, nbytes, payer=payer)
 
 
 @pytest.mark.parametrize("renewals", [1, 2])
@@ -123,8 +153,8 @@ async def test_a_file_that_is_deleted_while_it_is_read_is_none() -> None:
     store = await store_over(objects)
     file = await store.put("acme", upload_of(b"pixels"))
 
-    async def deleted(*_: object) -> None:
+    async def deleted(*_: object, **__: object) -> None:
         await store.delete("acme", file.id)
 
-    objects.get = deleted  # type: ignore[assignment, method-assign]
+    objects.get = deleted  # type: ignore[method-assign]
     assert await store.read("acme", file.id, lambda _: None) is None

@@ -7,12 +7,14 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
 from semel.core import Digest
 from semel.errors import ConfigError, MediaStoreUnavailable
@@ -21,7 +23,7 @@ from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, newest, renewed
 from semel.store.names import file_id, path_of
 from semel.store.objects import BucketObjects, open_objects
-from semel.store.protocol import Upload
+from semel.store.protocol import FRONTEND, Payer, Upload
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import ObjectMediaStore, open_store
 from tests.effort import examples
@@ -49,32 +51,87 @@ async def test_a_full_disk_is_told_as_such_in_the_log_and_charges_nothing(caplog
     assert store._objects.errors == 1
 
 
-async def test_a_disk_that_does_not_answer_costs_its_timeout_and_no_memory_without_bound_S18(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(objects_module, "_MAX_ABANDONED_BYTES", 1_000)
+class Forgetful(BucketObjects):
+    """The wrong implementation: an operation that is given up is over."""
+
+    async def _run(self, operation: Coroutine[Any, Any, Any], end: Any, owner: str, nbytes: int = 0) -> Any:
+        try:
+            return await super()._run(operation, lambda: None, owner, nbytes)
+        finally:
+            self._abandoned.clear()
+            end()
+
+
+async def writes_of_a_disk_that_does_not_answer(kind: type[BucketObjects], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many of three writes it holds, of which there is room for two."""
+    monkeypatch.setattr(objects_module, "_MAX_BYTES", 1_000)
     disk = HungDisk()
-    objects = BucketObjects(disk, 0.05)
-    for _ in range(2):
-        with pytest.raises(MediaStoreUnavailable, match="took too long"):
+    objects = kind(disk, 0.05)
+    for _ in range(3):
+        with pytest.raises(MediaStoreUnavailable):
             await objects.put("media-1/x", bytes(400))
-    with pytest.raises(MediaStoreUnavailable, match="does not answer"):
-        await objects.put("media-1/x", bytes(400))
-    assert objects.errors == 2
-    objects._timeout_s = 60.0
+    writes, objects._timeout_s = disk.writes, 60.0
     disk.woken.set()
     await until(lambda: not objects._abandoned)
     await objects.put("media-1/x", bytes(400))
+    assert len(objects._bytes) == 0
+    assert objects.errors == writes
+    return writes
 
 
-async def test_mutant_an_operation_that_is_forgotten_when_it_is_given_up_holds_memory_without_bound() -> None:
-    disk = HungDisk()
-    objects = BucketObjects(disk, 0.05)
-    for _ in range(3):
-        with pytest.raises(MediaStoreUnavailable, match="took too long"):
-            await objects.put("media-1/x", bytes(200 << 20))
-        objects._abandoned.clear()
-    disk.woken.set()
+async def test_a_disk_that_does_not_answer_costs_its_timeout_and_no_memory_without_bound_S18(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await writes_of_a_disk_that_does_not_answer(BucketObjects, monkeypatch) == 2
+
+
+async def test_mutant_an_operation_that_is_forgotten_when_it_is_given_up_holds_memory_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await writes_of_a_disk_that_does_not_answer(Forgetful, monkeypatch) == 3
+
+
+class HungList(MemoryStore):
+    """A bucket that lists nothing of one folder until it is woken."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+
+    def list(self, prefix: str | None = None, **options: Any) -> Any:
+        pages = super().list(prefix, **options)
+        return self._late(pages) if prefix == "media-1/acme" else pages
+
+    async def _late(self, pages: Any) -> AsyncIterator[Any]:
+        await self.woken.wait()
+        async for page in pages:
+            yield page
+
+
+async def listing(objects: BucketObjects, tenant: str) -> list[Any]:
+    return [page async for page in objects.list(f"media-1/{tenant}", payer=Payer(tenant))]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_operations_that_were_given_up_are_counted_for_their_tenant_S18(
+    monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    """Those that hold no bytes too. One count for all is the control."""
+    monkeypatch.setattr(objects_module, "_MAX_ABANDONED", 2)
+    if is_shared:
+        monkeypatch.setattr("tests.store.test_faults.Payer", lambda _: FRONTEND)
+    bucket = HungList()
+    objects = BucketObjects(bucket, 0.05)
+    for _ in range(2):
+        with pytest.raises(MediaStoreUnavailable, match="took too long; try"):
+            await listing(objects, "acme")
+    for tenant in ("acme", "umbra") if is_shared else ("acme",):
+        with pytest.raises(MediaStoreUnavailable, match="operations: 2, bytes: 0"):
+            await listing(objects, tenant)
+    if not is_shared:
+        assert await listing(objects, "umbra") == []
+    bucket.woken.set()
+    await until(lambda: not objects._abandoned)
+    assert await listing(objects, "acme") == []
 
 
 async def test_a_folder_that_is_taken_away_is_an_error_and_back_again_is_none(tmp_path: Path) -> None:
@@ -119,11 +176,11 @@ async def test_a_store_that_is_gone_at_the_start_is_tried_again(monkeypatch: pyt
 class HalfNamed(ObjectMediaStore):
     """The wrong implementation: the old object is deleted before the new one is there."""
 
-    async def put(self, tenant: str, upload: Any) -> Any:
+    async def put(self, tenant: str, upload: Any, *pin: Any) -> Any:
         others = await self.page(tenant, limit=100)
         assert others is not None
-        await self._try_to_delete(others.files)
-        return await super().put(tenant, upload)
+        await self._try_to_delete(others.files, FRONTEND)
+        return await super().put(tenant, upload, *pin)
 
 
 async def killed_while_renewing(kind: type[ObjectMediaStore], writes: int) -> bytes | None:

@@ -25,6 +25,7 @@ CHILD = """
 import asyncio, sys
 from semel.store.index import SMALLEST_BYTES
 from semel.store.objects import open_objects
+from semel.store.protocol import FRONTEND
 from semel.store.store import ObjectMediaStore
 from tests.store.stores import FaultyObjects, store_over, upload_of
 
@@ -35,21 +36,21 @@ class Waiting(FaultyObjects):
         if self.is_armed and place == f"{at} {call}":
             print("here", flush=True)
             await asyncio.sleep(600)
-    async def put(self, path, data, on_end):
+    async def put(self, path, data, on_end, *, payer):
         await self.wait("put", "before")
-        await super().put(path, data, on_end)
+        await super().put(path, data, on_end, payer=payer)
         await self.wait("put", "after")
-    async def delete(self, paths):
+    async def delete(self, paths, *, payer):
         for path in paths:
             await self.wait("delete", "before")
-            await super().delete([path])
+            await super().delete([path], payer=payer)
             await self.wait("delete", "after")
 
 class DeletesFirst(ObjectMediaStore):
-    async def put(self, tenant, upload):
+    async def put(self, tenant, upload, *pin):
         page = await self.page(tenant, limit=100)
-        await self._try_to_delete([file for file in page.files if file.name == "kept.png"])
-        return await super().put(tenant, upload)
+        await self._try_to_delete([file for file in page.files if file.name == "kept.png"], FRONTEND)
+        return await super().put(tenant, upload, *pin)
 
 async def main():
     objects = Waiting(open_objects(location, 30.0))

@@ -24,7 +24,7 @@ from semel.render.messages import Attachment
 from semel.render.part_source import NO_FILES, Files, named_files
 from semel.render.source import MediaFile, MediaName
 from semel.render.source_fetch import Spend
-from semel.store import MediaStore
+from semel.store import MediaStore, Pin
 from semel.store.names import file_id, parse_id
 
 __all__ = ["FileSources", "IdentityOf"]
@@ -139,9 +139,9 @@ class FileSources:
             ids.append(content)
         return ids
 
-    async def read(self, tenant: Tenant, spend: Spend, file: MediaFile) -> Media:
-        """The media of a file, whose bytes are spent first."""
-        found = None if self.store is None else await self.store.read(tenant.name, file.id, spend)
+    async def read(self, tenant: Tenant, spend: Spend, pin: Pin, file: MediaFile) -> Media:
+        """The media of a file, whose bytes are spent first, and pinned while the store reads them."""
+        found = None if self.store is None else await self.store.read(tenant.name, file.id, spend, pin)
         if found is None:
             raise UnknownMedia.of(file.where, "nobody has the media any more; send it again")
         _, data = found

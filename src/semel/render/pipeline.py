@@ -42,6 +42,7 @@ from semel.render.messages import Attachment, Conversation
 from semel.render.source import MediaFile, MediaName, Source
 from semel.render.source_fetch import Fetch, Spend, fetch_sources
 from semel.render.tokenizer import TextRoom, Tokenizer, unlimited_room
+from semel.store import Pin, no_pin
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
 __all__ = ["Admit", "Lookups", "Pipeline", "check_chars"]
@@ -132,6 +133,7 @@ class Pipeline:
         intent: Intent = "execute",
         admit: Admit = _admit_all,
         spend: Spend = _free,
+        pin: Pin = no_pin,
         spend_feature: Spend | None = None,
         max_chars: int | None = None,
         room: TextRoom = unlimited_room,
@@ -140,8 +142,8 @@ class Pipeline:
 
         `admit` is called with its sources before any is fetched, and raises if there are too many. `spend` is called
         with the number of fetched bytes before they are stored, and raises if they are not allowed; so is
-        `spend_feature` with the size of features that have no room in shared memory. A chat whose texts
-        have more than `max_chars` is refused, and its text becomes tokens in a `room`.
+        `spend_feature` with the size of features that have no room in shared memory. `pin` is called while a store
+        reads a file. A chat whose texts have more than `max_chars` is refused, and its text becomes tokens in a `room`.
         """
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
@@ -157,7 +159,7 @@ class Pipeline:
             check_chars(sum(map(len, conversation.strings())), max_chars)
         watch.lap("parse")
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
-        read_file = partial(self.files.read, owner, spend)
+        read_file = partial(self.files.read, owner, spend, pin)
         identity_of = partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant)
         if any(isinstance(source, MediaFile | MediaName) for source in fetched):
             fetched = await self.files.resolve(fetched, owner, identity_of, read_file, lazily=intent == "execute")

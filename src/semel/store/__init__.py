@@ -6,6 +6,6 @@
 
 from semel.store.file import StoredFile
 from semel.store.index import Page
-from semel.store.protocol import MediaStore, Upload
+from semel.store.protocol import MediaStore, Pin, Upload, no_pin
 
-__all__ = ["MediaStore", "Page", "StoredFile", "Upload"]
+__all__ = ["MediaStore", "Page", "Pin", "StoredFile", "Upload", "no_pin"]

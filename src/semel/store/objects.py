@@ -1,7 +1,9 @@
 """Objects on a disk or in a bucket, through obstore: whole objects by name, with a deadline on every call.
 
-obstore works in threads of its own, and nothing stops a thread. An operation that took too long is given up, but what
-it holds is counted until it has really ended (threats S18): while too much is held so, nothing more is begun.
+obstore works in threads of its own, and nothing stops a thread. An operation that took too long, or whose client has
+gone, is given up, but what it holds stays on its tenant's account and is counted until it has really ended (threats
+S18). Each tenant has bounds of its own: of the bytes that its operations hold at once, and of what was given up. Over
+the first it waits, over the second it is refused. Nobody waits for another tenant.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from semel.errors import ConfigError, MediaStoreUnavailable
+from semel.store.byte_limit import KeyedByteLimit
+from semel.store.protocol import FRONTEND, Payer
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["BucketObjects", "Objects", "OnEnd", "open_objects"]
 
 _MAX_ABANDONED: Final = 64
-_MAX_ABANDONED_BYTES: Final = 256 * 1024 * 1024
+_MAX_BYTES: Final = 256 * 1024 * 1024
 _PAGE: Final = 250
 _LEFTOVER_S: Final = 3_600.0
 _SCHEMES: Final = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
@@ -32,19 +37,25 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 OnEnd = Callable[[bool], None]
+_End = Callable[[], None]
 
 
 class Objects(Protocol):
-    """Objects by name. Every call raises `MediaStoreUnavailable` if the store cannot do it in time."""
+    """Objects by name. Every call raises `MediaStoreUnavailable` if the store cannot do it in time.
 
-    async def put(self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None) -> None:
+    The `payer` is whose request it is for, whoever's object it is; without one it is the frontend's own work.
+    """
+
+    async def put(
+        self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None, *, payer: Payer = FRONTEND
+    ) -> None:
         """Write an object, at once or not at all.
 
         `on_end` is called once with whether it is there: when the writing has ended, also if nobody waits for it.
         """
         ...
 
-    async def get(self, path: str, nbytes: int) -> memoryview | None:
+    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
         """The bytes of an object of this size, if it is there."""
         ...
 
@@ -53,11 +64,11 @@ class Objects(Protocol):
         """Operations that failed or took too long."""
         ...
 
-    async def delete(self, paths: Iterable[str]) -> None:
+    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
         """Delete objects. One that is not there is deleted."""
         ...
 
-    def list(self, prefix: str) -> AsyncIterator[Sequence[tuple[str, int]]]:
+    def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
         """The names and sizes of all objects in a folder and the folders in it, some at a time."""
         ...
 
@@ -68,7 +79,10 @@ class BucketObjects:
     def __init__(self, store: ObjectStore, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._abandoned: dict[asyncio.Future[Any], int] = {}
+        self._bytes = KeyedByteLimit(_MAX_BYTES)
+        """What the operations of each owner hold, of those too that were given up."""
+        self._abandoned: dict[str, dict[asyncio.Future[Any], int]] = {}
+        """By owner: what was given up and has not ended yet."""
         self._errors = 0
 
     @property
@@ -79,7 +93,9 @@ class BucketObjects:
     def __repr__(self) -> str:
         return f"BucketObjects({self._store!r})"
 
-    async def put(self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None) -> None:
+    async def put(
+        self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None, *, payer: Payer = FRONTEND
+    ) -> None:
         """Write an object."""
         is_written = False
 
@@ -92,45 +108,83 @@ class BucketObjects:
             finally:
                 on_end(is_written)
 
-        if not self._has_room(len(data)):
+        try:
+            end = await self._admit(payer, len(data))
+        except BaseException:
             on_end(is_written)
-        await self._within(write(), len(data))
+            raise
+        await self._run(write(), end, payer.owner, len(data))
 
-    async def get(self, path: str, nbytes: int) -> memoryview | None:
+    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
         """Read an object."""
 
         async def read() -> memoryview:
             return memoryview(await (await self._store.get_async(path)).bytes_async())
 
+        end = await self._admit(payer, nbytes)
         try:
-            return await self._within(read(), nbytes)
+            return await self._run(read(), end, payer.owner, nbytes)
         except FileNotFoundError:
             return None
 
-    async def delete(self, paths: Iterable[str]) -> None:
+    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
         """Delete objects one by one: a store may end a common deletion at the first that is not there."""
         for path in paths:
+            end = await self._admit(payer)
             try:
-                await self._within(self._store.delete_async(path))
+                await self._run(self._store.delete_async(path), end, payer.owner)
             except FileNotFoundError:
                 continue
 
-    async def list(self, prefix: str) -> AsyncIterator[Sequence[tuple[str, int]]]:
+    async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
         """List objects."""
         pages = aiter(self._store.list(prefix, chunk_size=_PAGE))
-        while (page := await self._within(_next(pages))) is not None:
+        while True:
+            end = await self._admit(payer)
+            if (page := await self._run(_next(pages), end, payer.owner)) is None:
+                return
             yield [(one["path"], one["size"]) for one in page]
 
-    def _has_room(self, nbytes: int) -> bool:
-        """Whether so much may be held by one more operation, beside those that were given up."""
-        abandoned_bytes = sum(self._abandoned.values())
-        return len(self._abandoned) < _MAX_ABANDONED and abandoned_bytes + nbytes <= _MAX_ABANDONED_BYTES
+    async def _admit(self, payer: Payer, nbytes: int = 0) -> _End:
+        """Let an operation begin that holds so much. The caller must run it, or call what is returned."""
+        self._check_abandoned(payer.owner, nbytes)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._bytes.take(payer.owner, nbytes)
+        except TimeoutError:
+            raise MediaStoreUnavailable(
+                "the media store took too long to store and read other files of this tenant "
+                f"({self._bytes[payer.owner]:,} bytes); the limit is {_MAX_BYTES:,} bytes at once: try again in a "
+                "moment"
+            ) from None
+        try:
+            unpin = payer.pin(nbytes) if nbytes else None
+        except BaseException:
+            self._bytes.release(payer.owner, nbytes)
+            raise
 
-    async def _within(self, operation: Coroutine[Any, Any, _T], nbytes: int = 0) -> _T:
-        if not self._has_room(nbytes):
-            operation.close()
-            raise MediaStoreUnavailable("the media store does not answer; try again in a moment")
+        def end() -> None:
+            self._bytes.release(payer.owner, nbytes)
+            if unpin is not None:
+                unpin()
+
+        return end
+
+    def _check_abandoned(self, owner: str, nbytes: int) -> None:
+        """Refuse to hold so much more beside what was given up for the same owner."""
+        if not (abandoned := self._abandoned.get(owner)):
+            return
+        abandoned_bytes = sum(abandoned.values())
+        if len(abandoned) >= _MAX_ABANDONED or (nbytes and abandoned_bytes and abandoned_bytes + nbytes > _MAX_BYTES):
+            raise MediaStoreUnavailable(
+                "the media store still works for earlier requests of this tenant that took too long or whose clients "
+                f"have gone (operations: {len(abandoned):,}, bytes: {abandoned_bytes:,}); the limit is "
+                f"{_MAX_ABANDONED} operations and {_MAX_BYTES:,} bytes: try again in a moment"
+            )
+
+    async def _run(self, operation: Coroutine[Any, Any, _T], end: _End, owner: str, nbytes: int = 0) -> _T:
         working = asyncio.ensure_future(operation)
+        working.add_done_callback(lambda _: end())
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(working)
@@ -146,11 +200,14 @@ class BucketObjects:
             raise MediaStoreUnavailable("the media store failed; its frontend's log says why") from None
         finally:
             if not working.done():
-                self._abandoned[working] = nbytes
-                working.add_done_callback(self._forget)
+                self._abandoned.setdefault(owner, {})[working] = nbytes
+                working.add_done_callback(partial(self._forget, owner))
 
-    def _forget(self, working: asyncio.Future[Any]) -> None:
-        self._abandoned.pop(working, None)
+    def _forget(self, owner: str, working: asyncio.Future[Any]) -> None:
+        if (abandoned := self._abandoned.get(owner)) is not None:
+            abandoned.pop(working, None)
+            if not abandoned:
+                del self._abandoned[owner]
         if not working.cancelled():
             working.exception()  # nobody waits for it
 

@@ -4,16 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.core import Digest
 from semel.store.file import StoredFile
 from semel.store.index import Order, Page
 
-__all__ = ["MediaStore", "Spend", "Upload"]
+__all__ = ["FRONTEND", "MediaStore", "Payer", "Pin", "Spend", "Upload", "no_pin"]
 
 Spend = Callable[[int], None]
 """Is called with the number of bytes before they are read, and raises if they are not allowed."""
+
+Pin = Callable[[int], Callable[[], None]]
+"""Is called with the number of bytes when an operation begins that holds them and that nobody can stop. What it returns
+is called when that has ended, also if nobody waits for it."""
+
+
+def no_pin(_: int) -> Callable[[], None]:
+    """For bytes that are on nobody's account."""
+    return _unpin_nothing
+
+
+def _unpin_nothing() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """For whom an operation of a store is: its bound is theirs, and so are its bytes."""
+
+    owner: str = ""
+    """What a tenant is called in the store; empty for the frontend itself."""
+
+    pin: Pin = no_pin
+
+
+FRONTEND: Final = Payer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +63,11 @@ class MediaStore(Protocol):
 
     A tenant sees its own files only: whether another has a file changes neither an answer nor the work for it (threats
     S12). Every call raises `MediaStoreUnavailable` if the store does not answer in time, and then has changed nothing
-    that a caller could see. A file is there completely or not at all, also after a process was killed.
+    that a caller could see. A file is there completely or not at all, also after a process was killed. What one tenant
+    has left undone in a slow store is refused to that tenant alone (S18).
     """
 
-    async def put(self, tenant: str, upload: Upload) -> StoredFile:
+    async def put(self, tenant: str, upload: Upload, pin: Pin = no_pin) -> StoredFile:
         """Store a file. The same bytes of a tenant are the same file, whose name, purpose and expiry are renewed.
 
         Raises `MediaTooLarge` if the tenant cannot have so much.
@@ -58,7 +85,9 @@ class MediaStore(Protocol):
         """
         ...
 
-    async def read(self, tenant: str, digest: Digest, spend: Spend) -> tuple[StoredFile, memoryview] | None:
+    async def read(
+        self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
+    ) -> tuple[StoredFile, memoryview] | None:
         """A file of a tenant with its bytes, which are those that were stored, or it is none."""
         ...
 

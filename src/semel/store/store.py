@@ -24,7 +24,7 @@ from semel.store.file import StoredFile
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
 from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, owner_of, path_of, short_name
 from semel.store.objects import Objects, open_objects
-from semel.store.protocol import Spend, Upload
+from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import (
@@ -78,7 +78,7 @@ class ObjectMediaStore:
     def __repr__(self) -> str:
         return f"ObjectMediaStore({self._objects!r}, {self._index!r})"
 
-    async def put(self, tenant: str, upload: Upload) -> StoredFile:
+    async def put(self, tenant: str, upload: Upload, pin: Pin = no_pin) -> StoredFile:
         """Store a file."""
         self._check_ready()
         now_s, nbytes = self._clock(), len(upload.data)
@@ -94,7 +94,8 @@ class ObjectMediaStore:
             purpose=upload.purpose,
             name=short_name(upload.name),
         )
-        others = await self._objects_of(owner, digest)
+        payer = Payer(owner, pin)
+        others = await self._objects_of(payer, digest)
         if others:
             file = renewed(file, others, now_s)
         await self._make_room(nbytes)
@@ -106,26 +107,27 @@ class ObjectMediaStore:
                 "it with --media-store-gb"
             ) from None
         try:
-            await self._evict(evicted)
+            await self._evict(evicted, payer)
         except BaseException:
             self._index.cancel(owner, nbytes)
             raise
-        await self._objects.put(path_of(file), upload.data, partial(self._end_write, file))
-        await self._try_to_delete(other for other in others if path_of(other) != path_of(file))
+        await self._objects.put(path_of(file), upload.data, partial(self._end_write, file), payer=payer)
+        await self._try_to_delete((other for other in others if path_of(other) != path_of(file)), payer)
         return file
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
         """Find a file."""
         self._check_ready()
         owner, now_s = owner_of(tenant, self._key), self._clock()
-        file = newest(await self._objects_of(owner, digest), now_s)
+        payer = Payer(owner)
+        file = newest(await self._objects_of(payer, digest), now_s)
         self._counts.queries += 1
         if file is None:
             self._index.remove(owner, digest)
             return None
         self._counts.hits += 1
         if self._index.get(owner, digest, now_s) is None:
-            await self._adopt(file, now_s)
+            await self._adopt(file, now_s, payer)
         return file
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
@@ -133,19 +135,22 @@ class ObjectMediaStore:
         file = self._index.get(owner_of(tenant, self._key), digest, self._clock())
         return await self.find(tenant, digest) if file is None else file
 
-    async def read(self, tenant: str, digest: Digest, spend: Spend) -> tuple[StoredFile, memoryview] | None:
+    async def read(
+        self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
+    ) -> tuple[StoredFile, memoryview] | None:
         """Read a file."""
         if (file := await self.find(tenant, digest)) is None:
             return None
         spend(file.nbytes)
-        data = await self._objects.get(path_of(file), file.nbytes)
+        payer = Payer(file.owner, pin)
+        data = await self._objects.get(path_of(file), file.nbytes, payer=payer)
         for _ in range(_RENEWALS):
             if data is not None:
                 break
             # Deleted meanwhile, or uploaded again, under another name.
             if (file := await self.find(tenant, digest)) is None:
                 return None
-            data = await self._objects.get(path_of(file), file.nbytes)
+            data = await self._objects.get(path_of(file), file.nbytes, payer=payer)
         if data is None:
             return None
         if not is_content_of(digest, await _content_of(data), tenant, self._key):
@@ -158,9 +163,10 @@ class ObjectMediaStore:
         """Delete a file."""
         self._check_ready()
         owner = owner_of(tenant, self._key)
-        files = await self._objects_of(owner, digest)
+        payer = Payer(owner)
+        files = await self._objects_of(payer, digest)
         was_there = newest(files, self._clock()) is not None
-        await self._objects.delete([path_of(file) for file in files])
+        await self._objects.delete([path_of(file) for file in files], payer=payer)
         self._index.remove(owner, digest)
         return was_there
 
@@ -182,17 +188,17 @@ class ObjectMediaStore:
             replaced += (expired := [file for file in files if file.expires_s <= now_s])
             self._counts.expirations += len(expired)
         for evicted in listing.finish(self._clock()):
-            await self._evict(evicted)
+            await self._evict(evicted, FRONTEND)
             await asyncio.sleep(0)
         self._is_ready = True
-        await self._try_to_delete(replaced)
+        await self._try_to_delete(replaced, FRONTEND)
         await self.expire()
 
     async def expire(self) -> None:
         """Delete what has expired."""
         while self._forget_expired() or self._expired:
             gone, self._expired = self._expired, []
-            await self._try_to_delete(gone)
+            await self._try_to_delete(gone, FRONTEND)
 
     async def run(self) -> None:
         """Keep the index up to the objects, for ever. A store that does not answer is tried again, less and less."""
@@ -245,30 +251,30 @@ class ObjectMediaStore:
         if not self._is_ready:
             raise MediaStoreUnavailable("the media store is being read; try again in a moment")
 
-    async def _objects_of(self, owner: str, digest: Digest) -> list[StoredFile]:
+    async def _objects_of(self, payer: Payer, digest: Digest) -> list[StoredFile]:
         """The objects of one file: usually one, two after a process was killed while it renewed it."""
         found: list[StoredFile] = []
-        async for page in self._objects.list(folder_of(owner, digest)):
+        async for page in self._objects.list(folder_of(payer.owner, digest), payer=payer):
             found += [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
         return found
 
-    async def _adopt(self, file: StoredFile, now_s: float) -> None:
+    async def _adopt(self, file: StoredFile, now_s: float, payer: Payer) -> None:
         """Enter a file that another frontend has stored. Without room it is not entered, and the next listing looks."""
         try:
             evicted = self._index.reserve(file.owner, file.nbytes, now_s)
         except NoRoom:
             return
         self._index.commit(file)
-        await self._evict(evicted)
+        await self._evict(evicted, payer)
 
-    async def _evict(self, files: list[StoredFile]) -> None:
+    async def _evict(self, files: list[StoredFile], payer: Payer) -> None:
         self._counts.evictions += len(files)
-        await self._try_to_delete(files)
+        await self._try_to_delete(files, payer)
 
-    async def _try_to_delete(self, files: Iterable[StoredFile]) -> None:
+    async def _try_to_delete(self, files: Iterable[StoredFile], payer: Payer) -> None:
         """Delete objects. What cannot be deleted now is found by the next listing."""
         try:
-            await self._objects.delete([path_of(file) for file in files])
+            await self._objects.delete([path_of(file) for file in files], payer=payer)
         except MediaStoreUnavailable:
             return
 

@@ -95,6 +95,7 @@ class Call:
             intent=intent,
             admit=self.serving.check_items,
             spend=self.account.take,
+            pin=self.account.pin,
             spend_feature=self.account.take_feature if intent == "execute" else None,
             max_chars=self.serving.max_chars,
             room=self.text_room,

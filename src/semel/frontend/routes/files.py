@@ -1,7 +1,8 @@
 """The routes of files: upload, list, look, read, delete. They need a media store, and no model.
 
-Every byte is on the account of its request before it is stored or read (threats S18). Another tenant's file is
-answered as one that is not there, with the same bytes and after the same work (S12).
+Every byte is on the account of its request before it is stored or read, and stays there until the store has ended, even
+if the client has gone (threats S18). Another tenant's file is answered as one that is not there, with the same bytes
+and after the same work (S12).
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ async def _upload(
     )
 
     async def put() -> Response:
-        return json_response(file_object(await store.put(tenant, file)))
+        return json_response(file_object(await store.put(tenant, file, account.pin)))
 
     return await unless_disconnected(request, put())
 
@@ -171,7 +172,7 @@ async def _download(
     request: Request, service: FrontendState, store: MediaStore, tenant: str, account: Account
 ) -> Response:
     text, digest = _named(request)
-    if (found := await store.read(tenant, digest, account.take)) is None:
+    if (found := await store.read(tenant, digest, account.take, account.pin)) is None:
         raise _unknown("file_id", text)
     response = Download([found[1]], account, media_type=_BINARY, within_s=service.body.max_s)
     response.headers["X-Content-Type-Options"] = "nosniff"
