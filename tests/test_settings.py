@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -34,9 +35,56 @@ def test_a_key_is_read_as_it_was_made(tmp_path: Path) -> None:
     assert read_key(tmp_path / "k") == made
 
 
-def test_a_missing_key_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"semel key .*missing"):
-        read_key(tmp_path / "missing")
+def unreadable(tmp_path: Path, fault: str, patch: pytest.MonkeyPatch) -> Path:
+    """A key file that cannot be read."""
+    path = tmp_path / "k"
+    if fault == "EISDIR":
+        path.mkdir()
+    elif fault == "not ASCII":
+        path.write_bytes(b"00\xff0")
+    elif fault != "ENOENT":
+        number = getattr(errno, fault)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        patch.setattr(Path, "open", refuse)
+    return path
+
+
+UNREADABLE = {
+    "ENOENT": "No such file or directory; `semel key fleet {path}` makes one",
+    "EACCES": "Permission denied",
+    "EISDIR": "Is a directory",
+    "EMFILE": "Too many open files",
+    "not ASCII": "it has other characters than ASCII, the first at byte 2",
+}
+
+
+def check_reason(tmp_path: Path, fault: str, patch: pytest.MonkeyPatch) -> None:
+    path = unreadable(tmp_path, fault, patch)
+    with pytest.raises(ConfigError) as caught:
+        read_key(path)
+    assert str(caught.value) == f"cannot read the key file {path}: {UNREADABLE[fault].format(path=path)}"
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_a_key_file_that_cannot_be_read_says_why_and_a_missing_one_how_to_make_it(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_reason(tmp_path, fault, monkeypatch)
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_mutant_one_message_for_all_of_them_is_found(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mutant(path: Path, *, remedy: str) -> str:
+        raise ConfigError(f"cannot read the key file {path}; {remedy}")
+
+    monkeypatch.setattr("semel.settings._read_secret", mutant)
+    with pytest.raises(AssertionError):
+        check_reason(tmp_path, fault, monkeypatch)
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -71,7 +119,7 @@ except ConfigError as error:
         (0, 10_002, 0o444, "can be read by others"),
         (0, 10_002, 0o460, "can be read by others"),
         (10_001, 10_002, 0o440, "can be read by others"),
-        (0, 10_003, 0o440, "cannot read"),
+        (0, 10_003, 0o440, "/k: Permission denied\n"),
     ],
 )
 def test_a_key_file_of_roots_that_our_group_reads_is_taken(

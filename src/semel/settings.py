@@ -574,12 +574,22 @@ def _tenant_keys(path: Path) -> list[tuple[str, str]]:
 
 
 def _read_secret(path: Path, *, remedy: str) -> str:
+    """The text of a key file; the `remedy` says how to make one that is not there."""
     try:
         with path.open(encoding="ascii") as file:
             status = os.fstat(file.fileno())
             text = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the key file {path}; {remedy}") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror}; {remedy}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the key file {path}: {error.strerror or 'the system gives no reason'}"
+        ) from error
+    except UnicodeDecodeError as error:
+        # Not the error's own words: they have a byte of the secret.
+        raise ConfigError(
+            f"cannot read the key file {path}: it has other characters than ASCII, the first at byte {error.start:,}"
+        ) from None
     if not _is_private(status):
         raise ConfigError(f"{path} can be read by others; `chmod 600 {path}`, or 0440 with root as its owner")
     return text

@@ -85,7 +85,8 @@ def test_keys_that_are_missing_short_or_open_to_others_are_told(tmp_path: Path) 
     address = f"ipc://{tmp_path}/w"
     values = {"model": "m", "listen": address, "key_file": tmp_path / "none", "admin_key_file": tmp_path / "admin"}
     said = problems(start.worker_findings(fill(WorkerSettings, values), ()))
-    assert said[0] == f"cannot read the key file {tmp_path}/none; `semel key fleet {tmp_path}/none` makes one"
+    remedy = f"`semel key fleet {tmp_path}/none` makes one"
+    assert said[0] == f"cannot read the key file {tmp_path}/none: No such file or directory; {remedy}"
     assert said[1] == f"the key in {tmp_path}/admin has 5 characters; write at least 16 random ones"
     values = {"model": "m", "key_file": tmp_path / "none", "api_keys_file": tmp_path / "api"}
     said = problems(start.frontend_findings(fill(FrontendSettings, values)))
