@@ -113,11 +113,17 @@ class Node:
         return family
 
     def end(self) -> None:
-        """Ask it to end, and wait; whoever does not is killed, and that is a failure."""
-        if not self.is_running:
-            return
-        family = self.family()
-        self.process.terminate()
+        """Ask it to end, and wait."""
+        if self.is_running:
+            family = self.family()
+            self.process.terminate()
+            self.until_ended(family)
+
+    def until_ended(self, family: list[psutil.Process]) -> None:
+        """Wait for one that was asked to end, once: asked again it would end at once, and leave its sockets behind.
+
+        Whoever does not end is killed, and that is a failure.
+        """
         _, alive = psutil.wait_procs(family, timeout=END_S)
         for process in alive:
             process.kill()
@@ -225,11 +231,11 @@ class Fleet:
 
     def end(self) -> None:
         """End all that run, at the same time."""
-        running = self.running
-        for node in running:
+        running = [(node, node.family()) for node in self.running]
+        for node, _ in running:
             node.process.terminate()
-        for node in running:
-            node.end()
+        for node, family in running:
+            node.until_ended(family)
 
     def address_of(self, name: str) -> str:
         """Where a new worker listens."""
