@@ -1,7 +1,7 @@
 """What a run of CI spends, by stage: minutes, and starts of engines, of which there may be so many and no more.
 
 `.ci/run` keeps a folder of notes. `stages` has a line for the beginning of each stage: the time in seconds, the engines
-started so far, and a name; `starts` has a line for each engine, `again` one for each test that was run twice. The last
+started so far, and a name; `starts` has a line for each engine, `again` one for each test that failed once. The last
 stage is a run of pytest, which shows all of them before its closing line and fails over the budget.
 """
 
@@ -80,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in started:
         terminalreporter.write_line(f"an engine for {line}")
     for test in _lines("again"):
-        terminalreporter.write_line(f"run twice: {test}")
+        terminalreporter.write_line(f"failed once: {test}")
 
 
 def _lines(note: str) -> list[str]:
