@@ -6,9 +6,11 @@ from statistics import mean
 
 import pytest
 
+from semel.bench import fleet_sessions
 from semel.bench.fleet import run, user_like
 from semel.bench.report import Report
 from semel.bench.settings import FleetOptions
+from semel.compose import interpreter
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +49,7 @@ def test_everything_else_is_measured(report: Report) -> None:
     rest = [check for check in report.checks if not check.name.startswith("sessions lost")]
     assert len(rest) == 17
     assert all(check.value >= 0 for check in rest)
+
+
+def test_the_garbage_collector_runs_as_often_as_in_a_frontend() -> None:
+    assert fleet_sessions._GC_THRESHOLDS == interpreter._GC_THRESHOLDS

@@ -233,12 +233,16 @@ def test_a_store_that_comes_back_is_asked_again_after_a_while() -> None:
     assert store.is_up
 
 
-def test_a_failure_on_the_way_leaves_what_has_come_and_says_what_to_free() -> None:
-    blobs = MemoryBlobs()
-    store, staging = sealed(blobs), Staging()
-    digests = [digest_of(one) for one in range(3)]
+def with_three_published(blobs: MemoryBlobs) -> tuple[SealedStore, list[Digest]]:
+    store, digests = sealed(blobs), [digest_of(one) for one in range(3)]
     for digest in digests:
         assert publish(store, digest, content(NBYTES)) == "published"
+    return store, digests
+
+
+def test_a_failure_on_the_way_leaves_what_has_come_and_says_what_to_free() -> None:
+    blobs, staging = MemoryBlobs(), Staging()
+    store, digests = with_three_published(blobs)
 
     def stage(digest: Digest, form: Form) -> list[memoryview] | None:
         blobs.is_down = digest == digests[1]
@@ -325,11 +329,8 @@ def test_a_node_that_answers_is_up_however_long_a_call_has_waited_and_however_la
 
 
 def test_what_is_late_says_which_memory_to_free_and_what_came_before_stays() -> None:
-    blobs = MemoryBlobs()
-    store, staging = sealed(blobs), Staging()
-    digests = [digest_of(one) for one in range(3)]
-    for digest in digests:
-        assert publish(store, digest, content(NBYTES)) == "published"
+    blobs, staging = MemoryBlobs(), Staging()
+    store, digests = with_three_published(blobs)
 
     def stage(digest: Digest, form: Form) -> list[memoryview] | None:
         if digest == digests[1]:

@@ -151,3 +151,31 @@ async def test_alarms_that_are_due_together_share_the_time_of_an_iteration(has_b
 async def test_an_alarm_that_is_cancelled_while_it_waits_does_not_ring() -> None:
     rings = Rings(has_budget=True, cancelled=3)
     await rings.finish(len(rings.alarms) - 3)
+
+
+class Unwatched(LoopSocket):
+    """Mutant: it is watched again only if its turn went well."""
+
+    def _take_turn(self) -> None:
+        self.is_waiting = False
+        self._read()
+        if not self.is_waiting:
+            self._watch()
+
+
+@pytest.mark.parametrize("kind", [LoopSocket, Unwatched], ids=["shipped", "mutant"])
+async def test_a_socket_whose_turn_raises_is_watched_again(kind: type[LoopSocket]) -> None:
+    def raise_it(_: Frames) -> None:
+        raise ValueError("a fault of ours")
+
+    with zmq.Context() as context, context.socket(zmq.PAIR) as receiver, context.socket(zmq.PAIR) as sender:
+        receiver.bind(f"inproc://{id(sender)}")
+        sender.connect(f"inproc://{id(sender)}")
+        socket = kind(receiver, raise_it, LoopBudget())
+        socket.is_waiting = True
+        socket._unwatch()
+        sender.send(b"one")
+        with pytest.raises(ValueError, match="ours"):
+            socket._take_turn()
+        assert socket._is_watched == (kind is LoopSocket)
+        socket.close()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Self
 
-import msgspec
 from msgspec import Struct
 
 from semel.core.layout import Layout
@@ -102,7 +101,7 @@ class Feature:
         return f"Feature({self.modality}, {fields}, {self.layout!r})"
 
 
-class FeatureInfo(msgspec.Struct, frozen=True, gc=False):
+class FeatureInfo(Struct, frozen=True, gc=False):
     """A feature without its tensors: what a reference by digest needs.
 
     It is part of no cycle, so the garbage collector leaves it alone, and with it the maps of a frontend that have
