@@ -1,8 +1,8 @@
 """Preprocess images in a program of one's own, and hand the features to a worker before anybody asks for them.
 
     semel key fleet.key && semel key admin.key
-    semel serve MODEL --key-file fleet.key --admin-port 9100 --admin-key-file admin.key
-    python examples/preprocess_elsewhere.py MODEL --key-file fleet.key --admin-key-file admin.key pictures/*.png
+    semel serve MODEL --fleet-key-file fleet.key --admin-port 9100 --admin-key-file admin.key
+    python examples/preprocess_elsewhere.py MODEL --fleet-key-file fleet.key --admin-key-file admin.key pictures/*.png
 
 A chat about one of these images is then a hit at its first sight: no frontend decodes, preprocesses or sends it.
 `MODEL` is the folder of the model; the program needs its processor, neither its weights nor vLLM.
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("images", nargs="+", type=Path)
     parser.add_argument("--admin", default="http://127.0.0.1:9100", help="the worker's admin address")
-    parser.add_argument("--key-file", type=Path, required=True, help="the fleet key: digests are made with it")
+    parser.add_argument("--fleet-key-file", type=Path, required=True, help="the fleet key: digests are made with it")
     parser.add_argument("--admin-key-file", type=Path, required=True)
     given = parser.parse_args()
 

@@ -107,7 +107,7 @@ def error_kinds() -> Iterator[str]:
 def wire_messages() -> Iterator[str]:
     """The messages between frontends and workers, field by field."""
     yield "# Messages\nBetween frontends and workers, field by field, in the order in which they travel. Made from"
-    yield "`semel.wire.messages`; [the protocol](../protocol.md) says when each may be said.\n"
+    yield "`semel.wire.messages`; [the protocol](../internals/protocol.md) says when each may be said.\n"
     found = [kind for _, kind in inspect.getmembers(messages, inspect.isclass) if _is_message(kind)]
     for kind in sorted(found, key=lambda kind: (_tag(kind) is None, _tag(kind) or 0, kind.__name__)):
         tag = _tag(kind)

@@ -180,11 +180,11 @@ def _parsed(name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Sequen
 
 
 def _discovery_faults(name: str, values: dict[str, Any], pod: Object, objects: Sequence[Object]) -> Iterator[str]:
-    for text in values.get("workers-slices") or ():
+    for text in values.get("worker-endpoint-slices") or ():
         yield from _slices_faults(ServicePort.parse(text), objects)
-    if bool(values.get("workers-slices")) != bool(pod["automountServiceAccountToken"]):
+    if bool(values.get("worker-endpoint-slices")) != bool(pod["automountServiceAccountToken"]):
         yield "it has a token that it does not need, or none that it needs"
-    if name == "frontend" and not (values.get("workers-slices") or values.get("workers-dns")):
+    if name == "frontend" and not (values.get("worker-endpoint-slices") or values.get("worker-dns")):
         yield "it knows no worker"
 
 

@@ -48,83 +48,99 @@ class Figures:
 FIGURES: Final[dict[str, Figures]] = {
     "serve": Figures(
         "semel bench serve --json --plot docs/performance",
-        ("docs/performance.md", "README.md", "docs/verify.md"),
+        ("docs/get-started/performance.md", "README.md", "docs/get-started/verify.md"),
         18,
     ),
-    "agent": Figures("semel bench serve --only agent --json --plot docs/performance", ("docs/performance.md",), 6),
-    "conversation": Figures("semel bench serve --only conversation --json", ("docs/performance.md",), 4),
-    "evicted": Figures("semel bench serve --only evicted --only restart --json", ("docs/performance.md",), 12),
-    "restart": Figures("semel bench serve --only restart", ("docs/embedding-store.md",), 8),
-    "memory": Figures("semel bench serve --only memory", ("docs/sizing.md", "docs/sandbox.md"), 2),
+    "agent": Figures(
+        "semel bench serve --only agent --json --plot docs/performance", ("docs/get-started/performance.md",), 6
+    ),
+    "conversation": Figures("semel bench serve --only conversation --json", ("docs/get-started/performance.md",), 4),
+    "evicted": Figures(
+        "semel bench serve --only evicted --only restart --json", ("docs/get-started/performance.md",), 12
+    ),
+    "restart": Figures("semel bench serve --only restart", ("docs/internals/embedding-store.md",), 8),
+    "memory": Figures("semel bench serve --only memory", ("docs/operate/capacity.md", "docs/security/sandbox.md"), 2),
     "tier": Figures(
         "semel bench serve --baseline URL_WITHOUT --semel URL_WITH --only text --only again",
-        ("docs/performance.md",),
+        ("docs/get-started/performance.md",),
         10,
         by_hand="it needs two servers that run already",
     ),
-    "rollouts": Figures("semel bench serve --only rollouts", ("docs/rollouts.md",), 3),
-    "pages": Figures("semel bench serve --only pages", ("docs/documents.md",), 3),
-    "processing": Figures("semel bench processing", ("docs/rendering.md", "docs/performance.md"), 3),
-    "encoder": Figures("semel bench encoder", ("docs/encoder.md", "README.md"), 2),
-    "cache": Figures("semel bench cache", ("docs/caching.md", "README.md"), 2),
-    "streams": Figures("semel bench streams", ("docs/serving.md", "README.md"), 2),
-    "fleet": Figures("semel bench fleet", ("docs/scale.md",), 2),
-    "trace-table": Figures("python -m tests.fleet.trace_table 1000", ("docs/fleet.md", "docs/scale.md"), 10),
-    "random-fleets": Figures("python -m tests.fleet.random_fleets 100000", ("docs/scale.md",), 10),
-    "dashboard": Figures("python -m tests.fleet.dashboard docs/dashboard.png", ("docs/serving.md",), 5),
-    "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/fleet.md",), 10),
-    "store": Figures("scripts/load --compare --store", ("docs/embedding-store.md",), 10),
-    "store-at-once": Figures("scripts/load --compare --store --publish-after 1", ("docs/embedding-store.md",), 10),
-    "transports": Figures("scripts/load --transports --rounds 6", ("docs/scale.md",), 10),
-    "transports-alone": Figures("scripts/load --transports --without-engines --rounds 6", ("docs/scale.md",), 10),
-    "load-tcp": Figures("scripts/load --requests 2000 --transport tcp", ("docs/scale.md",), 5),
-    "serve-tcp": Figures("semel bench serve --transport tcp", ("docs/performance.md",), 18),
-    "again-tcp": Figures("semel bench serve --transport tcp --quick --only again", ("docs/scale.md",), 3),
+    "rollouts": Figures("semel bench serve --only rollouts", ("docs/use-cases/rollouts.md",), 3),
+    "pages": Figures("semel bench serve --only pages", ("docs/use-cases/documents.md",), 3),
+    "processing": Figures(
+        "semel bench processing", ("docs/internals/rendering.md", "docs/get-started/performance.md"), 3
+    ),
+    "encoder": Figures("semel bench encoder", ("docs/internals/encoder.md", "README.md"), 2),
+    "cache": Figures("semel bench cache", ("docs/internals/caching.md", "README.md"), 2),
+    "streams": Figures("semel bench streams", ("docs/deploy/serve.md", "README.md"), 2),
+    "fleet": Figures("semel bench fleet", ("docs/operate/scale.md",), 2),
+    "trace-table": Figures(
+        "python -m tests.fleet.trace_table 1000", ("docs/deploy/fleet.md", "docs/operate/scale.md"), 10
+    ),
+    "random-fleets": Figures("python -m tests.fleet.random_fleets 100000", ("docs/operate/scale.md",), 10),
+    "dashboard": Figures("python -m tests.fleet.dashboard docs/dashboard.png", ("docs/deploy/serve.md",), 5),
+    "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/deploy/fleet.md",), 10),
+    "store": Figures("scripts/load --compare --store", ("docs/internals/embedding-store.md",), 10),
+    "store-at-once": Figures(
+        "scripts/load --compare --store --publish-after 1", ("docs/internals/embedding-store.md",), 10
+    ),
+    "transports": Figures("scripts/load --transports --rounds 6", ("docs/operate/scale.md",), 10),
+    "transports-alone": Figures(
+        "scripts/load --transports --without-engines --rounds 6", ("docs/operate/scale.md",), 10
+    ),
+    "load-tcp": Figures("scripts/load --requests 2000 --transport tcp", ("docs/operate/scale.md",), 5),
+    "serve-tcp": Figures("semel bench serve --transport tcp", ("docs/get-started/performance.md",), 18),
+    "again-tcp": Figures("semel bench serve --transport tcp --quick --only again", ("docs/operate/scale.md",), 3),
     "simulate": Figures(
         "semel simulate --level whole --frontends 4 --workers 3 --workload conversations --rate 20 --seconds 60"
         " --seed 1",
-        ("docs/simulate.md",),
+        ("docs/operate/capacity.md",),
         1,
     ),
     "capacity": Figures(
         "semel simulate --frontends 8 --workers 250 --workload conversations --rate 906 --seconds 10 --compare"
         " --plot docs/capacity",
-        ("docs/capacity.md",),
+        ("docs/operate/capacity.md",),
         3,
     ),
     "capacity-crash": Figures(
         "semel simulate --frontends 8 --workers 250 --workload conversations --rate 906 --seconds 10"
         " --fault crash:worker=7,at_s=5,for_s=60",
-        ("docs/capacity.md",),
+        ("docs/operate/capacity.md",),
         1,
     ),
     "viral": Figures(
         "semel simulate --frontends 100 --workers 100 --workload viral --rate 360 --seconds 15 --json",
-        ("docs/capacity.md",),
+        ("docs/operate/capacity.md",),
         1,
     ),
     "thousand": Figures(
         "semel simulate --frontends 1000 --workers 1000 --workload conversations --rate 3600 --seconds 55.6",
-        ("docs/capacity.md",),
+        ("docs/operate/capacity.md",),
         2,
     ),
-    "scenarios": Figures("python -m tests.simulate.scenarios", ("docs/capacity.md",), 10),
-    "real-sockets": Figures("python -m tests.simulate.real_sockets --fit 40 --seed 41", ("docs/simulate.md",), 1),
-    "makespans": Figures("python -m tests.fleet.trace_makespans 3000", ("docs/capacity.md",), 30),
-    "aborts-tcp": Figures("scripts/load --requests 2000 --transport tcp --without-engines", ("docs/scale.md",), 5),
-    "matrix": Figures("scripts/matrix", ("docs/encoder.md",), 30),
-    "families": Figures("scripts/families --write", ("docs/models.md",), 30),
-    "sizes": Figures("scripts/sizes", ("docs/models.md",), 30),
-    "generic-cost": Figures("scripts/generic-cost", ("docs/models.md",), 5),
-    "attack": Figures("scripts/attack --seconds 8", ("docs/security.md",), 25),
-    "scoreboard": Figures("scripts/attack --scoreboard --write", ("docs/attacks.md",), 8),
-    "shares": Figures("scripts/shares", ("docs/security.md",), 10),
-    "failing-worker": Figures("scripts/failing-worker", ("docs/fleet.md",), 5),
-    "hostile": Figures("scripts/hostile --files 100000 --seed 1", ("docs/decoding.md",), 20),
-    "pool-cost": Figures(f"scripts/pool-cost {MODEL} --times 7", ("docs/sandbox.md",), 3),
+    "scenarios": Figures("python -m tests.simulate.scenarios", ("docs/operate/capacity.md",), 10),
+    "real-sockets": Figures(
+        "python -m tests.simulate.real_sockets --fit 40 --seed 41", ("docs/operate/capacity.md",), 1
+    ),
+    "makespans": Figures("python -m tests.fleet.trace_makespans 3000", ("docs/operate/capacity.md",), 30),
+    "aborts-tcp": Figures(
+        "scripts/load --requests 2000 --transport tcp --without-engines", ("docs/operate/scale.md",), 5
+    ),
+    "matrix": Figures("scripts/matrix", ("docs/internals/encoder.md",), 30),
+    "families": Figures("scripts/families --write", ("docs/get-started/models.md",), 30),
+    "sizes": Figures("scripts/sizes", ("docs/get-started/models.md",), 30),
+    "generic-cost": Figures("scripts/generic-cost", ("docs/get-started/models.md",), 5),
+    "attack": Figures("scripts/attack --seconds 8", ("docs/security/threats.md",), 25),
+    "scoreboard": Figures("scripts/attack --scoreboard --write", ("docs/security/threats.md",), 8),
+    "shares": Figures("scripts/shares", ("docs/security/threats.md",), 10),
+    "failing-worker": Figures("scripts/failing-worker", ("docs/deploy/fleet.md",), 5),
+    "hostile": Figures("scripts/hostile --files 100000 --seed 1", ("docs/api/media.md",), 20),
+    "pool-cost": Figures(f"scripts/pool-cost {MODEL} --times 7", ("docs/security/sandbox.md",), 3),
     "image-cost": Figures(
         f"scripts/image-cost {MODEL} --beside CHECKOUT --images 500",
-        ("docs/sandbox.md",),
+        ("docs/security/sandbox.md",),
         10,
         by_hand="it needs a checkout of the commit that is compared",
     ),

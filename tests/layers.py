@@ -52,7 +52,7 @@ LAYERS: Final[Mapping[str, str]] = {
 }
 """What lives in each. A layer may import itself and what stands before it."""
 
-PAGES: Final = ("CONTRIBUTING.md", "docs/design.md")
+PAGES: Final = ("CONTRIBUTING.md", "docs/internals/design.md")
 BEGIN, END = "<!-- layers: python -m tests.layers -->\n", "<!-- /layers -->\n"
 
 

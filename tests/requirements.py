@@ -1,4 +1,4 @@
-"""The rows of docs/requirements.md, and the test files that name them.
+"""The rows of docs/project/requirements.md, and the test files that name them.
 
 A file names a row in the name of a test (`test_b4_…`, `…_A5`), or in the docstring of its module, of a test or of a
 class (`S9`, `A1-A6`, `S5 to S10`). `scripts/requirements` writes the page's last section: the files of each row.
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "requirements.md"
+PAGE: Final = ROOT / "docs" / "project" / "requirements.md"
 STATUSES: Final = ("tested", "in part", "not yet")
 _SECTION: Final = "## Tests by row\n"
 

@@ -88,7 +88,7 @@ def test_each_group_has_workers_a_service_and_a_budget_and_frontends_know_all_of
         assert names <= {one["metadata"]["name"] for one in objects if one["kind"] == kind}
     (frontend,) = [one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "demo-frontend"]
     arguments = frontend["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert {f"--workers-slices=ml/{name}:wire" for name in names} <= {*arguments}
+    assert {f"--worker-endpoint-slices=ml/{name}:wire" for name in names} <= {*arguments}
 
 
 def test_each_role_gets_its_own_keys_and_sees_new_ones_without_a_restart() -> None:
@@ -158,8 +158,8 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
     ),
     "slices of another namespace": (
         "templates/frontend.yaml",
-        "--workers-slices={{ $.Release.Namespace }}/",
-        "--workers-slices=default/",
+        "--worker-endpoint-slices={{ $.Release.Namespace }}/",
+        "--worker-endpoint-slices=default/",
     ),
     "no delay": ("templates/frontend.yaml", "--drain-delay-s={{ .drainDelaySeconds }}", "--drain-delay-s=0"),
 }

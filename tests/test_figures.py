@@ -11,7 +11,9 @@ import pytest
 from tests.figures import FIGURES, ROOT, commands_of
 
 PAGES = {page: (ROOT / page).read_text() for one in FIGURES.values() for page in one.pages}
-EVERY_PAGE = {str(page.relative_to(ROOT)): page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+EVERY_PAGE = {
+    str(page.relative_to(ROOT)): page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+}
 EXAMPLES = ("semel bench serve MODEL", "semel bench serve --quick", "semel bench serve --baseline http")
 """How commands begin that only show how to ask."""
 
@@ -35,7 +37,7 @@ def test_every_command_that_measures_is_run() -> None:
 
 def test_the_control_a_command_that_nobody_runs_is_found() -> None:
     known = [one.command for one in FIGURES.values() if one.command != "semel bench cache"]
-    assert "docs/caching.md: semel bench cache" in missing(EVERY_PAGE, known)
+    assert "docs/internals/caching.md: semel bench cache" in missing(EVERY_PAGE, known)
 
 
 @pytest.mark.parametrize("name", FIGURES)

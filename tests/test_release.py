@@ -93,7 +93,7 @@ def unsaid(page: str) -> list[str]:
 
 
 def test_the_page_of_versions_says_what_the_code_has() -> None:
-    page = (ROOT / "docs/versions.md").read_text()
+    page = (ROOT / "docs/operate/upgrading.md").read_text()
     assert unsaid(page) == []
     assert unsaid(page.replace("0.31", "0.30")) == ["0.31"]
     assert unsaid(page.replace(f"({PROTOCOL})", "(0)")) == [f"the wire protocol ({PROTOCOL})"]

@@ -14,7 +14,7 @@ from semel import sizing
 from semel.cli.app import app
 from semel.sizing import GIB, MIB, Host, memory_of
 
-PAGE = (Path(__file__).parent.parent / "docs/sizing.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs/operate/capacity.md").read_text()
 
 
 def total(host: Host) -> int:

@@ -90,7 +90,7 @@ def admin_key_file(settings: WorkerSettings) -> Path | None:
 def process_keys(key_file: Path | None, key_dir: Path | None, role: Role) -> ProcessKeys:
     """Read the keys of a process of this role: of one fleet key, or of its folder."""
     if key_file is not None and key_dir is not None:
-        raise ConfigError("--key-file and --key-dir are two ways to give keys: keep one of them")
+        raise ConfigError("--fleet-key-file and --key-dir are two ways to give keys: keep one of them")
     if key_dir is not None:
         if not (key_dir / TRANSPORT_FILE).exists() and (key_dir / role / TRANSPORT_FILE).exists():
             raise ConfigError(f"{key_dir} has the keys of both roles; give a {role} its own, {key_dir / role}")
@@ -98,7 +98,7 @@ def process_keys(key_file: Path | None, key_dir: Path | None, role: Role) -> Pro
         return ProcessKeys(read_key(key_dir / hashing), TransportSource(read_transport_keys(path, role), path))
     if key_file is None:
         raise ConfigError(
-            f"there are no keys: give --key-dir DIR/{role}, which `semel key make DIR` makes, or --key-file FILE, "
-            "which `semel key fleet FILE` makes"
+            f"there are no keys: give --key-dir DIR/{role}, which `semel key make DIR` makes, or --fleet-key-file "
+            "FILE, which `semel key fleet FILE` makes"
         )
     return ProcessKeys.of_fleet_key(read_key(key_file), role)

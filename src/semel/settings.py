@@ -113,16 +113,23 @@ class DiscoverySettings:
         (), "worker", help="Address of a worker: ipc:///DIRECTORY/NAME or tcp://HOST:PORT. Repeatable.", group="Fleet"
     )
     workers_file: Path | None = flag(
-        None, help="File of worker addresses, one per line; changes are picked up within a second.", group="Fleet"
+        None,
+        "worker-file",
+        help="File of worker addresses, one per line; changes are picked up within a second.",
+        group="Fleet",
     )
     workers_dns: tuple[str, ...] = flag(
         (),
+        "worker-dns",
         help="NAME:PORT; there is a worker at every address that DNS has for the name, over tcp. Repeatable.",
         group="Fleet",
     )
-    workers_dns_s: int = flag(10, help="Seconds between DNS lookups.", group="Fleet", unit="seconds", min=1)
+    workers_dns_s: int = flag(
+        10, "worker-dns-interval-s", help="Seconds between DNS lookups.", group="Fleet", unit="seconds", min=1
+    )
     workers_slices: tuple[str, ...] = flag(
         (),
+        "worker-endpoint-slices",
         help="NAMESPACE/SERVICE[:PORT] of Kubernetes: there is a worker at every pod of the service that is ready, as "
         "its EndpointSlices say, over tcp. PORT is a number or a name. Repeatable.",
         group="Fleet",
@@ -158,7 +165,12 @@ class PreprocessingSettings:
     """Who preprocesses, and with what."""
 
     processes: int | None = flag(
-        None, help="Number of preprocessing processes.", group="Preprocessing", min=1, default_text="one per core"
+        None,
+        "preprocessing-processes",
+        help="Number of preprocessing processes.",
+        group="Preprocessing",
+        min=1,
+        default_text="one per core",
     )
     processor: Literal["auto", "hf", "vllm"] = flag(
         "auto",
@@ -294,6 +306,7 @@ class FrontendSettings:
     )
     key_file: Path | None = flag(
         None,
+        "fleet-key-file",
         help="File with the fleet key, which everything else is derived from; `semel key fleet FILE` makes one. Or use "
         "--key-dir.",
         group="Keys",
@@ -346,6 +359,7 @@ class EncoderSettings:
     )
     ship_resident_items: bool = flag(
         False,
+        "disable-lazy-mm-transfer",
         help="Send image and audio data to the engine's processes even if it is already encoded there, as vLLM does.",
         group="Worker",
     )
@@ -411,7 +425,7 @@ class ServeSettings:
 
     model: str = same_flag(FrontendSettings, "model")
     key_file: Path | None = flag(
-        None, help="File with the fleet key.", group="Keys", default_text="a new key for this run"
+        None, "fleet-key-file", help="File with the fleet key.", group="Keys", default_text="a new key for this run"
     )
     key_dir: Path | None = flag(
         None, help="Folder with the keys of both roles, of `semel key make`, instead of a fleet key.", group="Keys"
@@ -453,8 +467,8 @@ def kubernetes_api() -> KubernetesApi:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError(
-            "--workers-slices needs a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set; name workers by "
-            "--worker, --workers-file or --workers-dns elsewhere"
+            "--worker-endpoint-slices needs a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set; name workers by "
+            "--worker, --worker-file or --worker-dns elsewhere"
         )
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return KubernetesApi(url, _SERVICE_ACCOUNT / "token", _SERVICE_ACCOUNT / "ca.crt")

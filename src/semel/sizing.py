@@ -36,7 +36,7 @@ class Host:
     """What runs on a host. Bytes are those that are held; for the most that it may take, give the capacities."""
 
     processes: int
-    """Preprocessing processes of each frontend (`--processes`), without its loaded spare."""
+    """Preprocessing processes of each frontend (`--preprocessing-processes`), without its loaded spare."""
     frontends: int = 1
     feature_cache: int = GIB
     """Bytes in the feature cache of each frontend (`--feature-cache-gb`)."""

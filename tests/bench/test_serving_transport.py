@@ -59,7 +59,7 @@ async def test_over_tcp_the_worker_and_the_frontend_are_commands_of_their_own(
     assert set(commands) == {"worker", "frontend"}
     worker, frontend = commands["worker"], commands["frontend"]
     assert worker[worker.index("--listen") + 1] == frontend[frontend.index("--worker") + 1] == "tcp://127.0.0.1:40001"
-    assert worker[worker.index("--key-file") + 1] == frontend[frontend.index("--key-file") + 1]
+    assert worker[worker.index("--fleet-key-file") + 1] == frontend[frontend.index("--fleet-key-file") + 1]
     assert {"--seed", "--embedding-tier-gb"} <= set(worker) - set(frontend)
     for words, settings in ((worker, WorkerSettings), (frontend, FrontendSettings)):
         taken = {one.spelling for one in flags_of(settings)} | {"--seed"}  # which is the engine's

@@ -133,7 +133,7 @@ def serving_cells(model: Path, home: Path) -> Iterator[dict[str, Cell]]:
             port, log = free_port(), home / f"{name}.log"
             command = [SEMEL, "testing", "serve", home / name, "--port", port, "--api-keys-file", keys, "--rate", 20]
             with log.open("wb") as output:
-                words = [*map(str, command), "--processes", "1", "--cell", name]
+                words = [*map(str, command), "--preprocessing-processes", "1", "--cell", name]
                 process = subprocess.Popen(words, stdout=output, stderr=output, process_group=0)
             made[name] = Cell(name, port, process, log)
             stack.callback(made[name].kill)

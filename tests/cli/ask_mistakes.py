@@ -16,7 +16,7 @@ from semel.testing.models import build
 from tests.cli.mistakes import MISTAKES, Mistake, Said, Side, run
 
 ROOT: Final = Path(__file__).parent.parent.parent
-PAGE: Final = ROOT / "docs" / "mistakes.md"
+PAGE: Final = ROOT / "docs" / "project" / "mistakes.md"
 LOG: Final = ROOT / "build" / "mistakes.jsonl"
 WITHIN_S: Final = 180
 SHOWN_CHARS: Final = 200
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=LOG, help="results; what is in it already is not run again")
     parser.add_argument("--again", action="store_true", help="run also what is in the log")
     parser.add_argument("--side", choices=get_args(Side), help="only one of the two")
-    parser.add_argument("--write", action="store_true", help="write docs/mistakes.md")
+    parser.add_argument("--write", action="store_true", help="write docs/project/mistakes.md")
     options = parser.parse_args()
     options.log.parent.mkdir(parents=True, exist_ok=True)
     results = {} if options.again else read(options.log)

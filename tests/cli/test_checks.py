@@ -60,7 +60,7 @@ def test_a_host_of_another_machine_is_told_with_its_flag() -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:9000", "tcp://here", "ipc://relative/path"])
 def test_an_address_that_nobody_can_listen_at_is_told_before_the_engine_loads(address: str, tmp_path: Path) -> None:
     create_key(tmp_path / "key")
-    values = {"model": "m", "listen": address, "key_file": tmp_path / "key"}
+    values = {"model": "m", "listen": address, "fleet_key_file": tmp_path / "key"}
     said = problems(start.worker_findings(fill(WorkerSettings, values), ()))
     assert said[0] == f"a worker listens at ipc:///DIRECTORY/NAME or tcp://HOST:PORT, not at {address!r}"
 
@@ -69,7 +69,7 @@ def test_a_port_of_a_worker_that_is_taken_is_told(tmp_path: Path) -> None:
     create_key(tmp_path / "key")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        values = {"model": "m", "listen": address, "key_file": tmp_path / "key"}
+        values = {"model": "m", "listen": address, "fleet_key_file": tmp_path / "key"}
         said = problems(start.worker_findings(fill(WorkerSettings, values), ()))
     assert "Address already in use; choose another with --listen" in said[0]
 
@@ -83,12 +83,17 @@ def test_keys_that_are_missing_short_or_open_to_others_are_told(tmp_path: Path) 
     (tmp_path / "api").write_text("alice sk-0123456789abcdef0123\n")
     (tmp_path / "api").chmod(0o644)
     address = f"ipc://{tmp_path}/w"
-    values = {"model": "m", "listen": address, "key_file": tmp_path / "none", "admin_key_file": tmp_path / "admin"}
+    values = {
+        "model": "m",
+        "listen": address,
+        "fleet_key_file": tmp_path / "none",
+        "admin_key_file": tmp_path / "admin",
+    }
     said = problems(start.worker_findings(fill(WorkerSettings, values), ()))
     remedy = f"`semel key fleet {tmp_path}/none` makes one"
     assert said[0] == f"cannot read the key file {tmp_path}/none: No such file or directory; {remedy}"
     assert said[1] == f"the key in {tmp_path}/admin has 5 characters; write at least 16 random ones"
-    values = {"model": "m", "key_file": tmp_path / "none", "api_keys_file": tmp_path / "api"}
+    values = {"model": "m", "fleet_key_file": tmp_path / "none", "api_keys_file": tmp_path / "api"}
     said = problems(start.frontend_findings(fill(FrontendSettings, values)))
     assert said[1].startswith(f"{tmp_path}/api can be read by others")
 

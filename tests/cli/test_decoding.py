@@ -39,7 +39,7 @@ def start(tmp_path: Path, *flags: str) -> int:
         "model",
         "--worker",
         "ipc:///w",
-        "--key-file",
+        "--fleet-key-file",
         str(tmp_path / "key"),
         *flags,
         "--skip-checks",

@@ -28,7 +28,7 @@ def test_the_settings_are_what_a_fetcher_runs_with() -> None:
 def test_a_flag_that_makes_no_sense_is_named_at_the_start(tmp_path: Path, flag: str, value: str) -> None:
     create_key(tmp_path / "key")
     worker, key_file = f"ipc://{tmp_path}/w.sock", str(tmp_path / "key")
-    done = semel("frontend", "tiny", "--skip-checks", "--worker", worker, "--key-file", key_file, flag, value)
+    done = semel("frontend", "tiny", "--skip-checks", "--worker", worker, "--fleet-key-file", key_file, flag, value)
     assert done.returncode == 2
     assert flag in done.stderr
     assert value in done.stderr

@@ -125,7 +125,7 @@ def test_serve_shows_its_groups_in_order_sizes_in_words_and_where_vllms_flags_ar
     assert "[default: 256 MiB]" in shown
     assert "268435456" not in shown
     assert "<" not in shown
-    for passed_on in ("--admin-port", "--admin-key-file", "--encoder-planning", "--ship-resident-items"):
+    for passed_on in ("--admin-port", "--admin-key-file", "--encoder-planning", "--disable-lazy-mm-transfer"):
         assert passed_on in shown
     end = " ".join(shown.split("\n\n")[-1].split())
     assert all(name in end for name in OF_VLLM)
@@ -136,7 +136,10 @@ def test_serve_shows_its_groups_in_order_sizes_in_words_and_where_vllms_flags_ar
     ("arguments", "complaint"),
     [
         (["serve", "m", "--port", "99999"], "--port 99999: must be a whole number from 0 to 65535"),
-        (["frontend", "m", "--key-file", "k", "--port", "-1"], "--port -1: must be a whole number from 0 to 65535"),
+        (
+            ["frontend", "m", "--fleet-key-file", "k", "--port", "-1"],
+            "--port -1: must be a whole number from 0 to 65535",
+        ),
         (["doctor", "--port", "65536"], "--port 65536: must be a whole number from 0 to 65535"),
         (["serve", "m", "--admin-port", "65536"], "--admin-port 65536: must be a whole number from 0 to 65535"),
         (["serve", "m", "--max-body-bytes", "1 GB"], "--max-body-bytes 1 GB: must be a number of bytes or a size"),
@@ -199,8 +202,8 @@ def test_sizes_may_have_units_and_reach_the_settings() -> None:
 
 def test_what_serve_hands_to_its_worker_and_frontend_they_take() -> None:
     serving, worker = set(_keys(ServingSettings)), set(_keys(WorkerSettings))
-    passed_on = set(_keys(ServeSettings)) - {"model", "key_file", "workers", "verbose"}
-    assert passed_on == serving | (worker - {"model", "key_file", "listen"})
+    passed_on = set(_keys(ServeSettings)) - {"model", "fleet_key_file", "workers", "verbose"}
+    assert passed_on == serving | (worker - {"model", "fleet_key_file", "listen"})
     assert serving <= set(_keys(FrontendSettings))
 
 

@@ -114,7 +114,7 @@ def test_a_folder_whose_halves_do_not_fit_is_not_rotated(folder: Path, tmp_path:
 
 
 def test_a_process_says_which_keys_it_lacks_or_has_too_many_of(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no keys: give --key-dir DIR/worker.*or --key-file FILE"):
+    with pytest.raises(ConfigError, match=r"no keys: give --key-dir DIR/worker.*or --fleet-key-file FILE"):
         process_keys(None, None, "worker")
     create_key(tmp_path / "fleet.key")
     with pytest.raises(ConfigError, match="keep one of them"):

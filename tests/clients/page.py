@@ -1,4 +1,4 @@
-"""The table of docs/clients.md. Pure."""
+"""The table of docs/api/clients.md. Pure."""
 
 from __future__ import annotations
 

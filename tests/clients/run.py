@@ -2,7 +2,7 @@
 
     scripts/clients                    # all of them; prints the table, ends with 1 if something differs
     scripts/clients openai litellm     # these
-    scripts/clients --write            # all of them, and the table goes into docs/clients.md
+    scripts/clients --write            # all of them, and the table goes into docs/api/clients.md
     scripts/clients --servers URL URL FOLDER   # of semel and of vLLM, running already, and the model's folder
 
 Each client has an environment of its own in a folder of the user's cache, made once by pip. Both servers run one tiny
@@ -35,7 +35,7 @@ __all__ = ["DRIVERS", "ask", "rows_of"]
 
 ROOT: Final = Path(__file__).parents[2]
 DRIVERS: Final = ROOT / "scripts" / "client_drivers"
-PAGE: Final = ROOT / "docs" / "clients.md"
+PAGE: Final = ROOT / "docs" / "api" / "clients.md"
 _FLAGS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 _ASK_S: Final = 1_800.0
 
@@ -44,7 +44,7 @@ def main() -> None:
     """Ask with every client, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="clients; all by default")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/clients.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/api/clients.md")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "semel" / "clients"
     parser.add_argument("--folder", type=Path, default=cache, help="for environments (%(default)s)")
     parser.add_argument("--prepare", action="store_true", help="make the environments, and no more")

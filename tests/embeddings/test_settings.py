@@ -126,7 +126,7 @@ def test_a_command_refuses_a_store_without_a_host_tier_before_it_starts(tmp_path
     if command == "serve":
         findings = list(serve_findings(fill(ServeSettings, values), ()))
     else:
-        values |= {"listen": f"ipc://{tmp_path}/worker", "key_file": tmp_path / "key"}
+        values |= {"listen": f"ipc://{tmp_path}/worker", "fleet_key_file": tmp_path / "key"}
         findings = list(worker_findings(fill(WorkerSettings, values), ()))
     (found,) = [one for one in findings if one.what == "embedding store"]
     assert (found.verdict, found.remedy) == ("problem", "add --embedding-tier-gb, for example 4")

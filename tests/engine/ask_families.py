@@ -2,7 +2,7 @@
 
     scripts/families                     # every family that runs on a CPU, one engine after the other
     scripts/families qwen3-vl mistral3   # these
-    scripts/families --write             # and write the tables of docs/models.md
+    scripts/families --write             # and write the tables of docs/get-started/models.md
 
 Each family is written to a temporary folder and served in a process of its own, with a deadline. Fails if an answer of
 semel's is not bare vLLM's, if an item with other values is answered like the right one, if a feature that lies does
@@ -27,7 +27,7 @@ from tests.engine.family_parity import Parity
 from tests.engine.models_page import HEAD, replace_rows, replace_section, row_of, write_for_doctor
 from tests.engine.registry import architectures, table
 
-PAGE: Final = ROOT / "docs" / "models.md"
+PAGE: Final = ROOT / "docs" / "get-started" / "models.md"
 DEADLINE_S: Final = 600
 NO_ENGINE: Final = "not compared: no engine of it runs on a CPU"
 
@@ -36,7 +36,9 @@ def main() -> None:
     """Ask the families of the command line, and show a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="*", help=f"all by default: {', '.join(runnable())}")
-    parser.add_argument("--write", action="store_true", help="write the rows of these families into docs/models.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the rows of these families into docs/get-started/models.md"
+    )
     options = parser.parse_args()
     chosen = options.family or runnable()
     if strangers := set(chosen) - set(runnable()):

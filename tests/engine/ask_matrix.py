@@ -4,7 +4,7 @@
     scripts/matrix v2-async tp2             # these
     scripts/matrix --requests 20            # fewer random requests
     scripts/matrix --json                   # a line of JSON for each
-    scripts/matrix --write                  # and write the rows into docs/encoder.md
+    scripts/matrix --write                  # and write the rows into docs/internals/encoder.md
     scripts/matrix --list                   # names, flags, variables
 
 Each side is asked sixteen probes, then random requests all at once, a tenth of which is aborted, with an encoder cache
@@ -31,7 +31,7 @@ from tests.engine.matrix import MATRIX, flags_of
 from tests.engine.matrix_page import HEAD, replace_results, row_of
 from tests.engine.matrix_parity import MatrixResult, run_configuration
 
-PAGE: Final = ROOT / "docs" / "encoder.md"
+PAGE: Final = ROOT / "docs" / "internals" / "encoder.md"
 SHOWN_FAULTS: Final = 5
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("name", nargs="*", help=f"all by default: {', '.join(MATRIX)}")
     parser.add_argument("--requests", type=int, default=100, help="random requests; the V2 runner gets 30 at most")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each instead of the table")
-    parser.add_argument("--write", action="store_true", help="write the rows of these into docs/encoder.md")
+    parser.add_argument("--write", action="store_true", help="write the rows of these into docs/internals/encoder.md")
     parser.add_argument("--list", action="store_true", help="show the configurations and end")
     parser.add_argument("--logs", type=Path, help="a folder for the logs of the engines; else they are not kept")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The table of docs/encoder.md that `scripts/matrix --write` writes."""
+"""The table of docs/internals/encoder.md that `scripts/matrix --write` writes."""
 
 from __future__ import annotations
 

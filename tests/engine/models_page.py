@@ -1,4 +1,4 @@
-"""The tables of docs/models.md that `scripts/families --write` writes, and what `semel doctor` says of them.
+"""The tables of docs/get-started/models.md that `scripts/families --write` writes; what `semel doctor` says of them.
 
 `python -m tests.engine.models_page` writes the latter anew from the page.
 """
@@ -103,4 +103,4 @@ def write_for_doctor(page: str) -> None:
 
 
 if __name__ == "__main__":
-    write_for_doctor((Path(__file__).parents[2] / "docs" / "models.md").read_text())
+    write_for_doctor((Path(__file__).parents[2] / "docs" / "get-started" / "models.md").read_text())

@@ -1,4 +1,4 @@
-"""The commands of docs/encoder.md, as vLLM's own parser and scheduler take them."""
+"""The commands of docs/internals/encoder.md, as vLLM's own parser and scheduler take them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "encoder.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "encoder.md"
 COMMANDS = re.findall(r"^\$ (vllm serve MODEL.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

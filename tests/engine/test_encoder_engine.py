@@ -2,7 +2,7 @@
 
 Stock vLLM gives the answers that the others are held to. The encoder cache has room for a few pictures only, so it has
 to make room all the time; the KV cache of the preempting engines has room for a few requests. Engines "in full" send
-every item to their worker processes as vLLM does (`--ship-resident-items`).
+every item to their worker processes as vLLM does (`--disable-lazy-mm-transfer`).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_a_family_is_right_only_if_all_is(fault: dict[str, Any]) -> None:
 
 
 def test_what_doctor_says_is_what_the_page_says() -> None:
-    page = (ROOT / "docs" / "models.md").read_text()
+    page = (ROOT / "docs" / "get-started" / "models.md").read_text()
     rows = rows_for_doctor(page)
     assert json.loads(DOCTOR.read_text()) == rows, "`python -m tests.engine.models_page` writes it anew"
     assert rows["types"]["qwen3_vl"].startswith("row qwen3-vl: 26 of 26")

@@ -332,7 +332,7 @@ def test_where_it_would_save_nothing_shipping_is_off_and_one_line_of_the_log_say
 
 
 def test_vllm_s_way_is_vllm_s_way_also_with_planning(make: MakeFeature, caplog: pytest.LogCaptureFixture) -> None:
-    """`--ship-resident-items --encoder-planning`: semel's scheduler over a worker that takes no late items."""
+    """`--disable-lazy-mm-transfer --encoder-planning`: semel's scheduler over a worker that takes no late items."""
     stepped = make("planning", worker_cls=GUARDED_WORKER)
     assert stepped.scheduler._shipping is None
     assert make("planning", worker_cls=RECEIVING_WORKER).scheduler._shipping is not None, "the control"

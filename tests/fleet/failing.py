@@ -37,7 +37,7 @@ from tests.web.test_server import served
 from tests.wire.examples import CONTRACT
 
 RULES = ("shipped", "ejection off", "before")
-"""As it is; with `--eject-after 0`; and as it was when failures were not load, and only losses went elsewhere."""
+"""As it is; with `--eject-after-failures 0`; as it was when failures were not load, and only losses went elsewhere."""
 
 FAULTS: Sequence[EngineFault] = ("first_token", "second_token")
 PAUSE_S = 0.05

@@ -162,7 +162,7 @@ def _store(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
         return
     with tempfile.TemporaryDirectory(prefix="semel-store-") as home, running_redis(Path(home)) as redis:
         publish_after = str(options.publish_after)
-        yield (*restart_flags(redis.url), "--embedding-publish-after", publish_after)
+        yield (*restart_flags(redis.url), "--embedding-publish-min-requests", publish_after)
 
 
 def _parser() -> argparse.ArgumentParser:

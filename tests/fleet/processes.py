@@ -173,7 +173,7 @@ class Fleet:
         """Start a worker; its engine takes half a minute to come up."""
         name, port = f"worker-{len(self.workers)}", free_port()
         address = address or self.address_of(name)
-        command = ["worker", self.model, "--listen", address, "--key-file", self.home / "key"]
+        command = ["worker", self.model, "--listen", address, "--fleet-key-file", self.home / "key"]
         command += ["--admin-port", port, "--admin-key-file", self.home / "admin-key", *ENGINE_FLAGS]
         command += ["--drain-delay-s", 0]
         command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}", *self.worker_flags]
@@ -187,7 +187,7 @@ class Fleet:
         """Start a worker whose engine has no model, and makes so many tokens a second."""
         name, port = f"worker-{len(self.workers)}", free_port()
         address = self.address_of(name)
-        command = ["testing", "worker", self.model, "--listen", address, "--key-file", self.home / "key"]
+        command = ["testing", "worker", self.model, "--listen", address, "--fleet-key-file", self.home / "key"]
         command += ["--admin-port", port, "--drain-delay-s", 0, "--rate", rate]
         process, log = self._start(name, command, {})
         self.workers.append(Node(name, process, f"http://127.0.0.1:{port}", log, address))
@@ -204,7 +204,16 @@ class Fleet:
     ) -> Node:
         """Start a frontend for the workers that listen at these addresses."""
         name, port = f"frontend-{len(self.frontends)}", free_port()
-        command = ["frontend", self.model, "--key-file", self.home / "key", "--port", port, "--processes", processes]
+        command = [
+            "frontend",
+            self.model,
+            "--fleet-key-file",
+            self.home / "key",
+            "--port",
+            port,
+            "--preprocessing-processes",
+            processes,
+        ]
         command += ["--drain-delay-s", 0, "--feature-cache", cache, "--feature-cache-gb", cache_gb]
         for address in addresses:
             command += ["--worker", address]

@@ -69,7 +69,7 @@ async def test_a_fixed_list_is_all_there_is_and_never_changes() -> None:
 
 
 async def test_without_any_worker_the_flags_are_named() -> None:
-    with pytest.raises(ConfigError, match="--worker, --workers-file, --workers-dns or --workers-slices"):
+    with pytest.raises(ConfigError, match="--worker, --worker-file, --worker-dns or --worker-endpoint-slices"):
         await WorkerDirectory([]).open()
 
 
@@ -126,7 +126,7 @@ async def test_a_file_is_followed_and_a_broken_one_takes_nobody_away(
 
 
 async def test_a_file_that_is_not_there_at_the_start_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--workers-file .*workers cannot be used: No such file"):
+    with pytest.raises(ConfigError, match=r"--worker-file .*workers cannot be used: No such file"):
         await WorkerDirectory([], [FileSource(tmp_path / "workers")]).open()
 
 
@@ -171,5 +171,5 @@ async def test_the_resolver_of_the_system_is_asked() -> None:
 
 @pytest.mark.parametrize("text", ["workers", "workers:", ":9000", "workers:http"])
 def test_a_name_without_a_port_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--workers-dns takes NAME:PORT"):
+    with pytest.raises(ConfigError, match="--worker-dns takes NAME:PORT"):
         DnsSource.parse(text)

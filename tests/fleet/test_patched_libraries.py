@@ -50,7 +50,7 @@ class Fleet:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         workers = [word for address in addresses for word in ("--worker", address)]
-        self._start("frontend", SEMEL, "frontend", self.model, *workers, "--port", port, "--processes", 1)
+        self._start("frontend", SEMEL, "frontend", self.model, *workers, "--port", port, "--preprocessing-processes", 1)
 
     def metrics(self) -> str:
         return httpx.get(f"{self.url}/metrics", timeout=30).text
@@ -65,7 +65,7 @@ class Fleet:
         return (self.home / "frontend.log").read_text()
 
     def _start(self, name: str, *command: object) -> None:
-        words = [str(word) for word in (*command, "--key-file", self.home / "key")]
+        words = [str(word) for word in (*command, "--fleet-key-file", self.home / "key")]
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(self.home)})
         self.stack.callback(_end, process)

@@ -165,7 +165,9 @@ async def test_a_broken_watch_takes_nobody_away_and_what_was_missed_is_found_lat
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors, "it is told"
     assert len(errors) <= 3, "once for each kind of fault"
-    assert all("--workers-slices semel/workers:wire cannot be read" in one and "are kept" in one for one in errors)
+    assert all(
+        "--worker-endpoint-slices semel/workers:wire cannot be read" in one and "are kept" in one for one in errors
+    )
 
 
 async def test_mutant_a_source_that_names_nobody_while_it_fails_is_found(tmp_path: Path) -> None:

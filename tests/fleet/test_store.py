@@ -66,7 +66,14 @@ def store(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     home = tmp_path_factory.mktemp("redis")
     with running_redis(home) as redis, running_proxy(redis.address) as proxy:
         address, fetch_ms = f"valkey://{proxy.address.name}", str(int(FETCH_S * 1_000))
-        store = ("--embedding-store", address, "--embedding-publish-after", "1", "--embedding-fetch-ms", fetch_ms)
+        store = (
+            "--embedding-store",
+            address,
+            "--embedding-publish-min-requests",
+            "1",
+            "--embedding-fetch-ms",
+            fetch_ms,
+        )
         with running_fleet(tiny("qwen2-vl"), workers=1, frontends=1, worker_flags=(*TIER, *store)) as fleet:
             made = Store(fleet, redis, proxy, {})
             until(made.is_up, SOON_S)

@@ -1,7 +1,7 @@
 """A slow and obviously right model of references in chats, and the shipped parts that are compared with it.
 
-The model knows contents by their numbers, and every rule of docs/references.md by looking at everything. What has to
-go from a full store is not predicted here (`tests.store.model` does that): it is seen, and has to be allowed.
+The model knows contents by their numbers, and every rule of docs/use-cases/agents.md by looking at everything. What
+has to go from a full store is not predicted here (`tests.store.model` does that): it is seen, and has to be allowed.
 """
 
 from __future__ import annotations

@@ -61,14 +61,18 @@ async def frontend(home: Path) -> AsyncIterator[Frontend]:
     (home / "model").mkdir()
     (home / "model" / "config.json").write_text("{}")
     made = Frontend(free_port(), free_port(), keys, authority, authority.client_context(), log)
-    command = [SEMEL, "frontend", home / "model", "--key-file", home / "key", "--worker", f"ipc://{home}/w.sock"]
+    command = [SEMEL, "frontend", home / "model", "--fleet-key-file", home / "key", "--worker", f"ipc://{home}/w.sock"]
     command += [
         f"--port={made.port}",
         f"--metrics-port={made.metrics_port}",
         f"--api-keys-file={keys}",
         "--skip-checks",
     ]
-    command += [f"--ssl-certfile={authority.certificate}", f"--ssl-keyfile={authority.private_key}", "--processes=1"]
+    command += [
+        f"--ssl-certfile={authority.certificate}",
+        f"--ssl-keyfile={authority.private_key}",
+        "--preprocessing-processes=1",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220 it is not waited for
             list(map(str, command)),

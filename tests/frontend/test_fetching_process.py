@@ -31,7 +31,7 @@ async def test_a_frontend_process_fetches_what_its_flags_allow_and_nothing_else_
         flags = ["--allow-media-http", f"--allowed-media-domains=127.0.0.1:{server.port}"]
         flags += ["--allowed-media-networks=127.0.0.1/32", f"--allowed-local-media-path={tmp_path}/media"]
         target = Target("float32", "engine")
-        async with started(tiny("qwen2-vl"), tmp_path, target, "--processes=1", *flags) as frontend:
+        async with started(tiny("qwen2-vl"), tmp_path, target, "--preprocessing-processes=1", *flags) as frontend:
             data_url = f"data:image/png;base64,{b64encode(image).decode()}"
             hashes = []
             for url in (server.url("/a.png"), f"file://{tmp_path}/media/a.png", data_url):

@@ -26,8 +26,8 @@ START_S = 120.0
 def frontend(model: Path, home: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
     """`semel frontend` with a media store; it has no worker, and files need none."""
     port = free_port()
-    command = [str(SEMEL), "frontend", str(model), f"--key-file={home}/key", f"--worker=ipc://{home}/none.sock"]
-    command += [f"--port={port}", "--processes=1", f"--media-store={home}/media", "--feature-cache=lru"]
+    command = [str(SEMEL), "frontend", str(model), f"--fleet-key-file={home}/key", f"--worker=ipc://{home}/none.sock"]
+    command += [f"--port={port}", "--preprocessing-processes=1", f"--media-store={home}/media", "--feature-cache=lru"]
     command += ["--drain-delay-s=0", "--skip-checks"]
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

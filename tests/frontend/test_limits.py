@@ -161,7 +161,7 @@ async def test_the_json_of_a_body_has_a_limit_of_its_own_and_media_do_not_count_
 
 
 def test_the_page_on_limits_has_every_limit_that_is_a_flag_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "api" / "limits.md").read_text()
     limits = [one for one in flags_of(ServingSettings) if one.key.startswith(("max_", "min_"))]
     assert limits
     for one in limits:

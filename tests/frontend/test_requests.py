@@ -274,7 +274,7 @@ async def test_a_model_that_is_not_served_is_404(app: Rig) -> None:
 
 
 def test_the_documentation_lists_every_field_that_is_refused_or_ignored() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "api" / "routes.md").read_text()
     missing = [name for name in (*REFUSED, *Ignored.model_fields) if f"`{name}`" not in text]
     fields = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
     fields |= {*ResponsesRequest.model_fields, *RESPONSES_REFUSED, *MessagesRequest.model_fields, *MESSAGES_REFUSED}

@@ -101,7 +101,7 @@ async def _process(folder: Path, home: Path, address: str, *flags: str) -> Async
 
 
 def _launch(folder: Path, home: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
-    command = [str(SEMEL), "frontend", str(folder), "--key-file", str(home / "key"), "--drain-delay-s=0", *flags]
+    command = [str(SEMEL), "frontend", str(folder), "--fleet-key-file", str(home / "key"), "--drain-delay-s=0", *flags]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(home)})
 
@@ -119,7 +119,7 @@ async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_o
     tiny: Folder, tmp_path: Path
 ) -> None:
     target = Target("float32", "engine")
-    async with started(tiny("qwen2-vl"), tmp_path, target, "--processes", "2") as frontend:
+    async with started(tiny("qwen2-vl"), tmp_path, target, "--preprocessing-processes", "2") as frontend:
         metrics = await frontend.metrics()
         for name in ("mm_cache_queries_total", "mm_cache_items", "mm_cache_bytes", "mm_cache_evictions_total"):
             assert sum_of(metrics, f"semel_{name}") == 0, name
@@ -139,7 +139,7 @@ async def test_a_processor_that_raises_gives_a_warning_and_a_frontend_that_is_re
     tiny: Folder, tmp_path: Path
 ) -> None:
     broken = Target("float32", "engine", {"size": {"longest_edge": 1, "shortest_edge": "broken"}})
-    async with started(tiny("qwen2-vl"), tmp_path, broken, "--processes", "1") as frontend:
+    async with started(tiny("qwen2-vl"), tmp_path, broken, "--preprocessing-processes", "1") as frontend:
         lines = frontend.warm_up_lines()
         assert sum("with image failed: the model's processor refused the image" in line for line in lines) == 2
         assert sum("(text) in " in line for line in lines) == 2
@@ -159,7 +159,7 @@ async def test_a_frontend_runs_a_model_s_code_only_if_it_was_started_with_the_fl
         home = tmp_path / name
         home.mkdir()
         try:
-            async with started(tiny("qwen2-vl"), home, target, "--processes", "1", *flags):
+            async with started(tiny("qwen2-vl"), home, target, "--preprocessing-processes", "1", *flags):
                 assert flags
         except AssertionError as error:
             assert not flags
@@ -174,7 +174,7 @@ async def test_a_frontend_of_a_model_without_tokenizer_json_answers_as_one_with_
     target, source = Target("float32", "engine"), tiny("qwen2-vl")
     folder = without_file(source, tmp_path / "older")
     local, text = Tokenizer.load(source), "naïve 🙂 <|im_end|> 12"
-    async with started(folder, tmp_path, target, "--processes", "1") as frontend:
+    async with started(folder, tmp_path, target, "--preprocessing-processes", "1") as frontend:
         tokens = (await frontend.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
         assert tokens == local.encode(text, add_special_tokens=True)
         shown = (await frontend.client.post("/detokenize", json={"tokens": tokens})).json()["prompt"]

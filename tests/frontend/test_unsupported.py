@@ -69,5 +69,5 @@ async def test_a_wrong_method_and_an_unknown_path_are_answered_in_openai_s_shape
 
 
 def test_the_documentation_names_every_route_that_is_not_supported() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "api" / "routes.md").read_text()
     assert not [path for path in UNSUPPORTED if f"`{path}`" not in text]

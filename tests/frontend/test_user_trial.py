@@ -1,4 +1,4 @@
-"""No request of a client is worse off than with bare vLLM, but those that docs/api.md lists with a reason."""
+"""No request of a client is worse off than with bare vLLM, but those that docs/api/routes.md lists with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.frontend.rig import Rig
 from tests.frontend.user_trial import CHAT, OK, ROWS, Row, body_of
 from tests.render.drawn import image_part
 
-API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+API = (Path(__file__).parents[2] / "docs" / "api" / "routes.md").read_text()
 IMAGE = image_part(3)["image_url"]["url"]
 FORBIDDEN = ("Extra inputs", "Input should", "Field required")
 

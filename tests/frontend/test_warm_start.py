@@ -45,7 +45,7 @@ async def cost_s(frontend: Started, number: int) -> float:
 
 async def costs_after_start(folder: Path, home: Path) -> list[float]:
     """What the first requests after a start cost, each with a new image."""
-    async with started(folder, home, Target("float32", "engine"), "--processes", "1") as frontend:
+    async with started(folder, home, Target("float32", "engine"), "--preprocessing-processes", "1") as frontend:
         return [await cost_s(frontend, number) for number in range(1, 2 + LATER)]
 
 

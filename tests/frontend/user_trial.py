@@ -39,7 +39,7 @@ class Row:
 
     route: str = CHAT
     worse: str = ""
-    """If semel refuses what vLLM answers: the words of docs/api.md that give the reason."""
+    """If semel refuses what vLLM answers: the words of docs/api/routes.md that give the reason."""
 
 
 def chat(**fields: Any) -> Body:

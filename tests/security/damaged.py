@@ -203,7 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("scripts/hostile", description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2, help="pool processes for each of the two models")
+    parser.add_argument(
+        "--preprocessing-processes", type=int, default=2, help="pool processes for each of the two models"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for files that failed, crashed or took too much, and a log")
     return parser
 

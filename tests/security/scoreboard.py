@@ -33,7 +33,7 @@ from tests.security.target import Against, Target, running
 
 __all__ = ["ATTEMPTS", "INSIDE_ONLY", "Upstream", "page_of"]
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "attacks.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "security" / "threats.md"
 ALIVE_S: Final = 180.0
 KEY: Final = KEYS["mallory"]
 BEGIN, END = "<!-- begin scoreboard -->\n", "<!-- end scoreboard -->\n"
@@ -399,7 +399,7 @@ def _lines(rows: dict[str, dict[str, str]]) -> list[str]:
             semel, vllm = (rows.get(kind, {}).get(row, "not tried") for kind in ("semel", "vllm"))
             lines.append(f"| {row} | {ATTEMPTS[row][0]} | {semel} | {vllm} |")
         else:
-            lines.append(f"| {row} | {INSIDE_ONLY[row]} | [shown by its tests](security.md) | not tried from outside |")
+            lines.append(f"| {row} | {INSIDE_ONLY[row]} | [shown by its tests](#security) | not tried from outside |")
     return lines
 
 
@@ -422,5 +422,5 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=[], help="Rows, as S5.")
     parser.add_argument("--against", nargs="*", default=["semel", "vllm"], choices=["semel", "vllm"])
     parser.add_argument("--json", type=Path, help="a file for what was seen")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/attacks.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/security/threats.md")
     asyncio.run(main(parser.parse_args()))

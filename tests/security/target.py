@@ -27,7 +27,15 @@ FLAGS: Final = ("--enforce-eager", "--dtype", "float32", "--seed", "0", "--max-m
 ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 SEMEL_FLAGS: Final = (
     *("--max-media-bytes-in-flight", str(BUDGET_BYTES), "--max-request-media-bytes", str(BUDGET_BYTES // 2)),
-    *("--processes", "1", "--allow-media-http", "--allowed-media-networks", "127.0.0.0/8", "--engine-progress-s", "20"),
+    *(
+        "--preprocessing-processes",
+        "1",
+        "--allow-media-http",
+        "--allowed-media-networks",
+        "127.0.0.0/8",
+        "--engine-progress-s",
+        "20",
+    ),
 )
 START_S: Final = 400.0
 

@@ -1,4 +1,4 @@
-"""S13: what the model sees is what a person sees. The table of docs/decoding.md, row by row.
+"""S13: what the model sees is what a person sees. The table of docs/api/media.md, row by row.
 
 The control is what most servers do: `Image.open(...).convert("RGB")`, FFmpeg's own mixing, frames as they are stored.
 """

@@ -32,7 +32,7 @@ from tests.security.hostile import DEAR, REFUSED, chat, image, jpeg
 
 ROUNDS = 5
 REQUESTS = 100
-LIMITS = ("--max-body-bytes", str(8 * 1024**2), "--processes", "2")
+LIMITS = ("--max-body-bytes", str(8 * 1024**2), "--preprocessing-processes", "2")
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
 GOOD = {"authorization": f"Bearer {ACME}"}
 

@@ -101,7 +101,7 @@ def serving_both(folder: Path, home: Path, *flags: str, only_ours: Sequence[str]
     fleet_key, admin_key, admin_port = home / "fleet.key", home / "admin.key", free_port()
     for path in (fleet_key, admin_key):
         create_key(path)
-    keys = ("--key-file", str(fleet_key), "--admin-port", str(admin_port), "--admin-key-file", str(admin_key))
+    keys = ("--fleet-key-file", str(fleet_key), "--admin-port", str(admin_port), "--admin-key-file", str(admin_key))
     with (
         bare_starting(folder, home, *flags, "--enable-prompt-tokens-details") as (url, process),
         serving(folder, home, *flags, *keys, *only_ours, within_s=400) as served,

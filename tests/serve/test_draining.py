@@ -62,7 +62,7 @@ def started(home: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 def rehearsing(model: Path, home: Path) -> Iterator[Served]:
     """`semel testing serve`, ready."""
     port = free_port()
-    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--processes", "1")
+    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--preprocessing-processes", "1")
     with started(home, "testing", "serve", str(model), *flags) as process:
         served = Served(process, f"http://127.0.0.1:{port}", home, home / "testing.log", 0.0)
         until_ready(served)
@@ -180,11 +180,20 @@ def test_a_frontend_that_is_not_ready_any_more_takes_requests_for_the_drain_dela
     """Control: without a delay they are refused before a balancer can know that it should not send them."""
     model, port, address = str(tiny("qwen2-vl")), free_port(), f"ipc://{tmp_path}/worker.sock"
     create_key(tmp_path / "key")
-    flags = ("--key-file", str(tmp_path / "key"), "--drain-delay-s", delay_s)
+    flags = ("--fleet-key-file", str(tmp_path / "key"), "--drain-delay-s", delay_s)
     with (
         started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", "100", *flags) as worker,
         started(
-            tmp_path, "frontend", model, "--port", str(port), "--processes", "1", "--worker", address, *flags
+            tmp_path,
+            "frontend",
+            model,
+            "--port",
+            str(port),
+            "--preprocessing-processes",
+            "1",
+            "--worker",
+            address,
+            *flags,
         ) as frontend,
     ):
         served = Served(frontend, f"http://127.0.0.1:{port}", tmp_path, tmp_path / "frontend.log", 0.0)
@@ -236,14 +245,14 @@ def test_a_worker_that_is_stopped_answers_what_it_has_and_another_takes_the_rest
     model, port = str(tiny("qwen2-vl")), free_port()
     create_key(tmp_path / "key")
     addresses = [f"ipc://{tmp_path}/{name}.sock" for name in ("one", "two")]
-    key = ("--key-file", str(tmp_path / "key"), "--drain-delay-s", "0")
+    key = ("--fleet-key-file", str(tmp_path / "key"), "--drain-delay-s", "0")
     flags = ("--rate", str(RATE), "--drain-s", DRAIN_S)
     with (
         started(tmp_path, "testing", "worker", model, "--listen", addresses[0], *key, *flags) as leaving,
         started(tmp_path, "testing", "worker", model, "--listen", addresses[1], *key, *flags),
         started(
             tmp_path,
-            *("frontend", model, "--port", str(port), "--processes", "1", *key),
+            *("frontend", model, "--port", str(port), "--preprocessing-processes", "1", *key),
             *(part for address in addresses for part in ("--worker", address)),
         ) as frontend,
     ):

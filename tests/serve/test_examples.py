@@ -43,7 +43,7 @@ def test_a_second_question_about_the_same_photos_preprocesses_none_of_them(both:
 
 def test_images_that_were_preprocessed_elsewhere_are_hits_at_first_sight(both: Both, photos: Photos) -> None:
     images = photos(2, 1_001)
-    keys = ["--key-file", both.fleet_key, "--admin-key-file", both.admin_key]
+    keys = ["--fleet-key-file", both.fleet_key, "--admin-key-file", both.admin_key]
     printed = run_example("preprocess_elsewhere.py", both.model, *images, "--admin", both.admin_url, *keys)
     assert printed.splitlines() == ["0.png: stored", "1.png: stored"]
     answered = run_example("photos.py", images[0].parent, "What is this?", "--url", both.served.url, "--max-tokens", 4)

@@ -77,7 +77,7 @@ async def during_stream(served: Served, act: Callable[[], None]) -> list[int]:
 
 def test_serve_drains_when_its_terminal_goes_and_leaves_no_key(tiny: Folder, tmp_path: Path) -> None:
     port = free_port()
-    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--processes", "1")
+    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--preprocessing-processes", "1")
     with in_terminal(tmp_path, "testing", "serve", str(tiny("qwen2-vl")), *flags) as (process, terminal):
         copy = os.dup(terminal)
         reading = threading.Thread(target=shown, args=(copy,), daemon=True)
@@ -101,12 +101,12 @@ def test_a_frontend_and_a_worker_drain_on_a_hang_up(tiny: Folder, tmp_path: Path
     model, port, address = str(tiny("qwen2-vl")), free_port(), f"ipc://{tmp_path}/w.sock"
     metrics_port = free_port()
     create_key(tmp_path / "key")
-    key = ("--key-file", str(tmp_path / "key"), "--drain-delay-s", "0", "--drain-s", DRAIN_S)
+    key = ("--fleet-key-file", str(tmp_path / "key"), "--drain-delay-s", "0", "--drain-s", DRAIN_S)
     with (
         started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", str(RATE), *key) as worker,
         started(
             tmp_path,
-            *("frontend", model, "--port", str(port), "--processes", "1", "--worker", address, *key),
+            *("frontend", model, "--port", str(port), "--preprocessing-processes", "1", "--worker", address, *key),
             *("--metrics-port", str(metrics_port)),
         ) as frontend,
         httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=30) as operator,

@@ -111,7 +111,7 @@ def fleet_of(model: Path, home: Path, worker: Sequence[str], flags: Sequence[str
             fleet.workers.append(begin(f"worker-{number}", port, *worker, str(model), *own))
         for number in range(FRONTENDS):
             port = free_port()
-            own = ("--port", str(port), "--processes", "1", *(f"--worker={one}" for one in addresses))
+            own = ("--port", str(port), "--preprocessing-processes", "1", *(f"--worker={one}" for one in addresses))
             fleet.frontends.append(begin(f"frontend-{number}", port, "frontend", str(model), *own))
         for one in (*fleet.workers, *fleet.frontends):
             until(one.is_ready, START_S, every_s=0.25)

@@ -107,7 +107,7 @@ def fleet_of(model: Path, home: Path, worker: Sequence[str], flags: Sequence[str
     (home / "workers").write_text("\n".join(addresses))
 
     def begin(name: str, port: int, *command: str) -> Process:
-        arguments = [str(SEMEL), *command, "--key-file", str(home / "key")]
+        arguments = [str(SEMEL), *command, "--fleet-key-file", str(home / "key")]
         made = Process(arguments, port, home / f"{name}.log", environment)
         made.start()
         stack.callback(made.kill)
@@ -121,7 +121,7 @@ def fleet_of(model: Path, home: Path, worker: Sequence[str], flags: Sequence[str
             fleet.workers.append(made)
         for number in range(FRONTENDS):
             port = free_port()
-            flags_ = ("--port", str(port), "--processes", "1", "--workers-file", str(home / "workers"))
+            flags_ = ("--port", str(port), "--preprocessing-processes", "1", "--worker-file", str(home / "workers"))
             fleet.frontends.append(begin(f"frontend-{number}", port, "frontend", str(model), *flags_))
         fleet.until_whole()
         yield fleet, stack.enter_context(balancing(home, [one.port for one in fleet.frontends]))

@@ -290,7 +290,7 @@ def test_a_frontend_that_cannot_keep_the_contract_refuses_to_serve_and_says_why(
             config = folder / name
             config.write_text(config.read_text().replace("0.48145466", "0.5"))
     port = free_port()
-    command = [SEMEL, "frontend", folder, "--worker", f"ipc://{served.folder}/worker.sock", "--key-file", key]
+    command = [SEMEL, "frontend", folder, "--worker", f"ipc://{served.folder}/worker.sock", "--fleet-key-file", key]
     stranger = replace(served, url=f"http://127.0.0.1:{port}")
     reason = "the workers do not fit this frontend" if fault == "processor" else "no worker is connected"
     why = "the worker's processor" if fault == "processor" else "fleet key"

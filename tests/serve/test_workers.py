@@ -36,7 +36,16 @@ def answered_by(ports: list[int]) -> list[float]:
 
 def test_two_workers_share_the_machine_and_the_requests(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> None:
     port = free_port()
-    flags = ("--workers", "2", "--processes", "1", "--kv-cache-memory-bytes", "512M", "--admin-port", str(port))
+    flags = (
+        "--workers",
+        "2",
+        "--preprocessing-processes",
+        "1",
+        "--kv-cache-memory-bytes",
+        "512M",
+        "--admin-port",
+        str(port),
+    )
     with serving(tiny("qwen2-vl"), tmp_path_factory.mktemp("two"), *flags, within_s=START_S) as served:
         workers = workers_of(served)
         cores = [worker.environ()[CORE_BINDING] for worker in workers]

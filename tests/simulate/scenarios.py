@@ -1,6 +1,7 @@
 """`python -m tests.simulate.scenarios [SEEDS]`: what balancing must keep to in a fleet of 100, beside the old rule.
 
-The workload is that of docs/scale.md: conversations of about six turns, eight seconds apart, with images of one size.
+The workload is that of docs/operate/scale.md: conversations of about six turns, eight seconds apart, with images
+of one size.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from semel.telemetry import METRICS
 from tests.telemetry.prometheus import ALERTS, find
 
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-PAGE = ALERTS.parents[1] / "observability.md"
+PAGE = ALERTS.parents[1] / "operate" / "metrics.md"
 MINUTES = 30
 UP = 'up{job="semel", instance="f"}'
 FIRST_TOKEN = "semel_stage_seconds_bucket{{stage='first_token', instance='f', le='{}'}}"

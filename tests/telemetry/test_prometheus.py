@@ -67,11 +67,11 @@ def watched(model: Path, home: Path) -> Iterator[Watched]:
     (home / "api-keys").chmod(0o600)
     port, metrics, admin = free_port(), free_port(), free_port()
     address, gone = f"ipc://{home}/w.sock", f"ipc://{home}/gone.sock"
-    common = ("--key-file", home / "key")
+    common = ("--fleet-key-file", home / "key")
     commands = {
         "worker": ("testing", "worker", model, "--listen", address, "--admin-port", admin, "--rate", 100, *common),
         "frontend": (
-            *("frontend", model, "--worker", address, "--worker", gone, "--port", port, "--processes", 1),
+            *("frontend", model, "--worker", address, "--worker", gone, "--port", port, "--preprocessing-processes", 1),
             *("--metrics-port", metrics, "--api-keys-file", home / "api-keys", *common),
         ),
     }

@@ -366,7 +366,7 @@ def test_no_proxy_of_the_environment_sees_the_key(served: Served, monkeypatch: p
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_program_in_the_docs_runs_as_it_is_written_D6(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/injection.md").read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/api/injection.md").read_text(), re.DOTALL)
     create_key(tmp_path / "fleet.key")
     admin = create_key(tmp_path / "admin.key")
     fields = {"pixel_values": Field("float32", (None, None)), "image_grid_thw": Field("int64", (3,))}
@@ -391,7 +391,7 @@ def test_the_program_in_the_docs_runs_as_it_is_written_D6(tiny: Callable[[str], 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_command_in_the_docs_runs_as_it_is_written_D6(served: Served, tmp_path: Path) -> None:
-    (command,) = re.findall(r"\$ (curl .*?)\n\{", (ROOT / "docs/injection.md").read_text(), re.DOTALL)
+    (command,) = re.findall(r"\$ (curl .*?)\n\{", (ROOT / "docs/api/injection.md").read_text(), re.DOTALL)
     (tmp_path / "admin.key").write_text(KEY + "\n")
     (tmp_path / "features.safetensors").write_bytes(b"".join(write({digest_of(1): image(3)})))
     here = command.replace("http://127.0.0.1:9100", served.url).replace("curl ", "curl -s ", 1)

@@ -74,11 +74,11 @@ async def _measure(options: StreamsOptions, tell: Tell) -> tuple[Check, ...]:
         await _semel(home, "testing", "model", "qwen2-vl", home / "model")
         await _semel(home, "key", home / "key")
         tell(0.2, "starting a worker and a frontend")
-        common = (home / "model", "--key-file", home / "key", "--drain-delay-s", 0)
+        common = (home / "model", "--fleet-key-file", home / "key", "--drain-delay-s", 0)
         address, port = f"ipc://{home}/worker.sock", free_port()
         flags = ("--listen", address, "--rate", options.rate, "--phases", options.phases)
         worker = await stack.enter_async_context(_started(home, "semel", "testing", "worker", *common, *flags))
-        flags = ("--worker", address, "--port", port, "--processes", 1)
+        flags = ("--worker", address, "--port", port, "--preprocessing-processes", 1)
         frontend = await stack.enter_async_context(_started(home, "semel", "frontend", *common, *flags))
         url = f"http://127.0.0.1:{port}"
         await _until_ready(home, url, worker, frontend)

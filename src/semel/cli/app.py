@@ -49,7 +49,7 @@ def serve(call: Call[ServeSettings]) -> None:
     check_installed(trace_collector(settings.serving.logs.otlp_traces_endpoint))
     if not settings.start.skip_checks:
         refuse(serve_findings(settings, call.rest))
-    passed_on = ("model", "key_file", "key_dir", "admin_port", "skip_checks", "drain_delay_s")
+    passed_on = ("model", "fleet_key_file", "key_dir", "admin_port", "skip_checks", "drain_delay_s")
     options = ServeOptions(
         settings.model,
         settings.serving.server,

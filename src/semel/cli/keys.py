@@ -148,7 +148,7 @@ def fleet(call: Call[KeyFileSettings]) -> None:
 
     path = call.settings.path
     made = create_key(path)
-    _say(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --key-file.")
+    _say(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --fleet-key-file.")
 
 
 @command(key, HashSettings, "hash")

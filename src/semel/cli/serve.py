@@ -176,7 +176,7 @@ def _key_flags(options: ServeOptions, folder: Path) -> Mapping[Role, Sequence[st
     if key_file is None:
         key_file = folder / "key"
         create_key(key_file)
-    return dict.fromkeys(get_args(Role), ("--key-file", str(key_file)))
+    return dict.fromkeys(get_args(Role), ("--fleet-key-file", str(key_file)))
 
 
 def _port(first: int, number: int) -> int:

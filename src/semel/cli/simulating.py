@@ -39,7 +39,9 @@ class SimulateSettings:
     )
     frontends: int = flag(4, help="Number of frontends.", group="Measurement", min=1, max=10_000)
     workers: int = flag(4, help="Number of workers.", group="Measurement", min=1, max=10_000)
-    processes: int = flag(4, help="Preprocessing processes of each frontend.", group="Measurement", min=1)
+    processes: int = flag(
+        4, "preprocessing-processes", help="Preprocessing processes of each frontend.", group="Measurement", min=1
+    )
     cells: int = flag(1, help="Number of cells that the fleet is cut into.", group="Measurement", min=1)
     cells_by: Literal["tenant", "conversation"] = flag(
         "tenant", help="What decides on the cell of a request.", group="Measurement"
@@ -62,6 +64,7 @@ class SimulateSettings:
     )
     news_s: float | None = flag(
         None,
+        "announce-interval-s",
         help="Seconds between two reports of a worker to all frontends, with --level decisions.",
         group="Measurement",
         unit="seconds",
@@ -69,7 +72,11 @@ class SimulateSettings:
         default_text="0.25 s; 0.02 s with up to 4 frontends",
     )
     eject_after: int = flag(
-        3, help="Failures in a row after which a worker is ejected; 0 for never.", group="Measurement", min=0
+        3,
+        "eject-after-failures",
+        help="Failures in a row after which a worker is ejected; 0 for never.",
+        group="Measurement",
+        min=0,
     )
     costs: Path | None = flag(
         None,

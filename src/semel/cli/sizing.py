@@ -19,7 +19,9 @@ __all__ = ["SizeSettings", "print_size"]
 class SizeSettings:
     """What `semel size` takes."""
 
-    processes: int = flag(2, help="Preprocessing processes of each frontend.", group="Host", min=1)
+    processes: int = flag(
+        2, "preprocessing-processes", help="Preprocessing processes of each frontend.", group="Host", min=1
+    )
     frontends: int = flag(1, help="Frontends on the host.", group="Host", min=0)
     workers: int = flag(1, help="Workers on the host.", group="Host", min=0)
     feature_cache_bytes: int = same_flag(CacheSettings, "capacity_bytes")

@@ -53,8 +53,8 @@ class EmbeddingStoreSettings:
     )
     publish_after: int = flag(
         2,
-        "embedding-publish-after",
-        help="Requests with an image, video or audio until its encoder output goes into the embedding store.",
+        "embedding-publish-min-requests",
+        help="Publish an encoder output after its item has appeared in this many requests.",
         group="Worker",
         min=1,
     )

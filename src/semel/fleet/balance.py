@@ -10,7 +10,7 @@ The bound stands over the load that a tenth of the workers do not reach, not ove
 somebody is always idle, because it has just come or fails at once, and must not draw everybody's requests. Of up to
 ten workers it is the least.
 
-No speeds are known here: a worker that is slow shows it by what it has not answered yet (docs/fleet.md).
+No speeds are known here: a worker that is slow shows it by what it has not answered yet (docs/deploy/fleet.md).
 
 No worker is looked at by itself. Sets of workers are integers with a bit for each (`semel.ledger.Directory`), and
 workers with the same load are one set. So a choice costs the request's items and the distinct loads, and not the number

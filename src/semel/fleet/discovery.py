@@ -84,7 +84,7 @@ class FileSource:
             return addresses_in(await asyncio.to_thread(self._text))
         except (OSError, UnicodeDecodeError, ConfigError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"--workers-file {self.path} cannot be used: {why}") from error
+            raise ConfigError(f"--worker-file {self.path} cannot be used: {why}") from error
 
     async def watch(self) -> None:
         """Every reading is a new one."""
@@ -118,7 +118,7 @@ class DnsSource:
         """Of NAME:PORT."""
         name, _, port = text.rpartition(":")
         if not name or not _is_port(port):
-            raise ConfigError(f"--workers-dns takes NAME:PORT, not {text!r}")
+            raise ConfigError(f"--worker-dns takes NAME:PORT, not {text!r}")
         return cls(name, int(port), every_s)
 
     async def read(self) -> Sequence[str]:
@@ -126,9 +126,9 @@ class DnsSource:
         try:
             found = set(await self.resolve(self.name, self.port))
         except UnicodeError as error:
-            raise ConfigError(f"--workers-dns {self.name}:{self.port} is no name that DNS knows: {error}") from error
+            raise ConfigError(f"--worker-dns {self.name}:{self.port} is no name that DNS knows: {error}") from error
         except OSError as error:  # a timeout is one as well
-            raise OSError(f"--workers-dns {self.name}:{self.port} cannot be resolved: {error}") from error
+            raise OSError(f"--worker-dns {self.name}:{self.port} cannot be resolved: {error}") from error
         return sorted(f"tcp://[{one}]:{self.port}" if ":" in one else f"tcp://{one}:{self.port}" for one in found)
 
     async def watch(self) -> None:
@@ -160,7 +160,9 @@ class WorkerDirectory:
     async def open(self) -> tuple[str, ...]:
         """The first list. A file must be readable by now; names may appear later."""
         if not self._fixed and not self._sources:
-            raise ConfigError("no worker is named: give --worker, --workers-file, --workers-dns or --workers-slices")
+            raise ConfigError(
+                "no worker is named: give --worker, --worker-file, --worker-dns or --worker-endpoint-slices"
+            )
         for number, source in enumerate(self._sources):
             try:
                 self._last[number] = tuple(await source.read())

@@ -35,6 +35,7 @@ class EjectionLimits:
 
     eject_after: int = flag(
         3,
+        "eject-after-failures",
         help="Failures in a row after which a worker gets no requests for 10 s, and longer if it fails again. It is "
         "also taken out when it fails half of ten requests. Never more than half of the workers are. 0 takes out none.",
         group="Fleet",

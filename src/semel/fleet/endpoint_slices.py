@@ -103,7 +103,9 @@ class ServicePort:
         """As it stands on a command line."""
         found = _FORM.fullmatch(text)
         if found is None or (found[3] and found[3].isdecimal() and not 0 < int(found[3]) <= _MAX_PORT):
-            raise ConfigError(f"--workers-slices takes NAMESPACE/SERVICE or NAMESPACE/SERVICE:PORT, not {text!r}")
+            raise ConfigError(
+                f"--worker-endpoint-slices takes NAMESPACE/SERVICE or NAMESPACE/SERVICE:PORT, not {text!r}"
+            )
         return cls(found[1], found[2], found[3] or "")
 
     def __str__(self) -> str:

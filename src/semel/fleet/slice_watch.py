@@ -182,7 +182,7 @@ class SliceSource:
         """Tell what is known from now on, and that the server answers again."""
         self._workers = workers_in(self._slices.slices.values(), self._service)
         if self._fault:
-            logger.info("--workers-slices %s is read again: %d workers", self._service, len(self._workers))
+            logger.info("--worker-endpoint-slices %s is read again: %d workers", self._service, len(self._workers))
             self._fault = ""
 
     def _complain(self, error: ApiError) -> None:
@@ -190,7 +190,7 @@ class SliceSource:
         if self._fault != str(error):
             self._fault = str(error)
             logger.error(
-                "--workers-slices %s cannot be read: %s; the workers that it named before are kept",
+                "--worker-endpoint-slices %s cannot be read: %s; the workers that it named before are kept",
                 self._service,
                 error,
             )

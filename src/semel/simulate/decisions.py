@@ -35,7 +35,7 @@ __all__ = ["Decisions", "Sizes"]
 
 _SAMPLE_S: Final = 1.0
 
-# Bytes of messages, measured (docs/protocol.md has their fields).
+# Bytes of messages, measured (docs/internals/protocol.md has their fields).
 _SUBMIT: Final = (284, 63, 3)  # by itself, for each item, for each token of text
 _STATUS: Final = (23, 47, 34)  # by itself, for each item that came, for each that is gone
 _ACCEPTED, _DELTA, _FAILED, _NEED = 30, 40, 90, 60

@@ -31,7 +31,7 @@ class MediaStoreSettings:
     )
     ttl_s: int = flag(
         2_592_000,
-        "media-ttl-s",
+        "media-store-ttl-s",
         help="Seconds until a file in the media store expires, if its upload sets no shorter time.",
         group="Media",
         unit="seconds",

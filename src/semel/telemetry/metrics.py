@@ -324,7 +324,9 @@ POOL_REPLACED: Final = Metric(
 POOL_WAITING: Final = Metric("semel_pool_waiting", "gauge", "Items and prompts that wait for a preprocessing process.")
 POOL_BUSY: Final = Metric("semel_pool_busy", "gauge", "Preprocessing processes that work on an item.")
 POOL_PROCESSES: Final = Metric(
-    "semel_pool_processes", "gauge", "Preprocessing processes that are loaded, without the spare ones (--processes)."
+    "semel_pool_processes",
+    "gauge",
+    "Preprocessing processes that are loaded, without the spare ones (--preprocessing-processes).",
 )
 POOL_SANDBOXED: Final = Metric(
     "semel_pool_sandboxed",
@@ -347,7 +349,7 @@ LINK_KEY_GENERATION: Final = Metric(
 WORKER_EJECTED: Final = Metric(
     "semel_worker_ejected",
     "gauge",
-    "1 while the worker gets no requests but trials, because it failed others (--eject-after), else 0.",
+    "1 while the worker gets no requests but trials, because it failed others (--eject-after-failures), else 0.",
     ("worker",),
 )
 WORKER_REFUSED: Final = Metric(

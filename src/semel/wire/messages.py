@@ -1,7 +1,8 @@
 """The messages between frontend and worker: one closed union per direction, one typed decoder each.
 
 A message is a tagged array: its tag, then its fields in order. Tags are never reused; new fields are added only at the
-end and with a default (docs/protocol.md). Tensor bytes are not in a message but in buffers beside it (`codec`).
+end and with a default (docs/internals/protocol.md). Tensor bytes are not in a message but in buffers next to it
+(`codec`).
 `translation` converts between values of `semel.core` and messages; nothing here interprets a prompt.
 """
 

@@ -15,6 +15,7 @@ class SessionSettings:
 
     news_s: float = flag(
         0.25,
+        "announce-interval-s",
         help="Seconds between two messages in which a worker tells a frontend how busy its engine is and what that has "
         "cached; at most 0.02 with up to 4 frontends. A frontend whose request it concerns hears of it at once.",
         group="Worker",

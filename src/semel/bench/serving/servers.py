@@ -154,7 +154,7 @@ async def semel_server(launch: Launch) -> AsyncIterator[Server]:
         async with _semel_over_tcp(launch) as server:
             yield server
         return
-    command = [*_PYTHON, "semel", "serve", launch.model, "--key-file", str(launch.key_file)]
+    command = [*_PYTHON, "semel", "serve", launch.model, "--fleet-key-file", str(launch.key_file)]
     command += ["--admin-port", str(admin_port := free_port())]
     async with _started(launch, "semel", [*command, *launch.flags, *launch.semel_flags], ready="/ready") as server:
         yield replace(server, admin_url=f"http://127.0.0.1:{admin_port}")
@@ -163,9 +163,9 @@ async def semel_server(launch: Launch) -> AsyncIterator[Server]:
 @asynccontextmanager
 async def _semel_over_tcp(launch: Launch) -> AsyncIterator[Server]:
     worker = [*_PYTHON, "semel", "worker", launch.model, "--listen", launch.worker_address, "--drain-delay-s", "0"]
-    worker += ["--key-file", str(launch.key_file), *launch.flags, *launch.semel_flags]
+    worker += ["--fleet-key-file", str(launch.key_file), *launch.flags, *launch.semel_flags]
     frontend = [*_PYTHON, "semel", "frontend", launch.model, "--worker", launch.worker_address]
-    frontend += ["--key-file", str(launch.key_file), "--drain-delay-s", "0"]
+    frontend += ["--fleet-key-file", str(launch.key_file), "--drain-delay-s", "0"]
     async with (
         _started(launch, "worker", worker, ready="/health", bind=("--metrics-host", "--admin-port")) as engine,
         _started(launch, "semel", frontend, ready="/ready") as server,
@@ -203,7 +203,7 @@ async def vllm_with_two_frontends(launch: Launch) -> AsyncIterator[Server]:
 async def more_frontends(launch: Launch, count: int) -> AsyncIterator[Server]:
     """More frontends for the worker of a `semel serve`, each with its own address. They count the bytes they send."""
     command = [*_COUNTING, "semel", "frontend", launch.model, "--worker", launch.worker_address]
-    command += ["--key-file", str(launch.key_file), "--processes", "1", "--drain-delay-s", "0"]
+    command += ["--fleet-key-file", str(launch.key_file), "--preprocessing-processes", "1", "--drain-delay-s", "0"]
     async with AsyncExitStack() as stack:
         starting = [_started(launch, f"semel-{number}", command, ready="/ready") for number in range(count)]
         servers = [await stack.enter_async_context(one) for one in starting]

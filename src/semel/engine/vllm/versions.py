@@ -81,7 +81,7 @@ def check_vllm(names: Sequence[Name] = NAMES) -> None:
         listed = "".join(f"\n  {name}: {name.purpose}" for name in missing)
         raise ConfigError(
             f"vLLM {installed} has not all that semel uses of vLLM {release_of(installed)}. Install an unchanged one, "
-            f"or see docs/upgrading.md. Missing:{listed}"
+            f"or see docs/operate/upgrading.md. Missing:{listed}"
         )
 
 

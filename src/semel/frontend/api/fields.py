@@ -1,6 +1,6 @@
 """Fields of vLLM's and OpenAI's requests that semel does not implement: those without effect, and those it refuses.
 
-This module is the only place that has these lists. A test compares docs/api.md with them.
+This module is the only place that has these lists. A test compares docs/api/routes.md with them.
 """
 
 from __future__ import annotations
