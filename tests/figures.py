@@ -59,7 +59,11 @@ FIGURES: Final[dict[str, Figures]] = {
         "semel bench serve --only evicted --only restart --json", ("docs/get-started/performance.md",), 12
     ),
     "restart": Figures("semel bench serve --only restart", ("docs/internals/embedding-store.md",), 8),
-    "memory": Figures("semel bench serve --only memory", ("docs/operate/capacity.md", "docs/security/sandbox.md"), 2),
+    "memory": Figures(
+        "semel bench serve --only memory",
+        ("docs/get-started/performance.md", "docs/operate/capacity.md", "docs/security/sandbox.md"),
+        2,
+    ),
     "tier": Figures(
         "semel bench serve --baseline URL_WITHOUT --semel URL_WITH --only text --only again",
         ("docs/get-started/performance.md",),
