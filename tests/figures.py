@@ -77,13 +77,13 @@ FIGURES: Final[dict[str, Figures]] = {
     ),
     "encoder": Figures("semel bench encoder", ("docs/internals/encoder.md", "README.md"), 2),
     "cache": Figures("semel bench cache", ("docs/internals/caching.md", "README.md"), 2),
-    "streams": Figures("semel bench streams", ("docs/deploy/serve.md", "README.md"), 2),
+    "streams": Figures("semel bench streams", ("docs/get-started/performance.md", "README.md"), 2),
     "fleet": Figures("semel bench fleet", ("docs/operate/scale.md",), 2),
     "trace-table": Figures(
         "python -m tests.fleet.trace_table 1000", ("docs/deploy/fleet.md", "docs/operate/scale.md"), 10
     ),
     "random-fleets": Figures("python -m tests.fleet.random_fleets 100000", ("docs/operate/scale.md",), 10),
-    "dashboard": Figures("python -m tests.fleet.dashboard docs/dashboard.png", ("docs/deploy/serve.md",), 5),
+    "dashboard": Figures("python -m tests.fleet.dashboard docs/dashboard.png", ("docs/operate/metrics.md",), 5),
     "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/deploy/fleet.md",), 10),
     "store": Figures("scripts/load --compare --store", ("docs/internals/embedding-store.md",), 10),
     "store-at-once": Figures(
