@@ -20,6 +20,8 @@ import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+PLACEHOLDER = "OWNER" + "/semel"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,19 @@ def test_the_readme_fits_and_the_pitch_is_the_same_everywhere() -> None:
     ).stdout
     assert [project, *site, chart] == [pitch] * 3
     assert pitch in " ".join(printed.split())
+
+
+def test_what_a_public_home_has_to_fill_in_stands_in_one_place() -> None:
+    (section,) = re.findall(
+        r"^## When the repository gets a public home\n(.*?)^The ", CONTRIBUTING, re.DOTALL | re.MULTILINE
+    )
+    named = set(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE))
+    assert named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.*"), *ROOT.glob(".github/**/*.*")]
+    found = {str(page.relative_to(ROOT)) for page in pages if PLACEHOLDER in page.read_text()}
+    assert found <= named
+    assert not found | {"docs/api/routes.md"} <= named, "the control: a page that the table does not name"
 
 
 @pytest.mark.engine
