@@ -1,4 +1,4 @@
-"""What the documentation site is made of beside `docs/`: pages that are generated from the code, and the root's pages.
+"""The pages of the documentation site that are not in `docs/`: generated from the code, or in the repository's root.
 
 A hook of MkDocs. `reference/*` is read out of the code when the site is built, so it cannot drift; the README is the
 site's front page, so there is one quick start. A link that leaves `docs/` is not a page of the site: its text stays.
@@ -28,6 +28,7 @@ from semel.wire import messages
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 TAGGED = re.compile(r"<(?=[a-z])")
+FLAG = re.compile(r"<code>(--[a-z0-9-]{1,28})</code>")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -38,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
-    """Keep of links out of `docs/` what they say."""
+    """Keep the text of links that leave `docs/`, and drop the link."""
     folder = Path(page.file.src_uri).parent
 
     def resolve(match: re.Match[str]) -> str:
@@ -50,6 +51,11 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         return match.group() if files.get_file_from_path(_normal(inside)) else text
 
     return LINK.sub(resolve, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark flags, so that a narrow cell does not break them at a hyphen."""
+    return FLAG.sub(r'<code class="flag">\1</code>', html)
 
 
 def pages() -> dict[str, str]:
@@ -92,8 +98,8 @@ def metrics() -> Iterator[str]:
 
 
 def error_kinds() -> Iterator[str]:
-    """What a client may be told."""
-    yield "# Errors\nWhat a client may be told, in OpenAI's shape: `error.code` says what it is."
+    """The table of errors that a client may get."""
+    yield "# Errors\nWhat a client may get, in OpenAI's shape: `error.code` says what it is."
     yield "Made from `semel.errors`.\n"
     yield "| status | code | meaning |\n|---|---|---|"
     kinds = sorted(_kinds(errors.SemelError), key=lambda kind: (kind.status, kind.code))

@@ -52,7 +52,9 @@ FIGURES: Final[dict[str, Figures]] = {
         18,
     ),
     "agent": Figures(
-        "semel bench serve --only agent --json --plot docs/performance", ("docs/get-started/performance.md",), 6
+        "semel bench serve --only agent --json --plot docs/performance",
+        ("docs/get-started/performance.md", "README.md"),
+        6,
     ),
     "conversation": Figures("semel bench serve --only conversation --json", ("docs/get-started/performance.md",), 4),
     "evicted": Figures(
@@ -75,9 +77,9 @@ FIGURES: Final[dict[str, Figures]] = {
     "processing": Figures(
         "semel bench processing", ("docs/internals/rendering.md", "docs/get-started/performance.md"), 3
     ),
-    "encoder": Figures("semel bench encoder", ("docs/internals/encoder.md", "README.md"), 2),
-    "cache": Figures("semel bench cache", ("docs/internals/caching.md", "README.md"), 2),
-    "streams": Figures("semel bench streams", ("docs/get-started/performance.md", "README.md"), 2),
+    "encoder": Figures("semel bench encoder", ("docs/internals/encoder.md",), 2),
+    "cache": Figures("semel bench cache", ("docs/internals/caching.md",), 2),
+    "streams": Figures("semel bench streams", ("docs/get-started/performance.md",), 2),
     "fleet": Figures("semel bench fleet", ("docs/operate/scale.md",), 2),
     "trace-table": Figures(
         "python -m tests.fleet.trace_table 1000", ("docs/deploy/fleet.md", "docs/operate/scale.md"), 10

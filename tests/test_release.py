@@ -61,10 +61,12 @@ def test_the_notes_are_one_section_of_the_changelog() -> None:
     assert notes("0.1", CHANGES) == ""
 
 
-def test_the_changelog_has_notes_for_the_version_that_is_declared() -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    assert notes(PROJECT["version"], changes)
-    assert not notes(PROJECT["version"], changes.replace(f"## {PROJECT['version']}", "## Unreleased"))
+def test_the_changelog_has_notes_for_the_next_release_and_no_tag_passes_until_they_bear_its_version() -> None:
+    version, changes = PROJECT["version"], (ROOT / "CHANGELOG.md").read_text()
+    assert notes("Unreleased", changes)
+    with pytest.raises(Refused, match="no section"):
+        check_tag(f"v{version}", version, changes)
+    check_tag(f"v{version}", version, changes.replace("## Unreleased", f"## {version}"))
 
 
 def test_a_wheel_has_the_package_and_its_licences_and_nothing_else(tmp_path: Path) -> None:

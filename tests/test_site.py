@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -69,8 +70,35 @@ def test_the_reference_of_commands_begins_with_serve_and_leaves_no_cell_empty(si
     assert names[:3] == ["semel serve", "semel frontend", "semel worker"]
     assert names[-1].startswith("semel bench")
     assert not re.search(r"<t[dh]>\s*</t[dh]>", page)
-    (port,) = set(re.findall(r"<tr>\s*<td><code>--port</code></td>.*?</tr>", page, re.DOTALL))
+    (port,) = set(re.findall(r"<tr>\s*<td><code[^>]*>--port</code></td>.*?</tr>", page, re.DOTALL))
     assert re.findall(r"<td>(.*?)</td>", port)[1:] == ["integer, from 0 to 65535", "8000", "Port to listen on."]
+
+
+def pages_with(site: Path, words: str) -> set[str]:
+    """The pages whose text has the words: those that a search for them finds."""
+    index = json.loads((site / "search/search_index.js").read_text().removeprefix("var __index = ").rstrip("; \n"))
+    plain = re.compile(rf"\b{re.escape(words)}\b", re.IGNORECASE)
+    return {
+        entry["location"].partition("#")[0]
+        for entry in index["docs"]
+        if plain.search(entry["title"]) or plain.search(re.sub(r"<[^>]+>", " ", entry["text"]))
+    }
+
+
+@pytest.mark.parametrize(
+    "words", ["TTFT", "rate limit", "HPA", "FP8", "disaggregation", "LoRA", "docker", "load shedding", "drain", "quota"]
+)
+def test_a_search_for_the_field_s_words_finds_a_page(site: Path, words: str) -> None:
+    assert pages_with(site, words)
+    assert not pages_with(site, f"{words}less"), "the control: a word that no page has"
+
+
+def test_the_front_page_begins_with_the_pitch_a_command_and_the_chart(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    text = re.sub(r"</?(?:span|strong)[^>]*>", "", page[page.index("<h1") :])
+    parts = ("data plane for LLM serving: repeated", "semel serve Qwen/", "ttft.png", "<table>")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
 
 
 def test_search_needs_no_server(site: Path) -> None:
@@ -79,6 +107,34 @@ def test_search_needs_no_server(site: Path) -> None:
     for page in ("index.html", "reference/metrics.html"):
         (script,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', (site / page).read_text())
         assert (site / page).parent.joinpath(script).resolve() == site / "assets/iframe-worker.js"
+
+
+MEASURE = """<script>
+const tables = [...document.querySelectorAll("table")];
+const page = document.querySelector(".md-content").clientWidth;
+document.title = "widest " + Math.max(0, ...tables.map((one) => one.scrollWidth - page));
+</script>"""
+"""By how many pixels the widest table is wider than its page."""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt-get install chromium")
+def test_tables_fit_a_window_of_1280_pixels(site: Path, tmp_path: Path) -> None:
+    def overflow(page: Path) -> int:
+        browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
+        done = subprocess.run([*browser, f"file://{page}"], capture_output=True, text=True, timeout=100, check=True)
+        (found,) = re.findall(r"<title>widest (-?\d+)</title>", done.stdout)
+        return int(found)
+
+    copy = tmp_path / "site"
+    shutil.copytree(site, copy)
+    pages = [page for page in copy.rglob("*.html") if "<table>" in page.read_text()]
+    for page in pages:
+        page.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    assert len(pages) > 30
+    assert {str(page.relative_to(copy)): wide for page in pages if (wide := overflow(page)) > 0} == {}
+    (copy / "assets/site.css").write_text("table { min-width: 2000px; }")
+    assert overflow(copy / "get-started/models.html") > 0, "the control: a table that is too wide is found"
 
 
 @pytest.mark.nightly

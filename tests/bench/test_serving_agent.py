@@ -371,8 +371,15 @@ def test_the_turns_are_drawn_and_the_title_says_what_was_found(tmp_path: Path) -
     assert "agent.png" not in titles([replace(row, turns=None) for row in rows])
     for some in (rows, measured()):
         made = draw(ServeReport({}, {}, tuple(some)), tmp_path)
-        (agent,) = [path for path in made if path.name == "agent.png"]
-        assert agent.read_bytes().startswith(b"\x89PNG")
+        assert {"agent.png", "ttft.png"} <= {path.name for path in made}
+        assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+
+
+def test_the_front_page_s_chart_has_the_servers_and_not_the_engine_in_process() -> None:
+    (alone,) = [drawing for drawing in drawings(all_rows()) if drawing.file == "ttft.png"]
+    (both,) = [drawing for drawing in drawings(all_rows()) if drawing.file == "agent.png"]
+    assert not [row.name for row in alone.rows if "in process" in row.name]
+    assert len(alone.rows) < len(both.rows), "the control: the other chart has it"
 
 
 def test_a_turn_that_took_far_longer_does_not_flatten_the_lines() -> None:

@@ -25,7 +25,10 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="semel",
-    help="The multimodal data plane for LLM serving: every image is fetched, preprocessed, shipped and encoded once.",
+    help=(
+        "The multimodal data plane for LLM serving: repeated images, audio and video are not decoded, preprocessed, "
+        "shipped or encoded again."
+    ),
     cls=HelpGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

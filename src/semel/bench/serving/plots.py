@@ -21,6 +21,7 @@ _SEMEL: Final = "#0b7a75"
 _VLLM: Final = "#9aa0a6"
 _MISSED: Final = "#c0392b"
 _WIDTH: Final = 9.0
+_PANEL_WIDTH: Final = 6.5
 _TURNS_HEIGHT: Final = 4.0
 _LINES: Final = (_SEMEL, "#e08e0b", "#7b4fa3")
 _FLOOR: Final = "in process"
@@ -43,10 +44,13 @@ def draw(report: ServeReport, folder: Path) -> list[Path]:
         raise ConfigError("--plot needs matplotlib: `pip install matplotlib`") from None
     folder.mkdir(parents=True, exist_ok=True)
     made = []
+    painters = {"agent.png": _draw_turns, "ttft.png": _draw_turns, "limits.png": _draw_limits}
     for drawing in drawings(report.rows):
-        height = _TURNS_HEIGHT if drawing.file == "agent.png" else 1.4 + 0.75 * len(drawing.rows)
-        canvas = matplotlib.figure.Figure(figsize=(_WIDTH, height), layout="constrained")
-        {"agent.png": _draw_turns, "limits.png": _draw_limits}.get(drawing.file, _draw_bars)(canvas, drawing)
+        paint = painters.get(drawing.file, _draw_bars)
+        height = _TURNS_HEIGHT if paint is _draw_turns else 1.4 + 0.75 * len(drawing.rows)
+        width = _PANEL_WIDTH if drawing.file == "ttft.png" else _WIDTH
+        canvas = matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+        paint(canvas, drawing)
         canvas.savefig(folder / drawing.file, dpi=130, facecolor="white")
         made.append(folder / drawing.file)
     return made
@@ -67,6 +71,8 @@ def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
     grown = [row for row in rows if row.turns is not None]
     if grown:
         yield Drawing("agent.png", _agent_title(grown), tuple(grown))
+        if served := [row for row in grown if _FLOOR not in row.name]:
+            yield Drawing("ttft.png", "TTFT of an agent that resends its screenshots", tuple(served))
     if (sent := named.get("frontends: tensor bytes between processes, per repeat")) is not None:
         title = (
             f"Two frontends: a repeat ships {_bytes(sent.semel.value)} of tensors; vLLM ships {_bytes_of(sent.vllm)}"
