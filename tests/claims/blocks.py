@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import jsonschema_rs
 import typer
 import yaml
 
@@ -24,6 +26,7 @@ from tests.claims.pages import BLOCK, ROOT, Pages
 
 BLOCK_PAGES: Final = ("README.md", "docs/get-started/*", "docs/deploy/*")
 PROGRAMS: Final = ("bash", "sh", "console", "python", "yaml")
+KUBERNETES: Final = "docs/deploy/kubernetes.md"
 HERE: Final = "tests/claims/test_claims.py"
 CLUSTER: Final = "needs a cluster; tests/test_chart.py renders the chart and has its values checked"
 ENGINES: Final = (
@@ -32,10 +35,7 @@ ENGINES: Final = (
 FLEET: Final = "needs a worker's engine; tests/serve starts the same commands, and `refused_commands` parses these"
 SERVERS: Final = "needs servers that run already; tests/verify and tests/bench start their own"
 BLOCKS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("README.md", "scripts/install", "scripts/first-answer"),
-    ("README.md", "import base64", "scripts/first-answer"),
-    ("README.md", "import asyncio", "tests/serve/test_readme.py"),
-    ("README.md", "semel bench serve", "takes 18 minutes: scripts/figures runs it"),
+    ("README.md", "", "scripts/first-answer"),
     ("docs/get-started/performance.md", "semel bench serve", "takes 18 minutes: scripts/figures runs it"),
     ("docs/get-started/verify.md", "semel verify --baseline", SERVERS),
     (
@@ -78,8 +78,14 @@ def blocks(pages: Pages) -> Iterator[tuple[str, str, str]]:
 
 
 def commands_of(body: str) -> list[str]:
-    """The command lines of a console's block, without their prompt."""
-    return re.findall(r"^\$ (.+)$", re.sub(r"\\\n\s*", " ", body), re.MULTILINE)
+    """The command lines of a console's block, without their prompt; one goes on until its quotes are closed."""
+    commands: list[str] = []
+    for line in re.sub(r"\\\n\s*", " ", body).splitlines():
+        if line.startswith("$ "):
+            commands.append(line[2:])
+        elif commands and any(commands[-1].count(quote) % 2 for quote in "'\""):
+            commands[-1] += f"\n{line}"
+    return commands
 
 
 def is_runnable(command: str) -> bool:
@@ -123,6 +129,23 @@ def unaccounted_blocks(pages: Pages, table: tuple[tuple[str, str, str], ...] = B
             yield f"{page}: {first!r}: {how} does not read this page"
         elif page in pages and (page, first, how) not in used:
             yield f"{page}: {first!r}: in BLOCKS, and not on the page"
+
+
+def wrong_values(pages: Pages) -> Iterator[str]:
+    """Values on the page of Kubernetes that the chart's schema refuses."""
+    defaults = yaml.safe_load((ROOT / "deploy/helm/semel/values.yaml").read_text())
+    schema = jsonschema_rs.validator_for(json.loads((ROOT / "deploy/helm/semel/values.schema.json").read_text()))
+    for _, language, body in BLOCK.findall(pages.get(KUBERNETES, "")):
+        values = yaml.safe_load(body) if language == "yaml" else None
+        if isinstance(values, dict) and "apiVersion" not in values:
+            yield from (f"{KUBERNETES}: {error.message}" for error in schema.iter_errors(_merge(defaults, values)))
+
+
+def _merge(defaults: Any, values: Any) -> Any:
+    """Values over defaults, as helm does it: objects are merged, and nothing else."""
+    if not isinstance(defaults, dict) or not isinstance(values, dict):
+        return values
+    return defaults | {name: _merge(defaults.get(name), value) for name, value in values.items()}
 
 
 def refused_commands(pages: Pages) -> Iterator[str]:

@@ -81,7 +81,7 @@ def wrong_counts(pages: Pages) -> Iterator[str]:
 
 
 def wrong_versions(pages: Pages) -> Iterator[str]:
-    """Releases of vLLM that semel is not tested with, and a Python that it does not run with."""
+    """Releases of vLLM that semel is not tested with, another Python, and a release of semel, which there is not."""
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
     for page, text in pages.items():
         for release in re.findall(r"vllm(?:-cpu|'s)?(?:[~=]=| )v?(0\.\d+)", text, re.IGNORECASE):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import typer
 
 from semel.cli.app import app as command_line
 from semel.engine.vllm.flag_source import FlagSource
-from tests.claims.pages import ROOT, Pages, blank, code_lines
+from tests.claims.pages import ROOT, Pages, blank, code_lines, vllm_folder
 
 TOOLS: Final[Mapping[str, str]] = {
     "apt-get": "--yes --no-install-recommends",
@@ -71,11 +69,9 @@ def semel_flags() -> Mapping[str, frozenset[str]]:
 @cache
 def vllm_flags() -> frozenset[str]:
     """The flags of vLLM's engine and of its server, read from its source."""
-    engine, package = FlagSource.installed(), importlib.util.find_spec("vllm")
-    assert engine is not None and package is not None and package.submodule_search_locations
-    source = "".join(
-        path.read_text() for path in Path(package.submodule_search_locations[0]).glob("entrypoints/*/cli_args.py")
-    )
+    engine = FlagSource.installed()
+    assert engine is not None
+    source = "".join(path.read_text() for path in vllm_folder().glob("entrypoints/*/cli_args.py"))
     fields = {f"--{name.replace('_', '-')}" for name in re.findall(r"^    ([a-z_]+): ", source, re.MULTILINE)}
     return frozenset(
         {*engine.spellings, *fields, *re.findall(r"^ +\"(--[a-z-]+)\",$", source, re.MULTILINE), *OF_VLLM_ONCE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -35,3 +36,10 @@ def code_lines(text: str) -> Iterator[str]:
             yield from re.sub(r"\\\n\s*", " ", code.partition("\n")[2].rpartition("\n")[0]).splitlines()
         else:
             yield " ".join(code.strip("`").split())
+
+
+def vllm_folder() -> Path:
+    """The source of the vLLM that is installed, which is not imported."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None, "vLLM is not installed: scripts/install"
+    return Path(spec.submodule_search_locations[0])  # type: ignore[index]

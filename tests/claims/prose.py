@@ -63,7 +63,6 @@ def second_statuses(pages: Pages) -> Iterator[str]:
 
 MAX_PAGES: Final = 42
 MAX_README_LINES: Final = 120
-SEARCHES: Final = ("TTFT", "rate limit", "HPA", "FP8", "disaggregation", "LoRA", "docker")
 
 
 def out_of_shape(pages: Pages, nav: str) -> Iterator[str]:

@@ -14,19 +14,14 @@ from semel.frontend.routes.unsupported import UNSUPPORTED
 from semel.frontend.service import FrontendState
 from semel.telemetry import Meter
 from semel.worker.admin import create_admin_app
-from tests.claims.pages import Pages, code_lines
-
-NOT_SERVED: Final = """
-    /collective_rpc /docs /finish_weight_update /get_world_size /init_weight_transfer_engine /is_paused /is_sleeping
-    /load /pause /redoc /reset_encoder_cache /reset_mm_cache /reset_prefix_cache /resume /scale_elastic_ep /server_info
-    /sleep /start_profile /start_weight_update /stop_profile /tokenizer_info /update_weights /wake_up
-"""
-"""Routes of vLLM's and OpenAI's that semel has not: the pages of SAY_SO may name them, to say so."""
+from tests.claims.pages import Pages, code_lines, vllm_folder
 
 SAY_SO: Final = (
     *("docs/api/routes.md", "docs/get-started/c*.md", "docs/use-cases/rollouts.md", "docs/operate/upgrading.md"),
     *("docs/security/threats.md", "docs/project/questions.md", "docs/get-started/questions.md"),
 )
+"""The pages that may name routes of vLLM's that semel has not, to say so."""
+
 OF_OTHERS: Final = frozenset({"/v1/traces"})
 """Routes of programs that semel sends to: a collector of traces."""
 
@@ -43,6 +38,13 @@ def served_routes() -> frozenset[str]:
     return frozenset(route.path for one in (frontend, worker) for route in one.routes) - UNSUPPORTED.keys()  # type: ignore[attr-defined]
 
 
+@cache
+def vllm_routes() -> frozenset[str]:
+    """Every route of vLLM's servers, read from their source."""
+    sources = (path.read_text() for path in vllm_folder().glob("entrypoints/**/*.py"))
+    return frozenset(route for text in sources for route in re.findall(r"(?:router|app)\.\w+\(\s*\"(/[^\"]+)\"", text))
+
+
 def missing_routes(page: str) -> Iterator[str]:
     """The routes of the OpenAPI document that the page of routes has not."""
     named = {route for line in code_lines(page) for route in ROUTE.findall(line)}
@@ -55,7 +57,7 @@ def wrong_routes(pages: Pages) -> Iterator[str]:
     """Routes in code that nothing serves."""
     served = served_routes() | UNSUPPORTED.keys() | OF_OTHERS
     for page, text in pages.items():
-        known = served | {*NOT_SERVED.split()} if any(fnmatch.fnmatch(page, one) for one in SAY_SO) else served
+        known = served | vllm_routes() if any(fnmatch.fnmatch(page, one) for one in SAY_SO) else served
         for code in code_lines(text):
             for route in ROUTE.findall(code):
                 if route.rstrip("/") not in ("", "/v1") and not any(is_route(route, one) for one in known):

@@ -15,11 +15,6 @@ from tests.claims import blocks, facts, flags, prose, quotes, routes
 from tests.claims.pages import ROOT, Pages, read_pages
 
 MODELS, THREATS, ROUTES = "docs/get-started/models.md", "docs/security/threats.md", "docs/api/routes.md"
-WORDS = ("CHANGELOG.md", "ROADMAP.md", "CONTRIBUTING.md")
-
-
-def public_routes_missing(pages: Pages) -> Iterator[str]:
-    return routes.missing_routes(pages[ROUTES])
 
 
 def models(pages: Pages) -> Iterator[str]:
@@ -35,6 +30,7 @@ CHECKS: dict[str, tuple[Callable[[Pages], Iterable[str]], tuple[str, ...]]] = {
     "families": (models, ()),
     "threats": (facts.wrong_threats, ()),
     "code blocks": (blocks.unaccounted_blocks, ()),
+    "values of the chart": (blocks.wrong_values, ()),
     "commands": (blocks.refused_commands, ("*.md", "examples/*.md")),
 }
 """What is compared, and the files that it is compared in, next to README and docs."""
@@ -66,6 +62,7 @@ LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
     (quotes.faults, "README.md", FIGURE.replace("a.b", "c"), "define it under docs/"),
     (routes.wrong_routes, "README.md", "`POST /v1/chat/complete`", "/v1/chat/complete: there is no such route"),
     (routes.wrong_routes, "README.md", "```bash\ncurl http://127.0.0.1:8000/healthz\n```", "/healthz"),
+    (routes.wrong_routes, ROUTES, "`/sleeps` is not served", "/sleeps"),
     (routes.wrong_routes, "docs/deploy/serve.md", "`/sleep` frees the GPU", "/sleep"),
     (flags.wrong_flags, "README.md", "`--news-s 2`", "--news-s"),
     (flags.wrong_flags, "README.md", "set --key-file to it", "--key-file"),
@@ -110,6 +107,7 @@ LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
         "no line of it is run",
     ),
     (blocks.unaccounted_blocks, "docs/deploy/serve.md", "nothing", "in BLOCKS, and not on the page"),
+    (blocks.wrong_values, blocks.KUBERNETES, "```yaml\nmodel: {nam: m}\n```", "nam"),
     (blocks.refused_commands, "docs/a.md", "```console\n$ semel serve\n```", "missing argument"),
     (blocks.refused_commands, "docs/a.md", "```console\n$ semel serve M --port eighty\n```", "--port eighty"),
     (blocks.refused_commands, "docs/a.md", "```console\n$ semel serve M --dtype fp16\n```", "--dtype fp16"),
@@ -174,8 +172,8 @@ def test_what_no_check_should_mind_is_not_found() -> None:
     assert [line for check in (*checks, *others) for line in check({"docs/a.md": fine})] == []
 
 
-def test_every_route_that_is_called_not_served_is_not() -> None:
-    assert not routes.served_routes() & set(routes.NOT_SERVED.split())
+def test_routes_of_vllm_are_found_in_its_source() -> None:
+    assert {"/sleep", "/update_weights", "/v1/chat/completions"} <= routes.vllm_routes()
 
 
 def test_quotes_are_written_from_the_figure_and_code_stays() -> None:
