@@ -82,8 +82,6 @@ from semel.telemetry.worker_metrics import (
 )
 
 __all__ = [
-    "BODY_DECODED_BYTES",
-    "BODY_RECEIVED_BYTES",
     "CELL_INFO",
     "CONNECTIONS",
     "CONNECTIONS_CLOSED",
@@ -263,12 +261,6 @@ LOOP_LAG_SECONDS: Final = Metric(
     "How late a frontend's event loop comes to what is due: looked at every 50 ms.",
     (),
     (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
-)
-BODY_RECEIVED_BYTES: Final = Metric(
-    "semel_body_received_bytes_total", "counter", "Bytes of request bodies as they were sent.", ("encoding",)
-)
-BODY_DECODED_BYTES: Final = Metric(
-    "semel_body_decoded_bytes_total", "counter", "Bytes of request bodies after decompression.", ("encoding",)
 )
 REFUSALS: Final = Metric(
     "semel_refusals_total", "counter", "Requests that were refused, by the code of their error.", ("code",)
