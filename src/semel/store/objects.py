@@ -55,8 +55,8 @@ class Objects(Protocol):
         """
         ...
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
-        """The bytes of an object of this size, if it is there."""
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        """So many bytes of an object from `start` on, if it is there."""
         ...
 
     @property
@@ -115,11 +115,14 @@ class BucketObjects:
             raise
         await self._run(write(), end, payer.owner, len(data))
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
-        """Read an object."""
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        """Read some of an object."""
 
         async def read() -> memoryview:
-            return memoryview(await (await self._store.get_async(path)).bytes_async())
+            if not nbytes:  # a range has bytes
+                await self._store.head_async(path)
+                return memoryview(b"")
+            return memoryview(await self._store.get_range_async(path, start=start, length=nbytes))
 
         end = await self._admit(payer, nbytes)
         try:
