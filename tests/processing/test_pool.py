@@ -266,7 +266,7 @@ async def test_a_tenant_that_fills_the_queue_yields_its_newest_items_to_another_
             asyncio.create_task(pool.cut(Media("audio", b"no clip"), lambda _: None, tenant="B")),
         ]
         await asyncio.sleep(0)
-        assert pool.waiting == {"A": MAX_WAITING - 3, "B": 3}
+        assert pool.waiting == {"A": MAX_WAITING - 2, "B": 2}  # one process is not A's while others are about (S29)
         refused = await asyncio.gather(*flood[-3:], return_exceptions=True)
         with pytest.raises(NotReady, match="wait for preprocessing already"):
             await pool.process(one, tenant="A")
