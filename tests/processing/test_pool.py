@@ -338,7 +338,10 @@ async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_its_it
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_an_item_that_takes_longer_than_the_limit_is_refused_and_its_process_killed_S6(pool: Pool) -> None:
+async def test_an_item_that_takes_longer_than_the_limit_is_refused_and_its_process_killed_S6(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.processing.pool.pool._STOPPED_S", -1.0)  # as if it had worked all the time
     with stopped(pool) as pids:
         (task,) = submit(pool, picture(56, 56))
         with pytest.raises(MediaTooLarge, match="longer than the limit of 3 s"):

@@ -22,7 +22,7 @@ _ABOUT_S: Final = 600.0
 class _Tenant:
     seen_s: float = 0.0
     used_s: float = 0.0
-    asked: int = 0
+    pending: int = 0
     """Its items that wait or are worked on."""
     running: int = 0
 
@@ -44,14 +44,14 @@ class ProcessShares:
         """A tenant's item has come."""
         now_s = self._now()
         tenant = self._tenants.pop(name, None) or _Tenant()
-        if not tenant.asked:
-            at_it = [other.used_s for other in self._tenants.values() if other.asked]
+        if not tenant.pending:
+            at_it = [other.used_s for other in self._tenants.values() if other.pending]
             tenant.used_s = max(tenant.used_s, min(at_it)) if at_it else tenant.used_s
         tenant.seen_s = now_s
-        tenant.asked += 1
+        tenant.pending += 1
         self._tenants[name] = tenant
         while (oldest := next(iter(self._tenants.items())))[1].seen_s < now_s - _ABOUT_S:
-            if oldest[1].asked or oldest[1].running:
+            if oldest[1].pending or oldest[1].running:
                 break
             del self._tenants[oldest[0]]
 
@@ -75,4 +75,4 @@ class ProcessShares:
 
     def leave(self, name: str) -> None:
         """A tenant's item waits no more, and is not worked on."""
-        self._tenants[name].asked -= 1
+        self._tenants[name].pending -= 1
