@@ -23,7 +23,7 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── TemplateError       400  the chat template refused the messages
     │   ├── UnknownFeatures     404  items were named by digests that are not held for this tenant
     │   ├── UnknownMedia        404  a file was named that this tenant does not have, or not any more
-    │   └── UnsupportedEncoding 415  its body is compressed in a way that is not taken
+    │   └── UnsupportedEncoding 415  its body is compressed
     ├── ServiceError            semel or the engine is at fault: 5xx
     │   ├── FeatureRejected     500  a feature breaks the model's contract, or does not fit its encoder's output
     │   ├── EngineFailed        500  the engine gave up on this request
@@ -242,11 +242,11 @@ class UnknownMedia(RequestError):
 
 
 class UnsupportedEncoding(RequestError):
-    """The body is compressed in a way that is not taken; the header `Accept-Encoding` says which are."""
+    """The body is compressed; the header `Accept-Encoding` says what is taken."""
 
     status = 415
     code = "unsupported_encoding"
-    accepted: ClassVar[str] = "gzip, zstd"
+    accepted: ClassVar[str] = "identity"
 
 
 class ServiceError(SemelError):

@@ -17,6 +17,12 @@ from rich.console import Console
 
 from semel.bench.ports import free_port
 from semel.cli.output import Output, StandardError
+from semel.telemetry.log_writer import LineWriter
+
+
+def shown(output: Output, capfd: pytest.CaptureFixture[str]) -> str:
+    output.writer.flush(30.0)
+    return capfd.readouterr().err
 
 
 async def printed(output: Output, text: str) -> None:
@@ -38,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_at_a_terminal_a_start_goes_to_a_file_and_only_what_follows_is_shown(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    output = Output(is_visible=False)
+    output = Output(LineWriter(2), is_visible=False)
     path = output.path
     assert path is not None
     try:
@@ -50,14 +56,14 @@ async def test_at_a_terminal_a_start_goes_to_a_file_and_only_what_follows_is_sho
         await printed(output, "a request\n")
         output.hide()
         await printed(output, "ending\n")
-        assert capfd.readouterr().err == "a request\n"
+        assert shown(output, capfd) == "a request\n"
     finally:
         output.close(keep_file=False)
 
 
 async def test_the_file_of_a_failed_start_is_kept_and_that_of_a_good_one_is_not(home: Path) -> None:
     for keeps in (True, False):
-        output = Output(is_visible=False)
+        output = Output(LineWriter(2), is_visible=False)
         await printed(output, "ValueError: no\n")
         output.close(keep_file=keeps)
     (kept,) = logs_in(home)
@@ -66,7 +72,7 @@ async def test_the_file_of_a_failed_start_is_kept_and_that_of_a_good_one_is_not(
 
 async def test_the_file_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semel.cli.output._MAX_FILE_BYTES", 100_000)
-    output = Output(is_visible=False)
+    output = Output(LineWriter(2), is_visible=False)
     for _ in range(100):
         await printed(output, "x" * 10_000)
     output.close(keep_file=True)
@@ -75,11 +81,11 @@ async def test_the_file_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_as_json_every_whole_line_is_shown_as_json(capfd: pytest.CaptureFixture[str]) -> None:
-    output = Output(is_visible=True, form="json")
+    output = Output(LineWriter(2), is_visible=True, form="json")
     await printed(output, '{"message": "ours"}\nraw')
     await printed(output, " text\n\n")
     output.close(keep_file=False)
-    first, second = map(json.loads, capfd.readouterr().err.splitlines())
+    first, second = map(json.loads, shown(output, capfd).splitlines())
     assert first == {"message": "ours"}
     assert (second["message"], second["level"], second["logger"]) == ("raw text", "INFO", "output")
 

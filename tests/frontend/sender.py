@@ -1,6 +1,6 @@
 """A client in a process of its own: sends the same body several times and prints the statuses.
 
-`python -m tests.frontend.sender PORT PATH FILE TIMES [ENCODING]`
+`python -m tests.frontend.sender PORT PATH FILE TIMES`
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 
-def main(port: str, path: str, file: str, times: str, encoding: str = "identity") -> None:
+def main(port: str, path: str, file: str, times: str) -> None:
     body = Path(file).read_bytes()
-    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    headers = {"Content-Type": "application/json"}
     for _ in range(int(times)):
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=120)
         connection.request("POST", path, body, headers)

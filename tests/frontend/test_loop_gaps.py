@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gzip
 import json
 import logging
 import os
@@ -16,21 +15,17 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from backports import zstd
 from pydantic import TypeAdapter
 
 from semel.cache import LruCache
 from semel.compose.interpreter import tune_interpreter
 from semel.core import Feature, Media
 from semel.frontend.http import body as bodies
-from semel.frontend.http import content_encoding
 from semel.frontend.http.body import parse
-from semel.frontend.http.content_encoding import BodyDecoder
 from semel.frontend.routes import call
 from semel.render import ChatRenderer
 from semel.web.server import ConnectionLimits
@@ -91,12 +86,6 @@ BODIES: Mapping[str, Callable[[], bytes]] = {
     "a text": lambda: chat(text(6 * MB)),  # just under the limit of a body besides its media
 }
 
-COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
-    "identity": bytes,
-    "gzip": partial(gzip.compress, compresslevel=1),
-    "zstd": zstd.compress,
-}
-
 
 def with_unknown(**fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, **fields}).encode()
@@ -132,11 +121,9 @@ class Loop:
             now = loop.time()
             self.gap_s, last = max(self.gap_s, now - last - TICK_S), now
 
-    async def longest_gap_ms(
-        self, body: Path, encoding: str, route: str, rounds: int = ROUNDS
-    ) -> tuple[float, set[int]]:
+    async def longest_gap_ms(self, body: Path, route: str, rounds: int = ROUNDS) -> tuple[float, set[int]]:
         """The longest gap while a client sends a body, in the best of the rounds, and the statuses of the answers."""
-        arguments = (str(self.port), route, str(body), str(rounds), encoding)
+        arguments = (str(self.port), route, str(body), str(rounds))
         command = [sys.executable, "-m", "tests.frontend.sender", *arguments]
         client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert client.stdout is not None
@@ -181,14 +168,12 @@ def route_of(name: str) -> str:
     return next((f"/v1/{api.lower()}" for api in ("Responses", "Messages") if name.endswith(api)), CHAT)
 
 
-async def gap_ms(
-    folder: Path, renderer: ChatRenderer, name: str, encoding: str = "identity", rounds: int = ROUNDS
-) -> float:
-    (path := folder / "body").write_bytes(COMPRESS[encoding](BODIES[name]()))
+async def gap_ms(folder: Path, renderer: ChatRenderer, name: str, rounds: int = ROUNDS) -> float:
+    (path := folder / "body").write_bytes(BODIES[name]())
     async with served(folder, renderer) as app:
-        longest, statuses = await app.longest_gap_ms(path, encoding, route_of(name), rounds)
+        longest, statuses = await app.longest_gap_ms(path, route_of(name), rounds)
     assert statuses == ({400} if name == "a text" else {200})
-    LOG.info("%s, %s: the longest gap of the loop was %.1f ms", name, encoding, longest)
+    LOG.info("%s: the longest gap of the loop was %.1f ms", name, longest)
     return longest
 
 
@@ -196,26 +181,6 @@ async def gap_ms(
 async def test_large_bodies_do_not_keep_the_event_loop(tmp_path: Path, parts_renderer: ChatRenderer, name: str) -> None:
     limit_ms = MAX_TEXT_GAP_MS if name == "a text" else MAX_GAP_MS
     assert await gap_ms(tmp_path, parts_renderer, name) <= limit_ms
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-async def test_compressed_bodies_do_not_keep_the_event_loop(
-    tmp_path: Path, parts_renderer: ChatRenderer, encoding: str
-) -> None:
-    assert await gap_ms(tmp_path, parts_renderer, "one image", encoding) <= MAX_GAP_MS
-
-
-async def test_mutant_a_body_that_is_decompressed_at_once_keeps_the_event_loop(
-    tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module, name in (
-        (bodies, "BATCH_BYTES"),
-        (content_encoding, "_INPUT_BYTES"),
-        (content_encoding, "_SLICE_BYTES"),
-    ):
-        monkeypatch.setattr(module, name, 64 * MB)
-    monkeypatch.setattr(BodyDecoder, "is_light", True)
-    assert await gap_ms(tmp_path, parts_renderer, "one image", "gzip", MUTANT_ROUNDS) > MAX_GAP_MS
 
 
 async def on_the_loop(body: bytearray, kind: TypeAdapter[Any], *_: object) -> Any:
@@ -241,7 +206,7 @@ async def unknown_gap_ms(folder: Path, renderer: ChatRenderer, name: str) -> flo
     (path := folder / "body").write_bytes(body := UNKNOWN[name]())
     assert len(body) >= 2.8 * MB
     async with served(folder, renderer) as app:
-        longest, statuses = await app.longest_gap_ms(path, "identity", route_of(name))
+        longest, statuses = await app.longest_gap_ms(path, route_of(name))
     assert statuses == {200}
     LOG.info("%s: the longest gap of the loop was %.1f ms", name, longest)
     return longest

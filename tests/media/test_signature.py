@@ -14,7 +14,7 @@ from semel.media.signature import SIGNATURE_BYTES, modality_of
 SAMPLE = Path(image.__file__).parent / "sample.mp4"
 
 
-@pytest.mark.parametrize("kind", image._FORMATS)
+@pytest.mark.parametrize("kind", image.FORMATS)
 def test_every_format_of_images_that_is_decoded_is_known(kind: str) -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, kind)

@@ -56,9 +56,9 @@ class PlainObjects:
         self.objects[path] = bytes(data)
         on_end(True)
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
-        del nbytes, payer
-        return memoryview(self.objects[path]) if path in self.objects else None
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        del payer
+        return memoryview(self.objects[path])[start : start + nbytes] if path in self.objects else None
 
     async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
         del payer

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from semel.cache import LruCache
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
-from semel.frontend.http.download import Download
+from semel.frontend.http.download import Download, in_memory
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.render import SAFETENSORS
 from semel.render import ChatRenderer
@@ -78,8 +78,9 @@ async def test_an_answer_that_closes_its_account_when_it_exists_is_in_no_budget(
     """The control: what a plain response does."""
 
     class Naive(StreamingResponse):
-        def __init__(self, pieces: list[bytes], *_: object, media_type: str, within_s: float) -> None:  # noqa: ARG002
-            super().__init__(iter(pieces), media_type=media_type)
+        def __init__(self, pieces: AsyncIterator[memoryview], *_: object, media_type: str, within_s: float) -> None:
+            del within_s
+            super().__init__(pieces, media_type=media_type)
 
     monkeypatch.setattr("semel.frontend.routes.render.Download", Naive)
     clients = [Idle(), Idle()]
@@ -122,7 +123,13 @@ async def test_large_pieces_are_handed_over_a_little_at_a_time_S18() -> None:
     """What a server cannot send at once, it copies."""
     piece = bytes(range(256)) * 4_096
     with Budget().open() as account:
-        answer = Download([b"head", memoryview(piece)], account, media_type=SAFETENSORS, within_s=5)
-        chunks = [bytes(memoryview(chunk)) async for chunk in answer.body_iterator if not isinstance(chunk, str)]
+        pieces = in_memory([b"head", memoryview(piece)])
+        answer = Download(pieces, 4 + len(piece), account, media_type=SAFETENSORS, within_s=5)
+        chunks: list[bytes] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            chunks.append(bytes(message.get("body", b"")))
+
+        await answer({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Event().wait, send)  # type: ignore[arg-type]
     assert b"".join(chunks) == b"head" + piece
     assert max(map(len, chunks)) <= 256 * 1024

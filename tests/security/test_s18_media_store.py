@@ -58,12 +58,12 @@ class SlowBucket(MemoryStore):
             self.writing -= 1
         return await super().put_async(path, data, **options)
 
-    async def get_async(self, path: str, **options: Any) -> Any:
+    async def get_range_async(self, path: str, **options: Any) -> Any:
         if self.reads_late:
             self.reading += 1
             await self.woken.wait()
             self.reading -= 1
-        return await super().get_async(path, **options)
+        return await super().get_range_async(path, **options)
 
 
 class OneBound(BucketObjects):

@@ -71,9 +71,9 @@ class FaultyObjects:
             raise
         await self.objects.put(path, data, on_end, payer=payer)
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
         self._enter("get")
-        return await self.objects.get(path, nbytes, payer=payer)
+        return await self.objects.get(path, nbytes, start=start, payer=payer)
 
     async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
         for path in paths:

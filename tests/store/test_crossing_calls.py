@@ -129,11 +129,11 @@ class Renewing(FaultyObjects):
     store: ObjectMediaStore
     renewals = 1
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
         if self.renewals:
             self.renewals -= 1
             await self.store.put("acme", upload_of(b"pixels", f"{self.renewals}.png"))
-        return await super().get(path, nbytes, payer=payer)
+        return await super().get(path, nbytes, start=start, payer=payer)
 
 
 @pytest.mark.parametrize("renewals", [1, 2])

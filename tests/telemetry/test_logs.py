@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
 import logging.config
+import os
 import re
+import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, BatchedLines, JsonLines, TextLines
+from semel.telemetry import log_writer
+from semel.telemetry.log_writer import LineWriter
+from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, TextLines
 from semel.telemetry.request_context import RequestContext, entered
 from tests.telemetry.spans import Traced
 
@@ -142,95 +147,149 @@ def test_a_process_logs_to_standard_error_in_the_form_it_is_given(form: str) -> 
         assert done.stderr.endswith("root: text\n")
 
 
-class Counted(io.StringIO):
-    """A stream that counts how often it is written to."""
+class Pipe:
+    """A pipe that takes what is logged, and whose reader may sleep."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.writes = 0
+        self.reader, self.descriptor = os.pipe()
+        os.set_blocking(self.reader, False)
 
-    def write(self, text: str) -> int:
-        self.writes += 1
-        return super().write(text)
+    def read(self) -> str:
+        with suppress(BlockingIOError):
+            return os.read(self.reader, 1 << 20).decode()
+        return ""
+
+    def fill(self) -> None:
+        os.set_blocking(self.descriptor, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(self.descriptor, bytes(4_096))
+        os.set_blocking(self.descriptor, True)
+
+    def empty(self) -> bytes:
+        found = b""
+        with suppress(BlockingIOError):
+            while True:
+                found += os.read(self.reader, 1 << 20)
+        return found
 
 
 @pytest.fixture
-def batched() -> Iterator[tuple[logging.Logger, Counted]]:
-    """The access log, and where its lines go; those of other loggers below it go there too."""
-    stream, logger = Counted(), logging.getLogger(ACCESS_LOGGER)
-    handler = BatchedLines(stream)
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    made.empty()  # lets a thread that writes end its write
+    os.close(made.reader)
+
+
+@contextmanager
+def access_log(handler: logging.Handler) -> Iterator[logging.Logger]:
+    logger = logging.getLogger(ACCESS_LOGGER)
     handler.setFormatter(logging.Formatter("%(message)s"))
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    yield logger, stream
-    logger.removeHandler(handler)
-    logger.level, logger.propagate = before
+    try:
+        yield logger
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
 
 
-async def test_the_lines_of_many_requests_are_one_write(batched: tuple[logging.Logger, Counted]) -> None:
-    logger, stream = batched
-    for number in range(100):
-        logger.info("line %d", number)
-    assert stream.getvalue() == ""
-    async with asyncio.timeout(30):
-        while not stream.getvalue():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert stream.getvalue().splitlines() == [f"line {number}" for number in range(100)]
-    assert stream.writes == 1  # a `logging.StreamHandler` writes 100 times
-
-
-async def test_a_warning_another_line_and_a_full_batch_do_not_wait_and_all_keep_their_order(
-    batched: tuple[logging.Logger, Counted],
+def test_lines_of_the_access_log_are_written_together_and_a_warning_takes_them_along(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger, stream = batched
-    logger.info("before")
-    logger.warning("now")
-    assert stream.getvalue() == "before\nnow\n"
-    logger.info("before another")
-    logger.getChild("child").info("of another logger")
-    assert stream.getvalue().endswith("before another\nof another logger\n")
-    for _ in range(300):
-        logger.info("many")
-    assert stream.getvalue().count("many") == 256
+    writes: list[bytes] = []
+    monkeypatch.setattr(LineWriter, "_write", lambda _, batch: writes.append(bytes(batch)))
+    monkeypatch.setattr(log_writer, "_BATCH_S", 60.0)
+    with access_log(QueuedLines(writer := LineWriter(pipe.descriptor))) as logger:
+        for number in range(100):
+            logger.info("line %d", number)
+        assert not writes
+        logger.warning("now")
+        writer.flush(30.0)
+    assert b"".join(writes).decode().splitlines() == [*(f"line {number}" for number in range(100)), "now"]
+    assert len(writes) <= 2  # a `logging.StreamHandler` writes 101 times
 
 
-async def test_what_is_written_at_once_is_whole_lines_that_a_pipe_takes_in_one_piece(
-    batched: tuple[logging.Logger, Counted],
-) -> None:
-    logger, stream = batched
-    pieces: list[str] = []
-    stream.write = pieces.append  # type: ignore[assignment,method-assign]
-    for _ in range(200):
-        logger.info("ü" * 50)
-    logger.warning("x" * 10_000)
-    assert "".join(pieces).count("\n") == 201
-    assert all(piece.endswith("\n") for piece in pieces)
-    assert all(len(piece.encode()) <= 4_096 for piece in pieces[:-1])
-    assert len(pieces) == 6
+def test_lines_are_written_soon_without_a_warning(pipe: Pipe) -> None:
+    with access_log(QueuedLines(LineWriter(pipe.descriptor))) as logger:
+        logger.info("alone")
+        assert select.select([pipe.reader], [], [], 30.0)[0]
+    assert pipe.read() == "alone\n"
 
 
-def test_lines_beside_an_event_loop_and_of_a_loop_that_ended_are_not_lost(
-    batched: tuple[logging.Logger, Counted],
-) -> None:
-    logger, stream = batched
+def test_what_is_written_at_once_is_whole_lines_that_a_pipe_takes_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[bytes] = []
+    monkeypatch.setattr(LineWriter, "_write", lambda _, batch: writes.append(bytes(batch)))
+    monkeypatch.setattr(log_writer, "_BATCH_S", 60.0)
+    with access_log(QueuedLines(writer := LineWriter(2))) as logger:
+        for _ in range(200):
+            logger.info("ü" * 50)
+        logger.warning("x" * 10_000)
+        writer.flush(30.0)
+    assert b"".join(writes).count(b"\n") == 201
+    assert all(piece.endswith(b"\n") for piece in writes)
+    assert all(len(piece) <= 4_096 for piece in writes[:-1])
 
-    async def log_and_end() -> None:
-        logger.info("in a loop")
 
-    asyncio.run(log_and_end())
-    assert stream.getvalue() == ""
-    logger.info("beside it")
-    assert stream.getvalue() == "in a loop\nbeside it\n"
+def log_in_a_thread(handler: logging.Handler, lines: int) -> threading.Thread:
+    def run() -> None:
+        with access_log(handler) as logger:
+            for number in range(lines):
+                logger.warning("%06d %s", number, "x" * 100)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_s28_a_log_that_nobody_reads_stops_nobody_and_what_is_dropped_is_counted(pipe: Pipe) -> None:
+    pipe.fill()
+    writer = LineWriter(pipe.descriptor, max_bytes=10_000)
+    thread = log_in_a_thread(QueuedLines(writer), 1_000)
+    thread.join(30.0)
+    assert not thread.is_alive()
+    kept = 1_000 - writer.dropped
+    assert 0 < kept <= 100
+    read = pipe.empty()  # the reader wakes
+    writer.flush(30.0)
+    read += pipe.empty()
+    writer.put(b"after\n")
+    writer.flush(30.0)
+    lines = (read + pipe.empty()).decode().replace("\0", "").splitlines()
+    assert sum(line[:6].isdecimal() for line in lines) == kept
+    assert f"semel: {writer.dropped} log lines were dropped, because nobody read the log" in lines
+    assert "after" in lines
+
+
+def test_s28_mutant_a_plain_handler_waits_for_the_reader(pipe: Pipe) -> None:
+    pipe.fill()
+    with os.fdopen(os.dup(pipe.descriptor), "w") as stream:
+        thread = log_in_a_thread(logging.StreamHandler(stream), 1_000)
+        thread.join(1.0)
+        assert thread.is_alive()
+        while thread.is_alive():
+            pipe.empty()
+            thread.join(0.01)
+
+
+def test_s28_a_full_disk_costs_lines_and_nothing_else() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:  # noqa: PTH123
+        writer = LineWriter(full.fileno())
+        writer.put(b"one\ntwo\n")
+        writer.flush(30.0)
+    assert writer.dropped == 2
 
 
 ENDING = """
 import asyncio, logging, logging.config
+from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.logs import ACCESS_LOGGER, log_to_stderr
 
 async def main():
-    log_to_stderr("text")
+    log_to_stderr("text", writer=LineWriter(2))
     logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as vLLM does when it is imported
     logging.getLogger(ACCESS_LOGGER).info("the last line")
 

@@ -1,7 +1,9 @@
-"""Every line of a process as JSON, also those that are not logged: warnings, progress bars, what C++ prints.
+"""The output of a server and of all that it starts, through one bounded queue to standard error.
 
-Standard output and standard error are a pipe meanwhile, for this process and those that it starts. A thread reads it:
-a line that is JSON passes as it is, any other becomes the message of one.
+Standard output and standard error are a pipe meanwhile, for this process and those that it starts: vLLM's lines,
+warnings, progress bars, what C++ prints. A thread reads it at all times, so that nobody who prints waits for a log that
+is not read (threats S28). As JSON, a line that is JSON passes as it is, and any other becomes the message of one. At a
+terminal, text is printed directly: progress bars need one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
+from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.logs import LogFormat, log_to_stderr
 
 __all__ = ["json_line", "relayed_logs"]
@@ -28,17 +31,18 @@ _END_S: Final = 1.0
 
 @contextlib.contextmanager
 def relayed_logs(form: LogFormat, cell: str | None = None) -> Iterator[None]:
-    """Log to standard error in this form; as JSON, all that is printed becomes JSON as well, and names the cell."""
-    if form == "text":
-        log_to_stderr(form)
-        yield
-        return
-    relay = _Relay(cell)
-    log_to_stderr(form, stream=os.fdopen(os.dup(relay.target), "w", buffering=1, encoding="utf-8"), cell=cell)
+    """Log to standard error in this form, and relay what is printed; as JSON, that becomes JSON and names the cell."""
+    is_relayed = form == "json" or not sys.stderr.isatty()
+    target = os.dup(sys.stderr.fileno())
+    writer = LineWriter(target)
+    relay = _Relay(writer, target, form, cell) if is_relayed else None
+    log_to_stderr(form, writer=writer, cell=cell)
     try:
         yield
     finally:
-        relay.close()
+        if relay is not None:
+            relay.close()
+        writer.flush()
 
 
 def json_line(line: bytes, cell: str | None = None) -> bytes:
@@ -59,16 +63,18 @@ def json_line(line: bytes, cell: str | None = None) -> bytes:
 
 
 class _Relay:
-    def __init__(self, cell: str | None = None) -> None:
+    def __init__(self, writer: LineWriter, target: int, form: LogFormat, cell: str | None) -> None:
+        self._writer = writer
+        self._target = target
+        self._form = form
         self._cell = cell
         sys.stdout.flush()
         sys.stderr.flush()
-        self.target = os.dup(sys.stderr.fileno())
         self._output = os.dup(sys.stdout.fileno())
-        self._reader, writer = os.pipe()
-        os.dup2(writer, sys.stdout.fileno())
-        os.dup2(writer, sys.stderr.fileno())
-        os.close(writer)
+        self._reader, writing = os.pipe()
+        os.dup2(writing, sys.stdout.fileno())
+        os.dup2(writing, sys.stderr.fileno())
+        os.close(writing)
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log relay", daemon=True)
         self._thread.start()
@@ -78,7 +84,7 @@ class _Relay:
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(self._output, sys.stdout.fileno())
-        os.dup2(self.target, sys.stderr.fileno())
+        os.dup2(self._target, sys.stderr.fileno())
         self._is_closing.set()
         self._thread.join(_END_S)
 
@@ -92,6 +98,9 @@ class _Relay:
                 continue
             if not (printed := os.read(self._reader, _CHUNK_BYTES)):
                 break
+            if self._form == "text":
+                self._writer.put(printed)
+                continue
             *lines, rest = (rest + printed).replace(b"\r", b"\n").split(b"\n")
             self._print(lines)
             if len(rest) > _MAX_LINE_BYTES:
@@ -100,7 +109,6 @@ class _Relay:
         self._print([rest])
 
     def _print(self, lines: list[bytes]) -> None:
-        text = b"".join(json_line(line, self._cell) + b"\n" for line in lines if line.strip())
-        with contextlib.suppress(OSError):  # nobody may be there any more
-            while text:
-                text = text[os.write(self.target, text) :]
+        for line in lines:
+            if line.strip():
+                self._writer.put(json_line(line, self._cell) + b"\n")

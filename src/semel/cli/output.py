@@ -12,11 +12,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
 from semel.cli.log_relay import json_line
 from semel.cli.start_log import StartLog
+from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.logs import LogFormat
 
 __all__ = ["Output", "StandardError"]
@@ -26,13 +28,22 @@ _MAX_FILE_BYTES: Final = 1 << 26
 
 
 class StandardError(io.TextIOBase):
-    """Standard error, where printing never fails: a terminal that is gone must not end what runs in it.
+    """Standard error, where printing neither fails nor blocks: what runs must not end or stop with its reader.
 
-    The signal that tells of it may arrive after the first print that fails.
+    A terminal is printed to at once. The signal that it is gone may arrive after the first print that fails. Anything
+    else is written by a thread (threats S28).
     """
+
+    @cached_property
+    def writer(self) -> LineWriter:
+        """The queue of bytes for standard error."""
+        return LineWriter(sys.stderr.fileno())
 
     def write(self, text: str) -> int:
         """Print, if anybody is there."""
+        if not self.isatty():
+            self.writer.put(text.encode(errors="backslashreplace"))
+            return len(text)
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
@@ -62,10 +73,11 @@ class Output:
     `log` reads it while they start.
     """
 
-    def __init__(self, *, is_visible: bool, form: LogFormat = "text") -> None:
+    def __init__(self, writer: LineWriter, *, is_visible: bool, form: LogFormat = "text") -> None:
         self._reader, self.descriptor = os.pipe()
         os.set_blocking(self._reader, False)
-        self._show = _show_json() if form == "json" else _show
+        self.writer = writer
+        self._show = _json_lines(writer.put) if form == "json" else writer.put
         self._is_visible = is_visible
         self._file: BinaryIO | None = None
         self.path: Path | None = None
@@ -105,7 +117,8 @@ class Output:
                 if self.log is not None:
                     self.log.feed(printed)
                 if self._file is not None and self._file.tell() < _MAX_FILE_BYTES:
-                    self._file.write(printed)
+                    with contextlib.suppress(OSError):  # the disk may be full
+                        self._file.write(printed)
                 if self._is_visible:
                     self._show(printed)
                 if len(printed) < _PIPE_BYTES:
@@ -118,19 +131,13 @@ class Output:
             self._file = self.path = None
 
 
-def _show(printed: bytes) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        sys.stderr.buffer.write(printed)
-        sys.stderr.buffer.flush()
-
-
-def _show_json() -> Callable[[bytes], None]:
-    """Shows whole lines, each as JSON."""
+def _json_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Takes whole lines on, each as JSON."""
     rest = b""
 
     def show(printed: bytes) -> None:
         nonlocal rest
         *lines, rest = (rest + printed).split(b"\n")
-        _show(b"".join(json_line(line) + b"\n" for line in lines if line.strip()))
+        put(b"".join(json_line(line) + b"\n" for line in lines if line.strip()))
 
     return show

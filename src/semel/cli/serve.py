@@ -40,7 +40,8 @@ _POLL_S: Final = 0.25
 _MAX_SOCKET_CHARS: Final = 107  # what the kernel takes for a socket's path
 
 logger = logging.getLogger(__name__)
-console = Console(file=cast("IO[str]", StandardError()))
+stderr = StandardError()
+console = Console(file=cast("IO[str]", stderr))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def ready_url(serving: ServingSettings) -> str | None:
 
 def serve(options: ServeOptions) -> int:
     """Run until Ctrl-C; the exit code."""
-    log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s")
+    log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s", writer=stderr.writer)
     logger.setLevel(logging.INFO)
     bind(options.server.host, options.server.port).close()  # before half a minute of loading
     folder = Path(tempfile.mkdtemp(prefix="semel-"))  # mode 0700: sockets and key live here
@@ -107,12 +108,13 @@ def serve(options: ServeOptions) -> int:
         return asyncio.run(_supervise(options, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        stderr.writer.flush()
 
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
     stopping = ShutdownSignal.listening()
     is_quiet = console.is_terminal and not options.is_verbose and options.log_format == "text"
-    output = Output(is_visible=not is_quiet, form=options.log_format)
+    output = Output(stderr.writer, is_visible=not is_quiet, form=options.log_format)
     children = _children(options, folder, output.descriptor)
     keepers = [asyncio.create_task(child.keep()) for child in children]
     has_failed = True

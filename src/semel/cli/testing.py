@@ -71,12 +71,11 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
     """Start a worker whose engine has no model: it answers with numbered words at a steady rate."""
     import uvloop
 
+    from semel.cli.log_relay import relayed_logs
     from semel.compose import WorkerOptions
     from semel.compose.modelless_worker import run_modelless_worker
     from semel.key_files import worker_keys
-    from semel.telemetry.logs import log_to_stderr
 
-    log_to_stderr("text")
     settings = call.settings
     options = WorkerOptions(
         settings.model,
@@ -91,7 +90,8 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
         settings.processor,
         cell=settings.cell.name,
     )
-    uvloop.run(run_modelless_worker(options, rate=settings.rate, phases=settings.phases))
+    with relayed_logs("text"):
+        uvloop.run(run_modelless_worker(options, rate=settings.rate, phases=settings.phases))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from semel.settings import (
 from semel.shutdown import ShutdownSignal
 from semel.store.store import open_store
 from semel.telemetry.lag import LoopLag
+from semel.telemetry.logs import log_samples
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import (
@@ -191,6 +192,7 @@ async def run_frontend(options: FrontendOptions) -> None:
     )
     parts.meter.watch(server.samples)
     parts.meter.watch(tracing.samples)
+    parts.meter.watch(log_samples)
     if service.cell is not None:
         parts.meter.set(CELL_INFO, 1, service.cell)
     parts.meter.watch(parts.lookups.samples)

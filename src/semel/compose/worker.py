@@ -37,6 +37,7 @@ from semel.settings import (
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
+from semel.telemetry.logs import log_samples
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import CELL_INFO, MM_CACHE_EVICTIONS
@@ -202,6 +203,7 @@ async def serve_engine(
         )
         await stack.enter_async_context(listener)
         meter = Meter()
+        meter.watch(log_samples)
         if options.cell is not None:
             meter.set(CELL_INFO, 1, options.cell)
         await stack.enter_async_context(_running(follow_keys(transport, listener.replace_keys, meter)))

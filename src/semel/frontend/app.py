@@ -98,7 +98,6 @@ def create_app(
 
     meter.watch(partial(_budget_samples, service))
     meter.watch(service.limiter.samples)
-    meter.watch(service.traffic.samples)
     meter.watch(service.ignored_fields.samples)
     return DocumentedApp(
         [

@@ -46,16 +46,6 @@ class BodyLimits:
     )
     """Reading JSON holds the interpreter's lock for 2 to 4 ms for each megabyte of long strings."""
 
-    max_ratio: float = flag(
-        100.0,
-        "max-body-ratio",
-        help="Maximum size of a compressed request body after decompression, as a multiple of what was sent; more is "
-        "answered with 413. Bodies up to 1 MiB may be compressed by more.",
-        group="Limits",
-        min=1,
-    )
-    """Base64 of images is compressed by 1.3 to 1, text by 3 to 10. gzip can do 1,000 to 1, zstd 30,000 to 1."""
-
     max_s: float = flag(
         120.0,
         "max-body-s",

@@ -18,7 +18,6 @@ from semel.frontend.api.api_fields import API_FIELDS
 from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
-from semel.frontend.http.content_encoding import BodyTraffic
 from semel.frontend.http.ignored_fields import IgnoredFields
 from semel.frontend.middleware.concurrency import RequestLimiter
 from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
@@ -109,7 +108,6 @@ class FrontendState:
 
     body: BodyLimits = field(default_factory=BodyLimits)
     budget: Budget = field(default_factory=Budget)
-    traffic: BodyTraffic = field(default_factory=BodyTraffic)
     refusals: RefusalLimits = field(default_factory=RefusalLimits)
     limiter: RequestLimiter = field(default_factory=RequestLimiter)
 

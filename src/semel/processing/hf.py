@@ -136,6 +136,11 @@ class HfProcessor:
         return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
 
     @property
+    def hf_processor(self) -> Any:
+        """The processor itself."""
+        return self.processor
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer of the processor; None if it has none."""
         tokenizer = getattr(self.processor, "tokenizer", None)

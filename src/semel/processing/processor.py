@@ -48,6 +48,10 @@ class Processor(Protocol):
         """How the items of each modality enter a prompt; empty for an encoder-decoder, whose prompts have none."""
 
     @property
+    def hf_processor(self) -> Any:
+        """The processor of transformers that does the work, or that vLLM's calls."""
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer that the engine has for this model: one of transformers'."""
 

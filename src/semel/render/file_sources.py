@@ -30,7 +30,6 @@ from semel.store.names import file_id, parse_id
 __all__ = ["FileSources", "IdentityOf"]
 
 _MAX_FILES: Final = 4_096
-_AT_ONCE: Final = 64
 _READS_AT_ONCE: Final = 8
 _REFERENCE: Final = b"semel.reference.1"
 _LARGE: Final = 1 << 20
@@ -67,14 +66,16 @@ class FileSources:
             if self.store is not None and (file := await self.store.locate(tenant.name, digest)) is not None:
                 found[text] = digest, file.modality
 
-        ordered = sorted(ids)
-        for start in range(0, len(ordered), _AT_ONCE):
-            parsed = [(text, parse_id(text)) for text in ordered[start : start + _AT_ONCE]]
-            # What was sent before needs no task of its own, which would take more than all else here.
-            unnamed = [(text, digest) for text, digest in parsed if digest is not None and not is_named(text, digest)]
-            await concurrently(unnamed, look, at_once=_READS_AT_ONCE)
-            if len(found) < min(start + _AT_ONCE, len(ordered)):
-                break  # one is unknown, and ends the request
+        # What was sent before needs no task, which would take more than all else here.
+        parsed = ((text, parse_id(text)) for text in sorted(ids))
+        unnamed = [(text, digest) for text, digest in parsed if digest is None or not is_named(text, digest)]
+        start, at_once = 0, 1  # an unknown one ends the request: the first costs one operation, not eight (threats S30)
+        while start < len(unnamed):
+            some = unnamed[start : start + at_once]
+            await concurrently([(text, digest) for text, digest in some if digest is not None], look, at_once=at_once)
+            if any(text not in found for text, _ in some):
+                break
+            start, at_once = start + at_once, min(2 * at_once, _READS_AT_ONCE)
         return found
 
     async def resolve(

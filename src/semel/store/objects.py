@@ -2,13 +2,15 @@
 
 obstore works in threads of its own, and nothing stops a thread. An operation that took too long, or whose client has
 gone, is given up, but what it holds stays on its tenant's account and is counted until it has really ended (threats
-S18). Each tenant has bounds of its own: of the bytes that its operations hold at once, and of what was given up. Over
-the first it waits, over the second it is refused. Nobody waits for another tenant.
+S18). Each tenant has bounds: of the operations that it has at once (S30), of the bytes that they hold, and of what was
+given up. Over the first two it waits, over the last it is refused. All tenants together have a bound of operations,
+since each takes a connection or a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from semel.errors import ConfigError, MediaStoreUnavailable
 from semel.store.byte_limit import KeyedByteLimit
 from semel.store.protocol import FRONTEND, Payer
+from semel.telemetry.sampling import SampledLog
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -28,6 +31,8 @@ __all__ = ["BucketObjects", "Objects", "OnEnd", "open_objects"]
 
 _MAX_ABANDONED: Final = 64
 _MAX_BYTES: Final = 256 * 1024 * 1024
+_MAX_TENANT_OPERATIONS: Final = 16
+_MAX_OPERATIONS: Final = 64
 _PAGE: Final = 250
 _LEFTOVER_S: Final = 3_600.0
 _SCHEMES: Final = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
@@ -55,8 +60,8 @@ class Objects(Protocol):
         """
         ...
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
-        """The bytes of an object of this size, if it is there."""
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        """So many bytes of an object from `start` on, if it is there."""
         ...
 
     @property
@@ -79,11 +84,14 @@ class BucketObjects:
     def __init__(self, store: ObjectStore, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
+        self._operations = KeyedByteLimit(_MAX_TENANT_OPERATIONS)
+        self._all_operations = asyncio.Semaphore(_MAX_OPERATIONS)
         self._bytes = KeyedByteLimit(_MAX_BYTES)
         """What the operations of each owner hold, of those too that were given up."""
         self._abandoned: dict[str, dict[asyncio.Future[Any], int]] = {}
         """By owner: what was given up and has not ended yet."""
         self._errors = 0
+        self._failures = SampledLog(logger, logging.WARNING)
 
     @property
     def errors(self) -> int:
@@ -115,11 +123,14 @@ class BucketObjects:
             raise
         await self._run(write(), end, payer.owner, len(data))
 
-    async def get(self, path: str, nbytes: int, *, payer: Payer = FRONTEND) -> memoryview | None:
-        """Read an object."""
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        """Read some of an object."""
 
         async def read() -> memoryview:
-            return memoryview(await (await self._store.get_async(path)).bytes_async())
+            if not nbytes:  # a range has bytes
+                await self._store.head_async(path)
+                return memoryview(b"")
+            return memoryview(await self._store.get_range_async(path, start=start, length=nbytes))
 
         end = await self._admit(payer, nbytes)
         try:
@@ -148,27 +159,24 @@ class BucketObjects:
     async def _admit(self, payer: Payer, nbytes: int = 0) -> _End:
         """Let an operation begin that holds so much. The caller must run it, or call what is returned."""
         self._check_abandoned(payer.owner, nbytes)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._bytes.take(payer.owner, nbytes)
-        except TimeoutError:
-            raise MediaStoreUnavailable(
-                "the media store took too long to store and read other files of this tenant "
-                f"({self._bytes[payer.owner]:,} bytes); the limit is {_MAX_BYTES:,} bytes at once: try again in a "
-                "moment"
-            ) from None
-        try:
-            unpin = payer.pin(nbytes) if nbytes else None
-        except BaseException:
-            self._bytes.release(payer.owner, nbytes)
-            raise
-
-        def end() -> None:
-            self._bytes.release(payer.owner, nbytes)
-            if unpin is not None:
-                unpin()
-
-        return end
+        with contextlib.ExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._bytes.take(payer.owner, nbytes)
+                    stack.callback(self._bytes.release, payer.owner, nbytes)
+                    await self._operations.take(payer.owner, 1)
+                    stack.callback(self._operations.release, payer.owner, 1)
+                    await self._all_operations.acquire()
+                    stack.callback(self._all_operations.release)
+            except TimeoutError:
+                raise MediaStoreUnavailable(
+                    "the media store took too long to store and read other files of this tenant "
+                    f"({self._operations[payer.owner]} operations, {self._bytes[payer.owner]:,} bytes); the limit is "
+                    f"{_MAX_TENANT_OPERATIONS} operations and {_MAX_BYTES:,} bytes at once: try again in a moment"
+                ) from None
+            if nbytes:
+                stack.callback(payer.pin(nbytes))
+            return stack.pop_all().close
 
     def _check_abandoned(self, owner: str, nbytes: int) -> None:
         """Refuse to hold so much more beside what was given up for the same owner."""
@@ -192,11 +200,11 @@ class BucketObjects:
             raise
         except TimeoutError:
             self._errors += 1
-            logger.warning("the media store took longer than %g s (--media-store-timeout-s)", self._timeout_s)
+            self._failures.log("the media store took longer than %g s (--media-store-timeout-s)", self._timeout_s)
             raise MediaStoreUnavailable("the media store took too long; try again in a moment") from None
         except Exception as error:  # noqa: BLE001 - obstore raises errors of its own, of the system and of Python
             self._errors += 1
-            logger.warning("the media store failed: %s", str(error).partition("\n")[0])
+            self._failures.log("the media store failed: %s", str(error).partition("\n")[0])
             raise MediaStoreUnavailable("the media store failed; its frontend's log says why") from None
         finally:
             if not working.done():
@@ -244,7 +252,12 @@ def open_objects(location: str, timeout_s: float) -> BucketObjects:
         store = from_url(
             location,
             # Plain HTTP only if the operator's endpoint is: a bucket's own address is always https.
-            client_options={"timeout": timeout, "connect_timeout": timeout, "allow_http": True},
+            client_options={
+                "timeout": timeout,
+                "connect_timeout": timeout,
+                "allow_http": True,
+                "pool_max_idle_per_host": str(_MAX_TENANT_OPERATIONS),
+            },
             retry_config={"max_retries": 2, "retry_timeout": timeout},
         )
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -89,6 +89,15 @@ class MediaStore(Protocol):
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, memoryview] | None:
         """A file of a tenant with its bytes, which are those that were stored, or it is none."""
+        ...
+
+    async def stream(
+        self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
+    ) -> tuple[StoredFile, AsyncIterator[memoryview]] | None:
+        """A file of a tenant with its bytes in pieces of 1 MiB, of which one at a time is in memory and is spent.
+
+        The iterator raises `MediaStoreUnavailable` instead of its last piece if the bytes are not those of the upload.
+        """
         ...
 
     async def delete(self, tenant: str, digest: Digest) -> bool:

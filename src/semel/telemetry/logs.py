@@ -3,34 +3,34 @@
 A line may contain text from a client. Characters that would begin another line, or that a terminal would obey, are
 escaped, so only semel begins a line (threats, forged lines). Further lines of a message are indented.
 
-A server under load logs a line for each request. Those of the access log are written together, a moment later: each
-write may wake another process that reads them. Any other line is written at once, with what came before it.
+A server's lines go through a bounded queue (`log_writer`). Those of the access log are written together, a moment
+later: each write may wake another process that reads them. Any other line is written at once, with what came before it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import logging
 import re
-import select
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
+from semel.telemetry.log_writer import LineWriter
+from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import RequestContext, current_request
 
 __all__ = [
     "ACCESS_LOGGER",
     "JSON_LOGGING",
-    "BatchedLines",
     "JsonLines",
     "LogFormat",
+    "QueuedLines",
     "TextLines",
     "is_json",
+    "log_samples",
     "log_to_stderr",
 ]
 
@@ -40,8 +40,6 @@ ACCESS_LOGGER: Final = "semel.access"
 LogFormat = Literal["text", "json"]
 
 _TEXT: Final = "%(levelname)s %(asctime)s %(name)s: %(message)s"
-_BATCH_S: Final = 0.05
-_MAX_BATCH: Final = 256
 _UNSAFE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that could end a line or control a terminal, and invalid characters; tabs are allowed."""
 
@@ -61,14 +59,14 @@ def log_to_stderr(
     *,
     level: int = logging.INFO,
     text: str = _TEXT,
-    stream: TextIO | None = None,
+    writer: LineWriter | None = None,
     cell: str | None = None,
 ) -> None:
-    """Log to standard error, or to another stream.
+    """Log to standard error; a server does so through a writer.
 
     `text` is the `logging` format of text lines. Every line in JSON names the cell, if there is one.
     """
-    handler = BatchedLines(stream or sys.stderr)
+    handler = logging.StreamHandler(sys.stderr) if writer is None else QueuedLines(writer)
     handler.setFormatter(JsonLines(cell) if form == "json" else TextLines(text))
     logging.basicConfig(level=level, handlers=[handler])
 
@@ -78,61 +76,34 @@ def is_json() -> bool:
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
-class BatchedLines(logging.StreamHandler[TextIO]):
-    """Writes the lines of the access log together, after 50 ms if its event loop is free; all others at once."""
+def log_samples() -> Iterator[Sample]:
+    """Read the counters of this process's log, for a meter."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, QueuedLines):
+            yield from handler.writer.samples()
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._lines: list[str] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop that will write what waits."""
 
-        # Whoever configures `logging` anew makes it forget that this one has to be flushed; vLLM does.
+class QueuedLines(logging.Handler):
+    """Hands lines to a writer; those of the access log may wait for others."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer = writer
+        # Configuring `logging` anew makes it forget that this one has to be flushed; vLLM does.
         atexit.register(self.flush)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or let it wait for others."""
+        """Queue a line."""
         try:
-            self._lines.append(self.format(record) + self.terminator)
-            may_wait = record.name == ACCESS_LOGGER and record.levelno < logging.WARNING
-            loop = _running_loop() if may_wait else None
-            if loop is None or len(self._lines) >= _MAX_BATCH:
-                self.flush()
-            elif loop is not self._loop:
-                self._loop = loop
-                loop.call_later(_BATCH_S, self.flush)
-        except Exception:  # noqa: BLE001 (as logging does: a line that cannot be written ends nothing)
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        except Exception:  # noqa: BLE001 (as logging does: a line that cannot be formatted ends nothing)
             self.handleError(record)
+            return
+        self.writer.put(line, may_wait=record.name == ACCESS_LOGGER and record.levelno < logging.WARNING)
 
     def flush(self) -> None:
-        """Write what waits: whole lines, as many at a time as a pipe takes in one piece."""
-        with self.lock or nullcontext():
-            lines, self._lines, self._loop = self._lines, [], None
-            for batch in _batches(lines):
-                self.stream.write(batch)
-                super().flush()
-
-
-def _batches(lines: Sequence[str]) -> Iterator[str]:
-    """The lines together, each time at most 4,096 bytes: a pipe that others write to as well never tears these."""
-    batch: list[str] = []
-    size = 0
-    for line in lines:
-        nbytes = len(line.encode(errors="replace"))
-        if batch and size + nbytes > select.PIPE_BUF:
-            yield "".join(batch)
-            batch, size = [], 0
-        batch.append(line)
-        size += nbytes
-    if batch:
-        yield "".join(batch)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+        """Wait for the lines to be written, for a second at most."""
+        self.writer.flush()
 
 
 class TextLines(logging.Formatter):

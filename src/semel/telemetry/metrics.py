@@ -82,8 +82,6 @@ from semel.telemetry.worker_metrics import (
 )
 
 __all__ = [
-    "BODY_DECODED_BYTES",
-    "BODY_RECEIVED_BYTES",
     "CELL_INFO",
     "CONNECTIONS",
     "CONNECTIONS_CLOSED",
@@ -139,6 +137,7 @@ __all__ = [
     "IGNORED_FIELDS",
     "LEASES",
     "LINK_KEY_GENERATION",
+    "LOG_LINES_DROPPED",
     "LOOP_LAG_SECONDS",
     "MEDIA_CACHE_BYTES",
     "MEDIA_CACHE_CONFIRMED",
@@ -264,11 +263,8 @@ LOOP_LAG_SECONDS: Final = Metric(
     (),
     (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
-BODY_RECEIVED_BYTES: Final = Metric(
-    "semel_body_received_bytes_total", "counter", "Bytes of request bodies as they were sent.", ("encoding",)
-)
-BODY_DECODED_BYTES: Final = Metric(
-    "semel_body_decoded_bytes_total", "counter", "Bytes of request bodies after decompression.", ("encoding",)
+LOG_LINES_DROPPED: Final = Metric(
+    "semel_log_lines_dropped_total", "counter", "Log lines that were dropped, because nobody read the log fast enough."
 )
 REFUSALS: Final = Metric(
     "semel_refusals_total", "counter", "Requests that were refused, by the code of their error.", ("code",)

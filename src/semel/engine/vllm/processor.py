@@ -96,6 +96,11 @@ class VllmProcessor:
         )
 
     @property
+    def hf_processor(self) -> Any:
+        """The processor of transformers that vLLM's calls."""
+        return self.processor.info.get_hf_processor()
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer that vLLM has for this model."""
         return self.processor.info.get_tokenizer()

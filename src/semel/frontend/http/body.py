@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -14,11 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow
+from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow, UnsupportedEncoding, excerpt
 from semel.frontend.api.faults import fault_of
 from semel.frontend.api.unknown_fields import UnknownFields
-from semel.frontend.budget import Account, Loan
-from semel.frontend.http.content_encoding import BATCH_BYTES, IDENTITY, BodyDecoder, BodyTraffic, content_encoding
+from semel.frontend.budget import Account
 from semel.frontend.http.long_strings import Cut, cut_long_strings
 from semel.frontend.http.members import without_members
 from semel.frontend.http.sse import EventStream, until_gone
@@ -64,9 +63,9 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-async def read(request: Request, limits: BodyLimits, account: Account, traffic: BodyTraffic | None = None) -> bytearray:
+async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
     """Read a JSON body. Charges the memory of its parsed values to the account too."""
-    body = await read_bytes(request, limits, account, traffic)
+    body = await read_bytes(request, limits, account)
     values = await run(partial(_count_values, body, limits), light=len(body) <= _PIECE)
     account.take(_VALUE_BYTES * values)
     return body
@@ -77,59 +76,48 @@ def take_values(body: bytes | bytearray, limits: BodyLimits, account: Account) -
     account.take(_VALUE_BYTES * _count_values(body, limits))
 
 
-async def read_bytes(
-    request: Request, limits: BodyLimits, account: Account, traffic: BodyTraffic | None = None
-) -> bytearray:
-    """Read the body, decompressed; stop as soon as it exceeds a limit. A Content-Length can refuse it before that."""
+async def read_bytes(request: Request, limits: BodyLimits, account: Account) -> bytearray:
+    """Read the body; stop as soon as it exceeds a limit. A Content-Length can refuse it before that."""
     body = bytearray()
     # Not into a list of pieces: tiny ones would take twenty times as much memory.
-    await _receive(request, limits, account, body.extend, traffic)
+    await _receive(request, limits, account, body.extend)
     return body
 
 
-async def read_upload(
-    request: Request,
-    limits: BodyLimits,
-    account: Account,
-    *,
-    max_file_bytes: int,
-    traffic: BodyTraffic | None = None,
-) -> Form:
-    """Read a form with files as it comes, decompressed; stop as soon as it, or a file, exceeds a limit."""
+async def read_upload(request: Request, limits: BodyLimits, account: Account, *, max_file_bytes: int) -> Form:
+    """Read a form with files as it comes; stop as soon as it, or a file, exceeds a limit."""
     reader = FormReader(request.headers.get("content-type", ""), max_file_bytes=max_file_bytes)
-    await _receive(request, limits, account, reader.feed, traffic)
+    await _receive(request, limits, account, reader.feed)
     return reader.finish()
 
 
-async def _receive(
-    request: Request,
-    limits: BodyLimits,
-    account: Account,
-    add: Callable[[bytes], None],
-    traffic: BodyTraffic | None,
-) -> None:
-    encoding = content_encoding(request.headers)
-    decoder = None if encoding == IDENTITY else BodyDecoder(encoding, max_ratio=limits.max_ratio)
+async def _receive(request: Request, limits: BodyLimits, account: Account, add: Callable[[bytes], None]) -> None:
+    _check_encoding(request)
     announced = request.headers.get("content-length", "")
     if announced.isdecimal():
-        least = int(announced) if decoder is None else _least_size(int(announced))
-        _check_size(least, limits)
-        account.check(least)
+        _check_size(int(announced), limits)
+        account.check(int(announced))
     size, chunks = 0, request.stream()
-    pieces = chunks if decoder is None else _decompressed(chunks, decoder, limits, account)
     try:
-        async with asyncio.timeout(limits.max_s), aclosing(chunks), aclosing(pieces):
-            async for piece in pieces:
-                size += len(piece)
+        async with asyncio.timeout(limits.max_s), aclosing(chunks):
+            async for chunk in chunks:
+                size += len(chunk)
                 _check_size(size, limits)
-                account.take(len(piece))
-                add(piece)
+                account.take(len(chunk))
+                add(chunk)
     except TimeoutError:
         raise RequestTooSlow(
             f"the request took longer than {limits.max_s:g} s to come; raise it with --max-body-s"
         ) from None
-    if traffic is not None:
-        traffic.count(encoding, size if decoder is None else decoder.received, size)
+
+
+def _check_encoding(request: Request) -> None:
+    """Refuse a compressed body before a byte of it is read (threats S28)."""
+    written = ", ".join(request.headers.getlist("content-encoding")).strip()
+    if written.lower() not in ("", UnsupportedEncoding.accepted):
+        raise UnsupportedEncoding(
+            f"Content-Encoding: {excerpt(written)} is not taken: send the body as it is, or name files to save bytes"
+        )
 
 
 def parse(body: bytes | bytearray, kind: TypeAdapter[_T], unknown: UnknownFields | None = None) -> _T:
@@ -176,40 +164,6 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
     logger.info("a client went away before its answer")
     await _give_up(working)
     return Response(status_code=CLIENT_CLOSED)
-
-
-async def _decompressed(
-    chunks: AsyncIterator[bytes], decoder: BodyDecoder, limits: BodyLimits, account: Account
-) -> AsyncGenerator[bytes, None]:
-    """The pieces of a compressed body. What decompressing needs is charged while it lasts."""
-    working = Loan(account)
-    try:
-        async with aclosing(_batches(chunks)) as batches:
-            async for batch in batches:
-                working.hold(decoder.feed(batch))
-                _check_size(_least_size(decoder.received), limits)
-                while not decoder.is_empty:
-                    yield await run(decoder.slice, light=decoder.is_light)
-        decoder.finish()
-    finally:
-        working.clear()
-
-
-async def _batches(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytearray, None]:
-    """The chunks, joined until there is enough to decompress."""
-    batch = bytearray()
-    async for chunk in chunks:
-        batch += chunk
-        if len(batch) >= BATCH_BYTES:
-            yield batch
-            batch = bytearray()
-    if batch:
-        yield batch
-
-
-def _least_size(compressed: int) -> int:
-    """The least that so many compressed bytes become: what cannot be compressed grows by a few bytes per block."""
-    return max(0, compressed - (compressed >> 8) - 64)
 
 
 async def _parse_without_long_strings(

@@ -150,7 +150,7 @@ async def _read_within(
     limits: BodyLimits, request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call
 ) -> _T:
     unknown = service.unknown_fields()
-    body = await read(request, limits, call.account, service.traffic)
+    body = await read(request, limits, call.account)
     parsing = parse_body(body, kind, limits, unknown)
     del body  # the parser drops it early
     parsed = await parsing

@@ -172,9 +172,10 @@ async def _download(
     request: Request, service: FrontendState, store: MediaStore, tenant: str, account: Account
 ) -> Response:
     text, digest = _named(request)
-    if (found := await store.read(tenant, digest, account.take, account.pin)) is None:
+    if (found := await store.stream(tenant, digest, account.take, account.pin)) is None:
         raise _unknown("file_id", text)
-    response = Download([found[1]], account, media_type=_BINARY, within_s=service.body.max_s)
+    file, pieces = found
+    response = Download(pieces, file.nbytes, account, media_type=_BINARY, within_s=service.body.max_s)
     response.headers["X-Content-Type-Options"] = "nosniff"
     return response
 

@@ -87,7 +87,7 @@ async def _ask_file(
     Some strings of its JSON are JSON too. The values of each are counted when it is parsed, because a comma may be
     escaped.
     """
-    body = await read_bytes(request, service.body, call.account, service.traffic)
+    body = await read_bytes(request, service.body, call.account)
     limits = prompt_limits(service, call)
 
     def encode(text: str) -> bytes:

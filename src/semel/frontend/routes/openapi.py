@@ -35,7 +35,6 @@ _REQUEST_ID: Final = {
     "description": "What the id of the answer ends with, if it is printable and at most 128 characters.",
     "schema": {"type": "string"},
 }
-_COMPRESSION: Final = "May be compressed, as one gzip member or one zstd frame (`Content-Encoding`)."
 _FAMILIES: Final = {"Messages": MessagesErrorBody}
 _KEY: Final = "One of the API keys that the operator has given out."
 
@@ -51,7 +50,7 @@ def takes(
     """The description of a route that takes a body. With `named`, the response has an id; `errors` is the family of
     its errors."""
     operation = looks(answers, refused=told_codes().keys() - {InvalidKey.status}, errors=errors)
-    body = {"description": _COMPRESSION, "required": True, "content": {form: {"schema": _body(kind)}}}
+    body = {"required": True, "content": {form: {"schema": _body(kind)}}}
     return {**operation, "requestBody": body, **({"parameters": [_REQUEST_ID]} if named else {})}
 
 

@@ -30,7 +30,7 @@ from semel.frontend.api.requests import (
     TokenizeRequest,
     TokenizeTextRequest,
 )
-from semel.frontend.http.download import Download
+from semel.frontend.http.download import Download, in_memory
 from semel.frontend.items.ownership import with_seals, with_tags
 from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute, takes
@@ -107,7 +107,9 @@ async def _tensors(service: FrontendState, call: Call, request: ChatCompletionRe
     body = _body(call.serving, request, prompt, f"chatcmpl-{uuid.uuid4().hex}")
     owner = request.tenant(call.tenant), call.serving.pipeline.key
     texts = {PROMPT: msgspec.json.encode(await asyncio.to_thread(with_seals, body, features, *owner)).decode()}
-    return Download(write(features, texts), call.account, media_type=SAFETENSORS, within_s=service.body.max_s)
+    pieces = write(features, texts)
+    nbytes = sum(map(len, pieces))
+    return Download(in_memory(pieces), nbytes, call.account, media_type=SAFETENSORS, within_s=service.body.max_s)
 
 
 async def _render_completion(call: Call, request: CompletionRequest) -> Response:

@@ -114,7 +114,7 @@ async def _ask(
 ) -> _Speech:
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
-    body = await read_bytes(request, service.body, call.account, service.traffic)
+    body = await read_bytes(request, service.body, call.account)
     call.account.take(len(body))  # the files of a form are copies
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
     unknown = service.unknown_fields()

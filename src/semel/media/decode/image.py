@@ -22,9 +22,9 @@ from semel.media.decode.limits import DecodeLimits
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["decode_image"]
+__all__ = ["FORMATS", "decode_image"]
 
-_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _WHITE: Final = (255, 255, 255, 255)
 _WIDE_MODES: Final = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _GREY_STEPS: Final[Mapping[object, int]] = {"L;2": 85, "L;4": 17}
@@ -62,7 +62,7 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
         with _pillow_limit(limits.max_image_pixels):
             if (canvas := _webp_canvas(data)) is not None:
                 _check_size(canvas, limits)
-            image = Image.open(io.BytesIO(data), formats=_FORMATS)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
             _check_size(image.size, limits)
             _check_scans(data)
             _load(image)
@@ -78,7 +78,7 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
             raise MemoryError from None
         logger.info("an image of %d bytes does not decode: %r", len(data), error)
         raise MediaUndecodable(
-            f"the image ({len(data):,} bytes) does not decode; send a complete {', '.join(_FORMATS)} file"
+            f"the image ({len(data):,} bytes) does not decode; send a complete {', '.join(FORMATS)} file"
         ) from None
 
 

@@ -31,6 +31,7 @@ from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, 
 from semel.media import Pieces
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
+from semel.processing.header import check_header
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Assemble,
@@ -292,6 +293,8 @@ def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature 
         if isinstance(work, Cut):
             return processor.cut(Media("audio", media))
         item = Media(work.modality, media, work.mime)
+        if load.max_tokens is not None and not processor.encoder_decoder:
+            check_header(processor.hf_processor, item, work.options, load.max_tokens)
         if work.only_layout:
             return Feature(work.modality, {}, processor.lay_out(item, work.options))
         return processor.process(item, work.options)

@@ -169,6 +169,9 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     requires_sandbox: bool = False
     """Whether to refuse to load where a layer of the sandbox is missing."""
 
+    max_tokens: int | None = None
+    """Of an item: one that has more by its header is not decoded."""
+
 
 class Work(msgspec.Struct, frozen=True, tag="work"):
     """Make the feature of an item; the payload is its media."""

@@ -1,11 +1,11 @@
 """A pool of processes that decode and preprocess, so that the process which serves does neither.
 
 Its rules: a process works on one item at a time; tenants take turns, and so do the requests of one tenant, so that
-nobody with many items keeps the others waiting or takes all places in the queue; what goes wrong with a process (it
-dies, hangs, breaks the protocol) costs the item that it works on and no other, and an item that does it again is not
-tried again. A caller that goes away costs nothing either: the answer to its item is read and dropped, so that frames
-never get out of step. `ProcessSet` starts and replaces the processes. Nothing here imports torch, transformers or
-numpy.
+nobody with many or expensive items keeps the others waiting or takes all slots of the queue; what goes wrong with a
+process (it dies, hangs, breaks the protocol) costs the item that it works on and no other, and an item that does it
+again is not tried again. A caller that goes away costs nothing either: the answer to its item is read and
+dropped, so that frames never get out of step. `ProcessSet` starts and replaces the processes. Nothing here imports
+torch, transformers or numpy.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from semel.processing.pool.processes import CRASHES, ProcessSet
 from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
+from semel.processing.pool.shares import ProcessShares
 from semel.processing.pool.template import Template
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
@@ -61,6 +62,9 @@ MAX_MEMORY_BYTES: Final = ProcessingLimits().max_memory_bytes
 
 TIMEOUT_S: Final = ProcessingLimits().timeout_s
 """What one item may take, from the moment a process takes it on."""
+
+_STOPPED_S: Final = 0.05
+"""A process that has used less CPU time than this until its deadline was stopped: that is no item's fault."""
 
 _COPY_THREADS: Final = 4
 """A copy waits for nobody, so a few threads do for any number of processes."""
@@ -95,6 +99,7 @@ class Pool:
         self._offers = offers or OfferLimits()
         self._items = count()
         self._waiting: FairQueue[Job[Any]] = FairQueue(max_waiting)
+        self._shares = ProcessShares()
         self._deadly = Quarantine()
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "semel-staging")
         self._closed = False
@@ -143,6 +148,7 @@ class Pool:
             processor,
             probes,
             requires_sandbox,
+            None if offers is None else offers.max_tokens,
         )
         kept = ProcessSet(load, processes, stages=memory is not None, prepared=prepared, template=template)
         pool = cls(kept, max_waiting, memory, offers)
@@ -305,11 +311,15 @@ class Pool:
         if self._waiting.is_full:
             self._make_place(job.tenant)
         self._waiting.add(job.tenant, job.group, job)
+        self._shares.ask(job.tenant)
+        if self._shares.several:
+            self.processes.lend_spare()
         self._dispatch()
         try:
             return await job.made
         finally:
             self._waiting.discard(job.tenant, job)
+            self._shares.leave(job.tenant)
 
     def _admit_text(self) -> None:
         if refusal := self.refusal:
@@ -353,7 +363,11 @@ class Pool:
             if not child.free:
                 continue
             if child.quiet:
-                job = self._waiting.take()
+                may_begin = partial(self._shares.may_begin, processes=len(self.processes.children))
+                if (tenant := self._waiting.next_tenant(self._shares.used_s, may_begin)) is None:
+                    return
+                job = self._waiting.take(tenant)
+                self._shares.begin(tenant)
                 self._retries.free()
                 child.work = asyncio.create_task(self._work(child, job), context=job.context)
             else:  # it died while it had nothing to do: that is no item's fault
@@ -361,7 +375,7 @@ class Pool:
             child.work.add_done_callback(lambda _: self._dispatch())
 
     async def _work(self, child: PoolProcess, job: Job[_T]) -> None:
-        began = perf_counter()
+        began, cpu_s = perf_counter(), child.cpu_s
         try:
             made = await self._make(child, job)
         except SemelError as error:
@@ -375,12 +389,16 @@ class Pool:
         finally:
             job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
             job.trace(began)
+            # What a process that has ended had used is not known.
+            used_s = child.cpu_s - cpu_s if child.running else perf_counter() - began
+            self._shares.end(job.tenant, max(0.0, used_s))
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
         """What a process makes of an item; a process that does not do its part is ended."""
         if (refusal := self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
             raise refusal
         self.decoded += job.decodes
+        cpu_s = child.cpu_s
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
@@ -401,7 +419,12 @@ class Pool:
                 await child.end(within_s=END_TIMEOUT_S)
             return job.read(answer, payload, room)
         except TimeoutError:
+            is_stopped = child.cpu_s - cpu_s < _STOPPED_S
             await child.end(within_s=0)
+            if is_stopped:
+                raise NotReady(
+                    f"the process that worked on {job.subject} stood still; send the request again"
+                ) from None
             raise self._late(job) from None
         except (EOFError, OSError):
             await child.end(within_s=END_TIMEOUT_S)

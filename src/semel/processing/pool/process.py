@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
@@ -34,6 +35,9 @@ END_TIMEOUT_S: Final = 5.0
 
 _MODULE: Final = "semel.processing.pool.child"
 _BACKGROUND_MODULE: Final = "semel.processing.pool.preloaded_child"
+
+_CPU_CLOCK: Final = 2
+"""Of a process, as its number and this name it to `clock_gettime`: all of its threads, as they are scheduled."""
 
 _START_TIMEOUT_S: Final = 120.0
 _BACKGROUND_START_TIMEOUT_S: Final = 600.0
@@ -123,6 +127,14 @@ class PoolProcess:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time that it has used, 0 if it has ended."""
+        try:
+            return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
+        except OSError:
+            return 0.0
 
     @property
     def running(self) -> bool:

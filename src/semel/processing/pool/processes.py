@@ -104,6 +104,11 @@ class ProcessSet:
                 sandbox,
             )
 
+    def lend_spare(self) -> None:
+        """Let a spare work, if only one process does: a tenant's item must not wait for another's (threats S29)."""
+        if len(self.children) == self._processes == 1 and self.spares:
+            self.children.append(self.spares.pop(0))
+
     async def close(self) -> None:
         """End all processes. Closing twice does no harm."""
         for keeper in self._keepers:

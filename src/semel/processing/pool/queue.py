@@ -2,16 +2,17 @@
 
 A group is what one request sends. So one that comes behind a request with two hundred items, or behind a thousand
 requests of another tenant, waits for one item of theirs. A tenant or a group comes last when it begins to wait, and is
-forgotten when nothing of it waits. The number of items is bounded: once all places are taken, a tenant within its share
-of them gets the place of the newest item of whoever has the most. Every step is O(1), except that one, which looks at
-the tenants that wait. Pure: no I/O.
+forgotten when nothing of it waits. Tenants that have used more are passed over, and so are those that may not begin now
+(`shares`). The number of items is bounded: once all places are taken, a tenant within its share of them gets the place
+of the newest item of the one that has the most. A step looks at the tenants that wait, never at their items. Pure: no
+I/O.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from semel.core import Shares
@@ -86,9 +87,14 @@ class FairQueue(Generic[_T]):
             self._lines[tenant] = line = _Line()
         line.add(group, item)
 
-    def take(self) -> _T:
-        """The next item; the turn of its group, and of its tenant, is over."""
-        tenant, line = next(iter(self._lines.items()))
+    def next_tenant(self, used: Callable[[str], float], may_begin: Callable[[str], bool]) -> str | None:
+        """The tenant that has used the least, of those that wait and may begin; of equals, the first in line."""
+        return min(filter(may_begin, self._lines), key=used, default=None)
+
+    def take(self, tenant: str | None = None) -> _T:
+        """The next item, of this tenant if one is named; the turn of its group, and of its tenant, is over."""
+        tenant = next(iter(self._lines)) if tenant is None else tenant
+        line = self._lines[tenant]
         item = line.take()
         self._leave(tenant, line)
         if line.items:

@@ -1,0 +1,65 @@
+"""S28: `semel frontend` answers while nobody reads its log; with a handler that writes by itself it never starts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from semel.bench.ports import free_port
+from semel.settings import create_key
+from tests.serve.served import SEMEL
+
+KEY = "a-key-of-a-tenant"
+F_SETPIPE_SZ = 1031
+WITHIN_S = 60.0
+
+
+def full_pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, F_SETPIPE_SZ, 4_096)
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(256))
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.slow
+def test_a_frontend_whose_log_nobody_reads_answers_probes_tenants_and_strangers(tmp_path: Path) -> None:
+    create_key(tmp_path / "key")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    port, metrics_port = free_port(), free_port()
+    command = [SEMEL, "frontend", tmp_path / "model", "--fleet-key-file", tmp_path / "key", "--skip-checks"]
+    command += [f"--worker=ipc://{tmp_path}/w.sock", f"--port={port}", f"--metrics-port={metrics_port}"]
+    command += [f"--api-key={KEY}", "--preprocessing-processes=1"]
+    reader, writer = full_pipe()
+    process = subprocess.Popen(list(map(str, command)), stdout=writer, stderr=writer, process_group=0)
+    os.close(writer)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5.0) as client:
+            deadline = time.monotonic() + WITHIN_S
+            while True:
+                with suppress(httpx.TransportError):
+                    if client.get("/health").status_code == 200:
+                        break
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            for _ in range(200):  # 20 KB of access log, five times what the pipe holds
+                assert client.get("/v1/files/x", headers={"authorization": f"Bearer {KEY}"}).status_code in (404, 503)
+                assert client.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401
+            assert client.get("/health").status_code == 200
+        assert "semel_log_lines_dropped_total" in httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
+    finally:
+        process.kill()
+        process.wait(30)
+        os.close(reader)

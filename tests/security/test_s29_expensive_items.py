@@ -1,0 +1,166 @@
+"""S29: expensive items of one tenant leave a process to the others, and CPU time is what is shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+
+import pytest
+
+from semel.core import Media
+from semel.errors import NotReady, PromptTooLong
+from semel.processing.header import tokens_from_header
+from semel.processing.hf import HfProcessor
+from semel.processing.pool.job import OfferLimits
+from semel.processing.pool.pool import Pool
+from semel.processing.pool.queue import FairQueue
+from semel.processing.pool.shares import ProcessShares
+from tests.processing.test_pool import TARGET, Folder, picture, stopped
+from tests.waiting import until
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_alone_a_tenant_has_all_processes_and_next_to_another_all_but_one() -> None:
+    clock = Clock()
+    shares = ProcessShares(clock)
+    for number in range(4):
+        shares.ask("mallory")
+        assert shares.may_begin("mallory", 4)
+        shares.begin("mallory")
+        assert not shares.several, number
+    shares.ask("alice")
+    assert not shares.may_begin("mallory", 4)
+    assert shares.may_begin("alice", 4)
+    for _ in range(2):
+        shares.end("mallory", 1.0)
+    assert shares.may_begin("mallory", 4)
+    shares.begin("mallory")
+    assert not shares.may_begin("mallory", 4)
+
+
+def test_a_tenant_that_has_not_asked_for_ten_minutes_needs_no_process() -> None:
+    clock = Clock()
+    shares = ProcessShares(clock)
+    shares.ask("alice")
+    shares.leave("alice")
+    shares.ask("mallory")
+    shares.begin("mallory")
+    assert not shares.may_begin("mallory", 2)
+    clock.now_s = 601.0
+    shares.ask("mallory")
+    assert shares.may_begin("mallory", 2)
+
+
+def test_one_process_serves_a_tenant_whoever_else_has_asked() -> None:
+    shares = ProcessShares(Clock())
+    for tenant in ("alice", "mallory"):
+        shares.ask(tenant)
+        assert shares.may_begin(tenant, 1)
+
+
+def order_of(costs: dict[str, float], items: int, *, by_time: bool) -> list[str]:
+    """Which tenants one process serves, if each item of a tenant costs so much."""
+    shares, queue = ProcessShares(Clock()), FairQueue[int]()
+    numbers = count()
+    for name in costs:
+        for _ in range(items):
+            queue.add(name, name, next(numbers))
+            shares.ask(name)
+    served = []
+    for _ in range(items):
+        tenant = queue.next_tenant(shares.used_s if by_time else lambda _: 0.0, lambda _: True)
+        assert tenant is not None
+        queue.take(tenant)
+        shares.begin(tenant)
+        shares.end(tenant, costs[tenant])
+        served.append(tenant)
+    return served
+
+
+def test_a_tenant_pays_the_time_that_its_items_take() -> None:
+    served = order_of({"mallory": 10.0, "alice": 0.1}, 50, by_time=True)
+    assert served[:3] == ["mallory", "alice", "alice"]
+    assert served.count("mallory") == 1
+
+
+def test_mutant_turns_by_item_give_an_expensive_tenant_nearly_all_of_the_time() -> None:
+    assert order_of({"mallory": 10.0, "alice": 0.1}, 50, by_time=False).count("mallory") == 25
+
+
+def test_a_tenant_that_comes_back_has_earned_nothing_by_being_idle() -> None:
+    shares = ProcessShares(Clock())
+    shares.ask("busy")
+    shares.begin("busy")
+    shares.end("busy", 100.0)
+    shares.ask("new")
+    assert shares.used_s("new") == shares.used_s("busy") == 100.0
+
+
+TIMEOUT_S = 3.0
+MAX_TOKENS = 4_096
+
+
+@pytest.fixture(scope="module")
+async def pool(tiny: Folder) -> AsyncIterator[Pool]:
+    """One process, as a small frontend has, and its spare; the shipped pool, with real processors."""
+    made = await Pool.start(
+        tiny("qwen2-vl"), TARGET, processes=1, spares=1, timeout_s=TIMEOUT_S, offers=OfferLimits(max_tokens=MAX_TOKENS)
+    )
+    await until(lambda: bool(made.spare_pids))
+    yield made
+    await made.close()
+
+
+@pytest.mark.slow
+async def test_with_one_process_the_spare_takes_the_other_tenant_s_item(pool: Pool) -> None:
+    with stopped(pool):  # mallory's item takes for ever
+        stuck = asyncio.create_task(pool.process(picture(64, 64), tenant="mallory"))
+        await until(lambda: pool.busy == 1)
+        async with asyncio.timeout(TIMEOUT_S):
+            await pool.process(picture(96, 64), tenant="alice")
+        assert not stuck.done()
+    await asyncio.gather(stuck, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_an_item_whose_process_was_stopped_may_be_sent_again(pool: Pool) -> None:
+    """Nothing is held against it: it is served at once."""
+    await until(lambda: len(pool.pids) == 2)
+    media = picture(128, 64)
+    with stopped(pool), pytest.raises(NotReady):
+        await pool.process(media, tenant="alice")
+    await until(lambda: bool(pool.pids))
+    await pool.process(media, tenant="alice")
+
+
+@pytest.mark.slow
+async def test_an_image_with_too_many_tokens_is_refused_before_a_pixel_is_decoded(pool: Pool) -> None:
+    """The pixels of this one cannot be decoded: only its header was looked at. The control has options that fit."""
+    await until(lambda: bool(pool.pids))
+    cut_off = Media("image", picture(64, 64).data[:60])
+    with pytest.raises(PromptTooLong, match="min_pixels"):
+        await pool.process(cut_off, {"min_pixels": 100_000_000, "max_pixels": 178_900_000}, tenant="mallory")
+    with pytest.raises(Exception, match="image") as raised:
+        await pool.process(cut_off, {}, tenant="mallory")
+    assert not isinstance(raised.value, PromptTooLong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(64, 64), (1_024, 768), (30, 900)])
+@pytest.mark.parametrize("options", [{}, {"min_pixels": 1_000_000}])
+def test_the_header_tells_the_tokens_of_the_layout(
+    tiny: Folder, size: tuple[int, int], options: dict[str, object]
+) -> None:
+    processor = HfProcessor.load(tiny("qwen2-vl"), TARGET)
+    media = picture(*size)
+    tokens = tokens_from_header(processor.processor, media.data, options)
+    assert tokens == len(processor.process(media, options).layout.token_ids)
+    assert tokens_from_header(object(), media.data, options) is None
+    assert tokens_from_header(processor.processor, b"no image", options) is None

@@ -1,0 +1,101 @@
+"""S30: operations of the media store without bytes are bounded, by tenant and in all; an unknown file ends a search."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from obstore.store import MemoryStore
+
+from semel.core import Tenant
+from semel.render.file_sources import FileSources
+from semel.store import objects as objects_module
+from semel.store.objects import BucketObjects
+from semel.store.protocol import Payer
+from tests.store.stores import FaultyObjects, in_memory, store_over, upload_of
+from tests.waiting import until
+
+
+class SlowBucket(MemoryStore):
+    """A bucket that answers a listing when it is woken."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+        self.waiting: list[str] = []
+
+    async def pages(self, prefix: str) -> AsyncIterator[Any]:
+        self.waiting.append(prefix)
+        await self.woken.wait()
+        self.waiting.remove(prefix)
+        for page in tuple[Any, ...]():
+            yield page
+
+    def list(self, prefix: str | None = None, **_: Any) -> Any:
+        return self.pages(prefix or "")
+
+
+async def list_all(objects: BucketObjects, owner: str, number: int) -> None:
+    async for _ in objects.list(f"{owner}/{number}", payer=Payer(owner)):
+        pass
+
+
+async def waiting_at_the_bucket(monkeypatch: pytest.MonkeyPatch, *, per_tenant: int, in_all: int) -> tuple[int, bool]:
+    """How many of mallory's 150 listings are at the bucket, and whether alice's gets there next to them."""
+    monkeypatch.setattr(objects_module, "_MAX_TENANT_OPERATIONS", per_tenant)
+    monkeypatch.setattr(objects_module, "_MAX_OPERATIONS", in_all)
+    bucket = SlowBucket()
+    objects = BucketObjects(bucket, timeout_s=60.0)
+    async with asyncio.TaskGroup() as group:
+        for number in range(150):
+            group.create_task(list_all(objects, "mallory", number))
+        await until(lambda: len(bucket.waiting) >= min(per_tenant, in_all))
+        group.create_task(list_all(objects, "alice", 0))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        seen = [prefix.partition("/")[0] for prefix in bucket.waiting]
+        bucket.woken.set()
+    return seen.count("mallory"), "alice" in seen
+
+
+async def test_one_tenant_s_listings_are_bounded_and_another_s_do_not_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await waiting_at_the_bucket(monkeypatch, per_tenant=16, in_all=64) == (16, True)
+
+
+async def test_mutant_without_a_bound_by_tenant_one_tenant_takes_all_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await waiting_at_the_bucket(monkeypatch, per_tenant=1_000, in_all=64) == (64, False)
+
+
+async def test_an_operation_that_is_given_up_counts_until_it_has_ended() -> None:
+    bucket = SlowBucket()
+    objects = BucketObjects(bucket, timeout_s=60.0)
+    task = asyncio.create_task(list_all(objects, "mallory", 0))
+    await until(lambda: len(bucket.waiting) == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert objects._operations["mallory"] == 1
+    bucket.woken.set()
+    await until(lambda: objects._operations["mallory"] == 0)
+
+
+@pytest.mark.parametrize(("known", "listings"), [(0, 1), (1, 3), (64, 64)])
+async def test_a_chat_that_names_unknown_files_costs_one_listing_for_the_first(known: int, listings: int) -> None:
+    """With as many files that are there as the control: they are all looked for."""
+    objects = FaultyObjects(in_memory())
+    store = await store_over(objects)
+    uploaded = [await store.put("acme", upload_of(b"image %d" % number)) for number in range(64)]
+    ids = sorted((f"file-{file.id.hex()}", file.id) for file in uploaded)
+    for _, digest in ids[known:]:
+        await store.delete("acme", digest)
+    objects.calls.clear()
+    other = await store_over(objects)  # a frontend that has seen none of them
+    objects.calls.clear()
+    other._index = type(other._index)(1 << 30)
+    parts = [{"type": "file", "file": {"file_id": text}} for text, _ in ids]
+    found = await FileSources(other).locate([{"role": "user", "content": parts}], Tenant("acme"))
+    assert (len(found), objects.calls.count("list")) == (known, listings)
