@@ -151,6 +151,19 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s26_embeddings.py::test_what_somebody_else_has_written_is_never_loaded_and_counted",
         "test_s26_embeddings.py::test_control_vllms_example_connector_loads_whatever_lies_under_the_hash",
     ),
+    28: (
+        "test_s28_downloads.py::test_a_download_of_one_tenant_is_cut_off_when_another_needs_its_share",
+        "test_s28_downloads.py::test_mutant_a_download_that_cannot_be_called_back_refuses_the_other_tenant",
+        "test_s28_logs.py::test_a_frontend_whose_log_nobody_reads_answers_probes_tenants_and_strangers",
+    ),
+    29: (
+        "test_s29_expensive_items.py::test_with_one_process_the_spare_takes_the_other_tenant_s_item",
+        "test_s29_expensive_items.py::test_mutant_turns_by_item_give_an_expensive_tenant_nearly_all_of_the_time",
+    ),
+    30: (
+        "test_s30_operations.py::test_one_tenant_s_listings_are_bounded_and_another_s_do_not_wait_for_them",
+        "test_s30_operations.py::test_mutant_without_a_bound_by_tenant_one_tenant_takes_all_operations",
+    ),
 }
 """By row: the tests without which it would be an empty promise. Their controls are among them."""
 
