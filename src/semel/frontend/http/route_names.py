@@ -34,5 +34,5 @@ def no_such_route(scope: Scope) -> str:
 def _route(scope: Scope, path: str) -> Any:
     """The first route that takes a path, by any method."""
     routes = getattr(scope.get("app"), "routes", ())
-    asked = {**scope, "path": path}
-    return next((route for route in routes if route.matches(asked)[0] is not Match.NONE), None)
+    at_path = {**scope, "path": path}
+    return next((route for route in routes if route.matches(at_path)[0] is not Match.NONE), None)
