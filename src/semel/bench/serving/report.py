@@ -54,9 +54,9 @@ class ServeReport:
 
     def print_table(self, console: Console, *, has_stages: bool = False) -> None:
         """A table for each scenario, with semel's time by stage or without."""
-        shown = [row for row in self.rows if has_stages or not row.is_stage]
-        for scenario in dict.fromkeys(row.scenario for row in shown):
-            console.print(_table(scenario, [row for row in shown if row.scenario == scenario]))
+        rows = [row for row in self.rows if has_stages or not row.is_stage]
+        for scenario in dict.fromkeys(row.scenario for row in rows):
+            console.print(_table(scenario, [row for row in rows if row.scenario == scenario]))
         console.print(_LEGEND, style="dim", highlight=False, markup=False)
         facts = self.machine | self.run
         console.print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
