@@ -152,7 +152,7 @@ def screens(count: int) -> list[dict[str, Any]]:
 def test_semel_s_client_sends_each_image_once(server: Agents, streamed: bool) -> None:
     server.answer = Answer(content="hello there")
     recorder, memory = Recorder(), Memory()
-    http = httpx.Client(transport=Transport(recorder, memory))
+    http: Any = httpx.Client(transport=Transport(recorder, memory))
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, http_client=http) as client:
         for turns in (1, 2, 3, 3):
             items: Any = screens(turns)

@@ -124,7 +124,7 @@ async def test_a_frontend_that_left_before_its_session_began_is_no_warning(
     """Every start has such ones: a frontend tries while its worker loads, and gives up each try."""
     caplog.set_level(logging.INFO)
     async with WorkerListener(f"ipc://{tmp_path}/w", key=KEY, contract=CONTRACT) as listener:
-        listener._tell((0, b"frontend"), [Reset(code, "the frontend is gone: Host unreachable")])
+        listener._tell(("", b"frontend"), [Reset(code, "the frontend is gone: Host unreachable")])
     assert [one.levelname for one in caplog.records if "refused a frontend" in one.getMessage()] == [level]
 
 
