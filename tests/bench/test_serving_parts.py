@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from rich.console import Console
+from typer.testing import CliRunner
 
 from semel.bench.ports import free_port
 from semel.bench.serving.alternate import Pair, order, take_turns
@@ -35,6 +36,8 @@ from semel.bench.serving.servers import Server, role_of
 from semel.bench.serving.socket_bytes import read_counts
 from semel.bench.serving.stages import stage_rows
 from semel.bench.serving.statistics import Figure, exactly
+from semel.bench.settings import SCENARIO_NAMES
+from semel.cli.benches import bench
 from semel.errors import ConfigError
 from semel.telemetry.scrape import Scrape
 
@@ -207,21 +210,49 @@ def test_one_limit_that_is_not_kept_makes_the_report_not_ok() -> None:
 
 
 def test_the_tables_say_what_is_kept_and_what_is_unsure() -> None:
-    console = Console(file=io.StringIO(), width=160)
-    report().print_table(console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(report(), width=160)
     for words in (
         "semel bench serve: again",
-        "11 [10, 12]",
-        "kept, unsure",
-        "not kept",
+        "1.1 [1, 1.2]",
+        "kept?",
+        "missed",
         "≤ 0.65×",
         "≥ 0.85×",
         "6,440,000",
     ):
         assert words in text
     assert format_figure(None) == ""
+
+
+def printed(whole: ServeReport, *, width: int, has_stages: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    whole.print_table(console, has_stages=has_stages)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_table_fits_80_columns_with_a_line_for_each_row_and_stages_only_if_asked_for() -> None:
+    """Control: with stages there are more lines, which may be wrapped."""
+    ratio, figure = Figure(0.3222, 0.3011, 0.3513), Figure(17.71, 17.12, 18.23)
+    names = [f"again: {size}, {what}" for size in ("1024", "HD") for what in ("latency", "what the image adds")]
+    rows = [Row(name, "ms", figure, Figure(1_234.5, 1_200, 1_300), ratio) for name in names]
+    rows.append(Row("again: HD, processor time of all processes", "ms", figure, figure, ratio))
+    rows.append(counted("again: HD, stage render, mean", "ms", 1.5))
+    whole = ServeReport({}, {}, tuple(rows))
+    lines = printed(whole, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("0.322 [0.301, 0.351]" in line for line in lines) == 5
+    assert [line for line in lines if line.startswith("1024, image adds, ms")]
+    assert not [line for line in lines if "stage" in line]
+    assert len(lines) == len(printed(whole, width=160).splitlines()), "no row is wrapped"
+    assert "stage render" in printed(whole, width=80, has_stages=True)
+
+
+def test_help_names_every_scenario_in_its_order() -> None:
+    assert tuple(SCENARIOS) == SCENARIO_NAMES
+    shown = " ".join(CliRunner().invoke(bench, ["serve", "--help"]).output.split())
+    assert ", ".join(SCENARIO_NAMES) in shown
+    assert "about 4 minutes" in shown
 
 
 def test_every_drawing_has_a_title_that_says_what_was_found(tmp_path: Path) -> None:

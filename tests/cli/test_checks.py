@@ -74,6 +74,21 @@ def test_a_port_of_a_worker_that_is_taken_is_told(tmp_path: Path) -> None:
     assert "Address already in use; choose another with --listen" in said[0]
 
 
+@pytest.mark.parametrize(("mode", "count"), [(0o755, 1), (0o700, 0)])
+def test_a_socket_folder_that_others_can_enter_is_told_in_both_roles(mode: int, count: int, tmp_path: Path) -> None:
+    create_key(tmp_path / "key")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    address, new = f"ipc://{folder}/w.sock", f"ipc://{tmp_path}/new/w.sock"
+    values = {"model": "m", "fleet_key_file": tmp_path / "key", "port": 0}
+    worker = problems(start.worker_findings(fill(WorkerSettings, {**values, "listen": address}), ()))
+    frontend = problems(start.frontend_findings(fill(FrontendSettings, {**values, "worker": (address, new)})))
+    told = f"others can enter the socket directory {folder}: an existing one must have mode 0700; `chmod 700 {folder}`"
+    assert [said.count(told) for said in (worker, frontend)] == [count, count]
+    assert not (tmp_path / "new").exists(), "a check makes nothing"
+
+
 # keys
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 from semel.cli.progress import Progress
 from semel.cli.start_log import FIRST_STAGE, StartLog
+from semel.compose import WorkerOptions, run_worker
+from semel.core.flag import fill
+from semel.settings import WorkerSettings, create_key
 
 FAILED = """\
 INFO 2026-11-16 22:15:53,956 uvicorn.error: Started server process [7488]
@@ -106,3 +111,16 @@ def test_a_stage_is_shown_with_its_seconds_and_told_when_it_is_done(caplog: pyte
     assert shown[1] == "loading weights: file 1 of 2 · 12 s"
     assert shown[-1] == "loading the model's processor (the model's processor is being warmed up) · 20 s"
     assert caplog.messages == [f"{FIRST_STAGE} took 12.0 s", "loading weights took 8.0 s"]
+
+
+async def test_a_worker_says_that_it_imports_vllm_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The import takes up to half a minute, without a word of vLLM's."""
+    create_key(tmp_path / "key")
+    values = {"model": "m", "listen": f"ipc://{tmp_path}/w", "fleet_key_file": tmp_path / "key"}
+    monkeypatch.setitem(sys.modules, "semel.engine.vllm.arguments", None)
+    caplog.set_level("INFO")
+    with pytest.raises(ImportError):
+        await run_worker(WorkerOptions.of(fill(WorkerSettings, values), ()))
+    assert caplog.messages == [FIRST_STAGE]

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from semel.bench.ports import free_port
+from semel.cli.app import app
 from semel.cli.top import Look, draw, overview
 from semel.telemetry import Meter
 from semel.telemetry.metrics import (
@@ -33,7 +42,7 @@ def looks() -> tuple[Look, Look]:
         meter.count(REQUESTS, "/v1/chat/completions", "200", amount=5)
         meter.set(WORKER_CONNECTED, 1, "w1")
         meter.set(WORKER_CONNECTED, 0, "w2")
-    before = Look(10.0, {"a": scrape(first), "b": scrape(second), "c": None})
+    before = Look(10.0, {"a": scrape(first), "b": scrape(second), "c": "does not answer"})
     first.count(REQUESTS, "/v1/chat/completions", "200", amount=20)
     second.count(REQUESTS, "/v1/chat/completions", "503", amount=4)
     for tier, hits in (("processor", 3), ("worker", 4)):
@@ -44,7 +53,7 @@ def looks() -> tuple[Look, Look]:
     second.set(WORKER_RUNNING, 6, "w1")
     for _ in range(10):
         first.observe(STAGE_SECONDS, 0.004, "render")
-    return before, Look(12.0, {"a": scrape(first), "b": scrape(second), "c": None})
+    return before, Look(12.0, {"a": scrape(first), "b": scrape(second), "c": "does not answer"})
 
 
 def test_rates_are_of_the_time_between_two_looks_over_all_processes() -> None:
@@ -53,7 +62,7 @@ def test_rates_are_of_the_time_between_two_looks_over_all_processes() -> None:
     assert seen.hit_rates == {"processor": 0.75, "worker": 1.0}
     assert seen.saved_bytes_per_s == 2e9
     assert seen.workers == {"w1": 7.0, "w2": None}
-    assert seen.unreachable == ("c",)
+    assert seen.missing == {"c": "does not answer"}
     median, high = seen.stages_s["render"]
     assert 0.0025 <= median <= high <= 0.005
 
@@ -74,7 +83,7 @@ def test_the_page_has_every_figure() -> None:
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(draw(overview(*looks()), 2.0))
     page = console.export_text()
-    for words in ("12.0/s", "75%", "2.0 GB/s", "w1", "lost", "render", "does not answer: c/metrics"):
+    for words in ("12.0/s", "75%", "2.0 GB/s", "w1", "lost", "render", "c/metrics does not answer"):
         assert words in page
 
 
@@ -90,3 +99,46 @@ def test_host_memory_for_encoder_outputs_is_shown_where_a_worker_has_some() -> N
         console = Console(record=True, width=130, file=io.StringIO())
         console.print(draw(page, 2.0))
         assert ("1.0 GB of 4.0 GB" in console.export_text()) == is_shown
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server with a page of metrics that answers everything with this status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(Meter().render())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "answers 401: with API keys, give the address of its --metrics-port"), (404, "404")]
+)
+def test_a_status_is_shown_and_without_any_metrics_no_page_is_drawn(tmp_path: Path, status: int, says: str) -> None:
+    page = tmp_path / "page.svg"
+    with answering(status) as url, answering(200) as other:
+        shown = CliRunner().invoke(app, ["top", url, "--svg", str(page), "--every-s", "0.2"])
+        assert (shown.exit_code, page.exists()) == (1, False)
+        assert says in " ".join(shown.output.split())
+        assert CliRunner().invoke(app, ["top", url, other, "--svg", str(page), "--every-s", "0.2"]).exit_code == 0
+        assert str(status) in page.read_text()
+
+
+def test_nobody_at_an_address_is_said_and_ends_with_1(tmp_path: Path) -> None:
+    flags = ["--svg", str(tmp_path / "page.svg"), "--every-s", "0.2"]
+    shown = CliRunner().invoke(app, ["top", f"http://127.0.0.1:{free_port()}", *flags])
+    assert shown.exit_code == 1
+    assert "/metrics does not answer" in " ".join(shown.output.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -13,8 +14,11 @@ import pytest
 from semel.core import Contract, Digest, Feature, Submission
 from semel.errors import NotReady, WorkerLost
 from semel.fleet.compatibility import Difference
+from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
+from semel.wire.events import Reset
+from semel.wire.limits import Deadlines
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, digest_of
@@ -91,7 +95,9 @@ async def test_a_request_goes_where_its_items_are_held(two: Two) -> None:
     assert all(len(one.engine) for one in two.rigs)
 
 
-async def test_a_request_whose_worker_is_lost_before_its_first_output_is_answered_by_another_D3(two: Two) -> None:
+async def test_a_request_whose_worker_is_lost_before_its_first_output_is_answered_by_another_D3(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
     for one in two.rigs:
         one.engine.pause_s = 0.1
     stream = await two.submit("r", 1)
@@ -102,6 +108,8 @@ async def test_a_request_whose_worker_is_lost_before_its_first_output_is_answere
     await stream.close()
     queries = sum(side.metric("semel_mm_cache_queries_total") for side in two.sides)
     assert queries == 1, "one query per item and request, however many workers it took (D8)"
+    said = [record.getMessage() for record in caplog.records if "another worker" in record.getMessage()]
+    assert said == ["the request goes to another worker: the worker was lost while it answered"]
 
 
 async def test_an_answer_that_has_begun_ends_with_the_truth(two: Two) -> None:
@@ -387,3 +395,43 @@ async def test_when_nobody_serves_any_more_another_contract_may_come_but_no_othe
     fleet.remove(first)
     assert (fleet.serving, fleet.workers) == ([], (stranger,))
     assert fleet.reason == REFUSED
+
+
+async def test_a_worker_s_new_process_is_not_ejected_for_what_the_old_one_did(linking: Linking) -> None:
+    """Control: a new session with the same process changes nothing."""
+    health = FleetHealth()
+    fleet = Fleet([worker := await linking.link(CONTRACT)], health=health)
+    await until(lambda: worker.is_connected)
+    for _ in range(3):
+        health.fail(health.begin(worker.name))
+    assert fleet.is_ejected(worker)
+    for incarnation, is_ejected in ((linking.listeners[worker].incarnation, True), (b"another1", False)):
+        linking.listeners[worker].incarnation = incarnation
+        await linking.lose(worker)
+        await until(lambda: worker.is_connected)
+        assert fleet.is_ejected(worker) == is_ejected
+
+
+async def test_a_worker_that_has_not_come_yet_is_waited_for_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Control: once it was there, or if it refuses this frontend, it is a warning."""
+    caplog.set_level(logging.INFO)
+    address, deadlines = f"ipc://{tmp_path}/w.sock", Deadlines(handshake_s=0.05)
+    link = FrontendLink(
+        address, key=KEY, frontend_id="f", deadlines=deadlines, backoff=Backoff(first_s=0.01, max_s=0.05)
+    )
+    async with link:
+        worker = RemoteWorker(link)
+        running = asyncio.create_task(worker.run())
+        await until(lambda: f"waiting for the worker at {address}: no handshake within" in caplog.text)
+        worker._lose(Reset("key", "the keys differ"))
+        assert [record.levelname for record in caplog.records if "worker at" in record.getMessage()] == [
+            "INFO",
+            "WARNING",
+        ]
+        async with WorkerListener(address, key=KEY, contract=CONTRACT):
+            await until(lambda: worker.is_connected)
+        await until(lambda: not worker.is_connected)
+        assert caplog.records[-1].levelname == "WARNING"
+        running.cancel()

@@ -205,7 +205,10 @@ WRONG: Mapping[str, Any] = {
     "no id": {"type": "file", "file": {}},
     "an id that is none": {"type": "file", "file": {"file_id": 7}},
     "an id and a URL": {"type": "image_url", "image_url": {"file_id": UNKNOWN, "url": "https://x/"}},
-    "bytes": {"type": "file", "file": {"file_data": "data:image/png;base64,QQ=="}},
+    "a document": {"type": "file", "file": {"file_data": "data:application/pdf;base64,QQ=="}},
+    "base64 alone": {"type": "file", "file": {"file_data": "QQ=="}},
+    "bytes and an id": {"type": "file", "file": {"file_data": "data:image/png;base64,QQ==", "file_id": UNKNOWN}},
+    "no base64": {"type": "file", "file": {"file_data": "data:image/png;base64,=="}},
 }
 
 
@@ -213,6 +216,16 @@ WRONG: Mapping[str, Any] = {
 async def test_a_part_that_names_no_file_is_refused_with_its_place(served: Rig, case: str) -> None:
     reply = await served.post(CHAT, chat(WRONG[case]))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[0].content[0]")
+
+
+@pytest.mark.parametrize("filler", ["", "\n" * 300_000], ids=["short", "long"])
+async def test_an_image_that_is_sent_as_a_file_is_the_image(served: Rig, filler: str) -> None:
+    """OpenAI's inline form. Long ones are no text: they never become a string."""
+    url = "data:image/png;base64," + base64.b64encode(PNG + b"1" + filler.encode()).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    file = {"type": "file", "file": {"filename": "screen.png", "file_data": url}}
+    served.service.body = replace(served.service.body, max_text_bytes=4_096)
+    assert await prompt_of(served, chat(file)) == await prompt_of(served, chat(image))
 
 
 async def test_a_file_that_is_no_image_is_refused_where_one_is_needed(served: Rig) -> None:

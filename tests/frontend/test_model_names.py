@@ -22,9 +22,11 @@ async def test_all_names_are_listed_and_answered_and_the_first_is_in_responses(a
     for name in ("tiny", "small", "org/small"):
         answer = await app.ok("/v1/completions", {**PROMPT, "model": name})
         assert answer["model"] == "tiny"
-    assert (await app.refused("/v1/completions", {**PROMPT, "model": "other"}))[0] == 404
+    status, message = await app.refused("/v1/completions", {**PROMPT, "model": "other"})
+    assert (status, message) == (404, "model: 'other' is not served here; 'tiny', 'small', 'org/small' are")
 
 
 async def test_without_further_names_there_is_one(app: Rig) -> None:
     assert [model["id"] for model in (await app.client.get("/v1/models")).json()["data"]] == ["tiny"]
-    assert (await app.refused("/v1/completions", {**PROMPT, "model": "small"}))[0] == 404
+    status, message = await app.refused("/v1/completions", {**PROMPT, "model": "small"})
+    assert (status, message) == (404, "model: 'small' is not served here; 'tiny' is")

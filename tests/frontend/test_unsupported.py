@@ -68,6 +68,24 @@ async def test_a_wrong_method_and_an_unknown_path_are_answered_in_openai_s_shape
         assert reply.json()["error"]["code"] == "invalid_request"
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/v1/messages", "/v1/v1/messages: no such route; leave one /v1 out of the base URL"),
+        ("/v1/v1/files/file-1", "/v1/v1/files/file-1: no such route; leave one /v1 out of the base URL"),
+        ("/chat/completions", "/chat/completions: no such route; let the base URL end with /v1"),
+        ("/v1/nothing", "/v1/nothing: no such route; GET /openapi.json lists the routes"),
+        ("/v1/v1/nothing", "/v1/v1/nothing: no such route; GET /openapi.json lists the routes"),
+    ],
+)
+async def test_an_unknown_path_is_named_with_what_is_wrong_about_the_base_url(app: Rig, path: str, says: str) -> None:
+    assert await app.refused(path, {}) == (404, says)
+
+
+async def test_a_long_path_is_not_repeated_whole_S7(app: Rig) -> None:
+    assert len((await app.refused("/" + "x" * 20_000, {}))[1]) < 400
+
+
 def test_the_documentation_names_every_route_that_is_not_supported() -> None:
     text = (Path(__file__).parents[2] / "docs" / "api" / "routes.md").read_text()
     assert not [path for path in UNSUPPORTED if f"`{path}`" not in text]

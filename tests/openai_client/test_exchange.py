@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from semel.openai import Memory
 from semel.openai import dialect as dialects
-from semel.openai.dialect import CHAT_COMPLETIONS
+from semel.openai.dialect import CHAT_COMPLETIONS, RESPONSES
 from semel.openai.exchange import EventReader, Exchange
 from semel.testing.references import ReferenceServer, Rejection, expanded
 from tests.openai_client.agents import image, picture, user
@@ -178,6 +178,22 @@ def test_a_stream_without_ids_says_that_the_server_returns_none_only_at_its_end(
     assert memory.returns_ids(b"s") is None
     reader.feed(b"data: [DONE]\n\n")
     assert memory.returns_ids(b"s") is False
+
+
+def test_a_stream_of_responses_ends_with_the_answer_whether_it_has_ids_or_not() -> None:
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": picture()}]}
+    body = json.dumps({"model": "m", "stream": True, "input": [item]}).encode()
+    for ids, returns in ((["file-1"], True), (None, False)):
+        memory = Memory()
+        exchange = Exchange.of(RESPONSES, memory, b"server", body)
+        assert exchange is not None
+        reader, seen = EventReader(exchange), b""
+        for kind in ("response.created", "response.completed"):
+            has_ids = {"media_ids": ids} if ids and kind == "response.completed" else {}
+            event = {"type": kind, "response": {"id": "r", "usage": None, **has_ids}}
+            assert memory.returns_ids(b"server") is None
+            seen += reader.feed(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
+        assert (memory.returns_ids(b"server"), seen.count(b"data: "), b"media_ids" in seen) == (returns, 2, False)
 
 
 def test_an_event_without_an_end_is_not_kept_for_ever() -> None:

@@ -16,11 +16,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.bench.ports import free_port
 from semel.cache import LruCache
+from semel.compose.edge import say_where_metrics_are
 from semel.core import Keyring
 from semel.frontend.middleware import authentication
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.render import ChatRenderer
+from semel.settings import ServingSettings
+from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import current_tenant
 from semel.telemetry.tracing import NO_TRACING
 from semel.web.server import HttpServer
@@ -140,6 +143,51 @@ async def test_a_key_comes_as_anthropic_s_clients_send_it_unless_there_is_author
 
 async def test_metrics_tell_of_all_tenants_so_no_tenant_gets_them(guarded: Rig) -> None:
     assert (await guarded.client.get("/metrics", headers=bearer(ACME))).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "says"),
+    [
+        ("/metrics", bearer(ACME), "--metrics-port"),
+        ("/metrics", {}, "--metrics-port"),
+        ("/v1/models", {}, "this needs `Authorization: Bearer KEY`"),
+        ("/v1/models", {"authorization": ACME}, "this needs `Authorization: Bearer KEY`"),
+        ("/v1/models", bearer(ACME[:-1]), "this key is unknown"),
+        ("/v1/models", {"x-api-key": "x" * 20}, "this key is unknown"),
+    ],
+)
+async def test_a_refusal_says_what_is_missing(guarded: Rig, path: str, headers: dict[str, str], says: str) -> None:
+    reply = await guarded.client.get(path, headers=headers)
+    assert (reply.status_code, says in reply.json()["error"]["message"]) == (401, True), reply.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "port", "lines"), [([("acme", ACME)], None, 1), ([("acme", ACME)], 9_100, 0), ([], None, 0)]
+)
+def test_a_start_with_keys_says_that_metrics_need_a_port_of_their_own(
+    caplog: pytest.LogCaptureFixture, keys: list[tuple[str, str]], port: int | None, lines: int
+) -> None:
+    caplog.set_level("INFO")
+    say_where_metrics_are(ServingSettings(metrics_port=port), Keyring(keys))
+    assert [record.levelname for record in caplog.records if "--metrics-port" in record.message] == ["INFO"] * lines
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route"),
+    [
+        ("POST", "/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/v1/files/file-1", "/v1/files/{file_id}"),
+        ("GET", "/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/.env", "unknown"),
+    ],
+)
+async def test_the_log_and_the_counter_of_a_refused_key_have_the_route_that_was_tried(
+    guarded: Rig, caplog: pytest.LogCaptureFixture, method: str, path: str, route: str
+) -> None:
+    caplog.set_level("INFO", ACCESS_LOGGER)
+    await guarded.client.request(method, path, headers=bearer(ACME[:-1]))
+    assert caplog.messages[-1].startswith(f"{method} {route} 401 in ")
+    assert f'route="{route}",status="401"' in guarded.meter.render().decode()
 
 
 @pytest.mark.parametrize("path", INTENTS)

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from semel.bench.serving.alternate import Pair
-from semel.bench.serving.figures import compared
+from semel.bench.serving.figures import Row, compared
 from semel.bench.serving.run import Options
+from semel.bench.serving.statistics import Figure
+from semel.bench.settings import VerifySettings
+from semel.cli.verifying import run_verify, show_report
 from semel.verify.report import Section, VerifyReport
 from semel.verify.run import Proof, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
@@ -133,6 +136,33 @@ def test_without_a_prefix_cache_a_repeat_has_no_limit_and_everything_else_has() 
     assert "no limit without a prefix cache" in other.lines[0]
     slower = compared("text: latency", "ms", Pair([19.0] * 5, [10.0] * 5))
     assert speed_of([slower], ["--no-enable-prefix-caching"]).outcome == "failed"
+
+
+def test_the_limit_that_is_unsure_is_marked_and_comes_first() -> None:
+    """Control: a limit that is surely kept is not marked."""
+    ratio = Figure(1.1, 1.0, 1.2)
+    unsure = Row("text: latency", "ms", Figure(11, 10, 12), Figure(10, 9, 11), ratio)
+    sure = compared("again: HD, what the image adds", "ms", Pair([1.0] * 5, [10.0] * 5))
+    section = speed_of([sure, unsure])
+    assert (section.outcome, "text: latency" in section.summary) == ("unsure", True)
+    assert [line.partition(":")[0] for line in section.lines] == ["text", "again"]
+    assert [line.endswith("(at most 1.15), unsure") for line in section.lines] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["proof", "proof.md", "proof.json"])
+def test_both_files_of_a_report_have_one_suffix_each(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_verify(VerifySettings(model=str(tmp_path / "none"), report=tmp_path / name), []) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"proof.md", "proof.json"}
+    assert "the report is proof.md and proof.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "ends"), [(8, "line 7"), (9, "and 1 more in the report")])
+def test_lines_that_are_not_shown_are_counted(count: int, ends: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = tuple(f"line {number}" for number in range(count))
+    show_report(VerifyReport({}, {}, [], (Section("speed", "unsure", "slow", lines),)), Path("proof"))
+    assert capsys.readouterr().out.splitlines()[8 + (count > 8)].strip() == ends
 
 
 async def test_a_configuration_that_is_not_supported_starts_nothing() -> None:

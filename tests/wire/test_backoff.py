@@ -117,6 +117,17 @@ async def test_who_is_one_too_many_is_told_why_and_gets_a_place_when_there_is_on
             await next_at_frontend(second, Connected)
 
 
+@pytest.mark.parametrize(("code", "level"), [("gone", "INFO"), ("busy", "WARNING")])
+async def test_a_frontend_that_left_before_its_session_began_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, level: str
+) -> None:
+    """Every start has such ones: a frontend tries while its worker loads, and gives up each try."""
+    caplog.set_level(logging.INFO)
+    async with WorkerListener(f"ipc://{tmp_path}/w", key=KEY, contract=CONTRACT) as listener:
+        listener._tell(("", b"frontend"), [Reset(code, "the frontend is gone: Host unreachable")])
+    assert [one.levelname for one in caplog.records if "refused a frontend" in one.getMessage()] == [level]
+
+
 def test_lines_of_one_kind_are_written_once_a_second_and_the_others_counted() -> None:
     limit = LogLimit(1.0)
     assert [limit.take("busy", now) for now in (5.0, 5.1, 5.9, 6.0, 6.1)] == [0, None, None, 2, None]

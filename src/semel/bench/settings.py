@@ -10,6 +10,7 @@ from semel.core.flag import flag, same_flag, section
 
 __all__ = [
     "OPENED_PER_S",
+    "SCENARIO_NAMES",
     "CompareSettings",
     "FleetOptions",
     "FleetSettings",
@@ -21,6 +22,13 @@ __all__ = [
 
 OPENED_PER_S: Final = 100
 """Minimum number of streams opened per second. The first streams run longer by the time that opening takes."""
+
+
+SCENARIO_NAMES: Final = (
+    *("text", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "evicted", "generate", "render"),
+    *("mixed", "saturation", "memory", "frontends", "restart"),
+)
+"""The scenarios of `semel bench serve`, in the order in which they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +101,22 @@ class CompareSettings:
     semel: str | None = flag(None, help="URL of a running semel; needs --baseline.", group="Measurement")
     api_key: str | None = flag(None, help="API key of these two servers.", group="Measurement")
     only: tuple[str, ...] = flag(
-        (), help="Scenario to run. Repeatable.", group="Measurement", default_text="all scenarios"
+        (),
+        help=f"Scenario to run: {', '.join(SCENARIO_NAMES)}. Repeatable.",
+        group="Measurement",
+        default_text="all but evicted and restart",
     )
-    quick: bool = flag(False, help="Fewer rounds: faster, and rougher figures.", group="Measurement")
+    quick: bool = flag(
+        False,
+        help="Fewer rounds: faster, and rougher figures; about 4 minutes for one scenario, with both starts.",
+        group="Measurement",
+    )
     transport: Literal["ipc", "tcp"] = flag(
         "ipc",
         help="How semel's frontend reaches its worker: ipc and shared memory, or tcp (encrypted), as on two machines.",
         group="Measurement",
     )
+    stages: bool = flag(False, help="Also show where semel's time goes, by stage.", group="Output")
     check: bool = flag(False, help="Exit with code 1 if a target is missed.", group="Output")
     as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")
     plot: Path | None = flag(None, help="Draw the figures into this folder.", group="Output")
@@ -124,4 +140,8 @@ class VerifySettings:
     draw_seed: int | None = flag(
         None, help="Seed of the drawn images, clips and videos.", group="Measurement", min=0, default_text="a new one"
     )
-    report: Path = flag(Path("semel-verify"), help="Where the report goes: PATH.md and PATH.json.", group="Output")
+    report: Path = flag(
+        Path("semel-verify"),
+        help="Where the report goes: PATH.md and PATH.json, whether PATH ends with one of these or not.",
+        group="Output",
+    )

@@ -30,7 +30,7 @@ console = Console()
 
 @command(bench, CompareSettings, "serve", engine_flags=True)
 def bench_serve(call: Call[CompareSettings]) -> None:
-    """Compare bare vLLM's server with semel's: one client asks both in turns."""
+    """Compare bare vLLM's server with semel's: one client asks both in turns. It takes minutes."""
     from semel.bench.serving.run import Options
     from semel.cli.benching import bench_serving
 
@@ -50,7 +50,7 @@ def bench_serve(call: Call[CompareSettings]) -> None:
     if settings.as_json:
         typer.echo(report.to_json())
     else:
-        report.print_table(console)
+        report.print_table(console, has_stages=settings.stages)
     if settings.plot is not None:
         from semel.bench.serving.plots import draw
 

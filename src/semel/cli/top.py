@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, get_args
 
@@ -19,6 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from semel.cli.error_line import print_error
 from semel.telemetry.metrics import (
     EMBEDDING_BYTES,
     EMBEDDING_CAPACITY,
@@ -49,17 +52,19 @@ _STAGES: Final = get_args(Stage)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All processes at one moment; those that did not answer are None."""
+    """All processes at one moment, by their URLs; those without a page of metrics have the reason in its place."""
 
     at_s: float
-    scrapes: Mapping[str, Scrape | None]
+    scrapes: Mapping[str, Scrape | str]
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """What is shown of the time between two looks."""
 
-    unreachable: tuple[str, ...]
+    missing: Mapping[str, str]
+    """Why there are no metrics, by URL."""
+
     requests_per_s: float
     errors_per_s: float
     processed_per_s: float
@@ -84,7 +89,11 @@ class Overview:
 
 def overview(before: Look, after: Look) -> Overview:
     """What happened between two looks. A process that was there at one of them only counts from the next on."""
-    pairs = [(old, new) for url, new in after.scrapes.items() if new is not None and (old := before.scrapes.get(url))]
+    pairs = [
+        (old, new)
+        for url, new in after.scrapes.items()
+        if isinstance(new, Scrape) and isinstance(old := before.scrapes.get(url), Scrape)
+    ]
     elapsed_s = max(after.at_s - before.at_s, 1e-9)
 
     def rate(metric: Metric, **labels: str) -> float:
@@ -98,7 +107,7 @@ def overview(before: Look, after: Look) -> Overview:
     statuses = {status for _, new in pairs for status in new.values(REQUESTS, "status")}
     frontends = [new for _, new in pairs]
     return Overview(
-        unreachable=tuple(url for url, scrape in after.scrapes.items() if scrape is None),
+        missing={url: why for url, why in after.scrapes.items() if isinstance(why, str)},
         requests_per_s=rate(REQUESTS),
         errors_per_s=sum(rate(REQUESTS, status=status) for status in statuses if status >= "400"),
         processed_per_s=rate(POOL_PROCESSED),
@@ -153,12 +162,16 @@ def watch(urls: Sequence[str], *, every_s: float, console: Console) -> None:
 
 
 def save(urls: Sequence[str], path: Path, *, every_s: float) -> None:
-    """Look twice, and draw one page to a file."""
+    """Look twice, and draw one page to a file. If no process has metrics, say why and exit with 1."""
     console = Console(record=True, width=_PAGE_CHARS, file=io.StringIO())
     with ThreadPoolExecutor(max(1, len(urls))) as threads:
         before = _look(urls, threads)
         time.sleep(every_s)
-        console.print(draw(overview(before, _look(urls, threads)), every_s))
+        seen = overview(before, _look(urls, threads))
+    if len(seen.missing) == len(set(urls)):
+        print_error("\n".join(f"{url}/metrics {why}" for url, why in seen.missing.items()))
+        raise SystemExit(1)
+    console.print(draw(seen, every_s))
     path.write_text(console.export_svg(title="semel top"))
 
 
@@ -167,12 +180,18 @@ def _look(urls: Sequence[str], threads: ThreadPoolExecutor) -> Look:
     return Look(time.monotonic(), scrapes)
 
 
-def _scrape(url: str) -> Scrape | None:
+def _scrape(url: str) -> Scrape | str:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=_TIMEOUT_S) as reply:  # noqa: S310
             return Scrape.parse(reply.read().decode())
-    except (OSError, ValueError):
-        return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        remedy = ": with API keys, give the address of its --metrics-port"
+        return f"answers {error.code}{remedy if error.code == HTTPStatus.UNAUTHORIZED else ''}"
+    except OSError as error:
+        return f"does not answer: {getattr(error, 'reason', error)}"
+    except ValueError:
+        return "has no metrics"
 
 
 def draw(seen: Overview, every_s: float) -> RenderableType:
@@ -180,7 +199,7 @@ def draw(seen: Overview, every_s: float) -> RenderableType:
     page = Table.grid(padding=(0, 4))
     page.add_row(_traffic(seen), _stage_table(seen), _worker_table(seen))
     head = Text(f"semel top: the last {every_s:g} s   (Ctrl-C ends it)", style="bold")
-    lost = [Text(f"does not answer: {url}/metrics", style="red") for url in seen.unreachable]
+    lost = [Text(f"{url}/metrics {why}", style="red") for url, why in seen.missing.items()]
     return Group(head, Text(), page, *lost)
 
 

@@ -19,8 +19,9 @@ from semel.cli.checks.start import engine_findings
 from semel.verify.report import Section, VerifyReport
 from semel.verify.run import Proof, verify
 
-__all__ = ["run_verify"]
+__all__ = ["run_verify", "show_report"]
 
+_SHOWN_LINES: Final = 8
 _STYLES: Final = {"passed": "green", "failed": "red", "unsure": "yellow", "skipped": "dim"}
 
 
@@ -39,8 +40,9 @@ def run_verify(settings: VerifySettings, flags: list[str]) -> int:
     proof = Proof(options, secrets.randbits(32) if settings.draw_seed is None else settings.draw_seed)
     with shown_progress("semel verify") as tell:
         report = uvloop.run(until_stopped(verify(proof, _configuration(settings, flags), tell)))
-    _write(report, settings.report)
-    _show(report, settings.report)
+    path = _base(settings.report)
+    _write(report, path)
+    show_report(report, path)
     return int(not report.ok)
 
 
@@ -58,12 +60,18 @@ def _configuration(settings: VerifySettings, flags: list[str]) -> Section:
     return Section("configuration", "passed", "semel serves this model under these flags")
 
 
+def _base(path: Path) -> Path:
+    """The path of both files without their suffixes, whichever of them was named."""
+    return path.with_suffix("") if path.suffix in (".md", ".json") else path
+
+
 def _write(report: VerifyReport, path: Path) -> None:
     path.with_name(path.name + ".md").write_text(report.to_markdown())
     path.with_name(path.name + ".json").write_text(report.to_json())
 
 
-def _show(report: VerifyReport, path: Path) -> None:
+def show_report(report: VerifyReport, path: Path) -> None:
+    """Print what came of each part, and where the report is; `path` is without a suffix."""
     console = Console()
     for section in report.sections:
         style = _STYLES[section.outcome]
@@ -71,7 +79,9 @@ def _show(report: VerifyReport, path: Path) -> None:
             f"[{style}]{section.outcome:8}[/] {section.name}: {section.summary}", highlight=False, soft_wrap=True
         )
         if section.outcome in ("failed", "unsure"):
-            for line in section.lines[:8]:
+            rest = len(section.lines) - _SHOWN_LINES
+            more = (f"and {rest} more in the report",) if rest > 0 else ()
+            for line in (*section.lines[:_SHOWN_LINES], *more):
                 console.print(f"         {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{report.verdict}; the report is {path.name}.md and {path.name}.json", highlight=False, soft_wrap=True

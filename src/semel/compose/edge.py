@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +16,11 @@ from semel.web.limits import ConnectionLimits
 if TYPE_CHECKING:
     from semel.web.server import HttpServer
 
-__all__ = ["metrics_server", "reloaded_files"]
+__all__ = ["metrics_server", "reloaded_files", "say_where_metrics_are"]
 
 _MAX_OPERATORS: Final = 64
+
+logger = logging.getLogger(__name__)
 
 
 def metrics_server(serving: ServingSettings, meter: Meter, reason: Callable[[], str]) -> HttpServer:
@@ -34,6 +37,12 @@ def metrics_server(serving: ServingSettings, meter: Meter, reason: Callable[[], 
         app = HostCheck(app, hosts)
     limits = ConnectionLimits(max_connections=_MAX_OPERATORS)
     return HttpServer(app, host, port, limits, port_flag="--metrics-port", host_flag="--metrics-host")
+
+
+def say_where_metrics_are(serving: ServingSettings, keys: Keyring) -> None:
+    """Log at the start that nobody can read the metrics, if API keys close the main port and there is no other."""
+    if keys and serving.metrics_port is None:
+        logger.info("with API keys, /metrics is served at --metrics-port only, and none is set")
 
 
 def reloaded_files(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.discovery import address_sources, keep_linked
 from semel.compose.draining import drain, leave
-from semel.compose.edge import metrics_server, reloaded_files
+from semel.compose.edge import metrics_server, reloaded_files, say_where_metrics_are
 from semel.compose.interpreter import tune_interpreter
 from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, tokenizer_of
 from semel.compose.rotation import follow_keys
@@ -204,6 +204,7 @@ async def run_frontend(options: FrontendOptions) -> None:
         if store is not None:
             parts.meter.watch(store.samples)
             stack.callback(asyncio.create_task(store.run()).cancel)
+        say_where_metrics_are(serving, options.api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
         for files in reloaded_files(serving, options.api_keys, server, parts.meter):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -145,11 +146,14 @@ class WorkerOptions:
 
 async def run_worker(options: WorkerOptions) -> None:
     """Embed an engine and serve it until SIGTERM; raises if the engine dies."""
+    began = time.monotonic()
+    logger.info("importing vLLM")
     from semel.engine.vllm.arguments import parse_engine_flags, take_parser_flags
     from semel.engine.vllm.compat import SOCKET_FOLDER
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
 
+    logger.info("importing vLLM took %.1f s; the engine for %s starts", time.monotonic() - began, options.model)
     check_installed(options.collector)
     page = EncoderPage.create()
     parsers, engine_flags = take_parser_flags([*options.engine_flags, *_trace_flags(options)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ ContractCheck = Callable[[Contract], Difference | None]
 """Says why a contract cannot be kept; None if it can."""
 
 _ALONE_LOOK_S: Final = 0.01
+_FOR_CLIENTS: Final = re.compile(r"[;:] (send the request|try) again.*")
 _REFUSED: Final = "the workers do not fit this frontend; its log says why"
 
 logger = logging.getLogger(__name__)
@@ -155,6 +157,9 @@ class Fleet:
         self._stale: set[RemoteWorker] = set()
         """Those whose load may be another than the balance knows."""
 
+        self._incarnations: dict[str, bytes] = {}
+        """Of the processes that were last met, by the names of workers."""
+
         self._check: ContractCheck | None = None
         self._model: str | None = None
         self._terms: tuple[ContractCheck | None, str | None] = None, None
@@ -229,6 +234,7 @@ class Fleet:
         """Forget a worker."""
         self._workers.remove(worker)
         self._health.forget(worker.name)
+        self._incarnations.pop(worker.name, None)
         self.restore(worker)
         self._exit(worker)
 
@@ -359,7 +365,7 @@ class Fleet:
             other = self.choose((item.digest for item in submission.prompt.items), without=[lost, *busy])
         except NotReady:
             raise error from None
-        logger.warning("request %s goes to another worker: %s", submission.request_id, error)
+        logger.warning("the request goes to another worker: %s", _FOR_CLIENTS.sub("", str(error)))
         self._health.count_failover(error)
         failover.begin(EngineRun(other.name, other.sessions))
         return other, await other.submit(submission, make, watcher=failover)
@@ -430,6 +436,10 @@ class Fleet:
         admitted, before, self._admitted, self._refused = self._admitted, self._refused, {}, {}
         terms, self._terms = self._terms, (self._check, self._model)
         for worker in staying:
+            # A new process has failed nobody.
+            if self._incarnations.setdefault(worker.name, worker.incarnation) != worker.incarnation:
+                self._incarnations[worker.name] = worker.incarnation
+                self._health.forget(worker.name)
             # Who was admitted under the same terms is as good as the others: a thousand would be held against one.
             was_admitted = terms == self._terms and admitted.get(worker) is worker.contract
             if was_admitted or (reason := self._reason_against(worker.contract)) is None:

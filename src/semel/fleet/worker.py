@@ -74,6 +74,9 @@ class RemoteWorker:
         self.generation = 0
         """Of the transport keys that its last session was opened with."""
 
+        self.incarnation = b""
+        """Of the worker's process, as of its last session."""
+
         self.sessions = 0
         """How many there have been with it: behind each may be another engine."""
 
@@ -321,6 +324,7 @@ class RemoteWorker:
     async def _open(self, connected: Connected) -> None:
         self.sessions += 1
         self.generation = connected.generation
+        self.incarnation = connected.incarnation
         self._was_hung = False
         if self._forgetting is not None:
             self._forgetting.cancel()
@@ -359,8 +363,11 @@ class RemoteWorker:
 
     def _lose(self, event: Closed | Reset) -> None:
         if event.message != self._last_loss:
-            level = logging.INFO if self._link.newest_only else logging.WARNING  # it is connected over another link
-            logger.log(level, "the worker at %s is not connected: %s", self.name, event.message)
+            if not self.sessions and isinstance(event, Reset) and event.code == "silence":  # engines load for minutes
+                logger.info("waiting for the worker at %s: %s", self.name, event.message)
+            else:
+                level = logging.INFO if self._link.newest_only else logging.WARNING  # it is connected over another link
+                logger.log(level, "the worker at %s is not connected: %s", self.name, event.message)
         self._last_loss = event.message
         self._refusal = _REFUSALS.get(event.code) if isinstance(event, Reset) else None
         is_death = isinstance(event, Reset) and event.code in _DEATHS

@@ -56,7 +56,8 @@ class ServedModel:
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""
         if name is not None and name not in self.names:
-            raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {self.model!r} is")
+            served = ", ".join(map(repr, self.names)) + (" are" if self.contract.aliases else " is")
+            raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {served}")
 
     def check_length(self, tokens: int) -> None:
         """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""

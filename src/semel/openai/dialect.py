@@ -1,17 +1,17 @@
 """Where a request has media, and how one is named by an id. Pure: values in, values out.
 
-A dialect is one API: `ChatCompletions` is OpenAI's. What knows the shape of a request or an answer is in its dialect;
-the rest of the package knows digests and ids.
+A dialect is one API: `ChatCompletions` and `Responses` are OpenAI's. What knows the shape of a request or an answer is
+in its dialect; the rest of the package knows digests and ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
-__all__ = ["CHAT_COMPLETIONS", "ChatCompletions", "Dialect"]
+__all__ = ["CHAT_COMPLETIONS", "RESPONSES", "ChatCompletions", "Dialect", "Responses"]
 
 Body = Mapping[str, Any]
 """The JSON object of a request or an answer."""
@@ -30,7 +30,7 @@ _URL_FIELDS: Final = {
 _TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", "file")
 """The types of a part without "type", by the field that it has."""
 
-_MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "input_audio", "file"})
+_MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "input_audio", "file", "input_file"})
 
 
 class Dialect(Protocol):
@@ -52,6 +52,10 @@ class Dialect(Protocol):
         """The ids in an answer, or in an event of a stream, if it has them."""
         ...
 
+    def is_end(self, event: Body) -> bool:
+        """Whether a stream is complete with this event, and not with `[DONE]`."""
+        ...
+
     def answer(self, body: Body, answer: Body) -> Body | None:
         """What a caller that sent `body` expects of an answer or an event: None of an event that is not for it."""
         ...
@@ -66,25 +70,11 @@ class ChatCompletions:
 
     def digests(self, body: Body) -> tuple[bytes | None, ...]:
         """The digests of all media. Those with a `uuid` stay: their bytes are bound to that name."""
-        salt = str(body.get("cache_salt"))
-        return tuple(
-            None if (content := _content(kind, part)) is None else _digest(salt, kind, *content)
-            for kind, part in _media(body)
-        )
+        return _digests(body, _parts(body.get("messages"), "content"))
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
         """The request that names media by ids and asks for ids. In a stream they are beside the usage."""
-        left = iter(ids)
-
-        def named(part: Any) -> Any:
-            if (kind := _kind(part)) is None or (media_id := next(left)) is None:
-                return part
-            return _reference(kind, part, media_id)
-
-        messages = [
-            {**message, "content": [named(part) for part in message["content"]]} if _has_parts(message) else message
-            for message in body["messages"]
-        ]
+        messages = _named(body["messages"], ids, _reference, "content")
         options: dict[str, Any] = {}
         if body.get("stream") and not _has_usage(body):
             options = {"stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
@@ -92,8 +82,11 @@ class ChatCompletions:
 
     def ids(self, answer: Body) -> list[str | None] | None:
         """The ids in an answer."""
-        ids = answer.get("media_ids")
-        return ids if isinstance(ids, list) and all(one is None or isinstance(one, str) for one in ids) else None
+        return _ids(answer)
+
+    def is_end(self, event: Body) -> bool:  # noqa: ARG002
+        """A stream ends with `[DONE]`."""
+        return False
 
     def answer(self, body: Body, answer: Body) -> Body | None:
         """The answer without what `request` added."""
@@ -105,21 +98,86 @@ class ChatCompletions:
         return {name: value for name, value in answer.items() if name not in dropped}
 
 
+class Responses:
+    """OpenAI's Responses, with the same: parts are in messages and in what tools returned."""
+
+    def takes(self, path: str) -> bool:
+        """Whether this is a path of the API."""
+        return path.endswith("/responses")
+
+    def digests(self, body: Body) -> tuple[bytes | None, ...]:
+        """The digests of all media."""
+        return _digests(body, _parts(body.get("input"), "content", "output"))
+
+    def request(self, body: Body, ids: Sequence[str | None]) -> Body:
+        """The request that names media by ids and asks for ids."""
+        items = _named(body["input"], ids, _input_reference, "content", "output")
+        return {**body, "input": items, "return_media_ids": True}
+
+    def ids(self, answer: Body) -> list[str | None] | None:
+        """The ids in an answer, or in the one that the last event of a stream has."""
+        return _ids(_response(answer))
+
+    def is_end(self, event: Body) -> bool:
+        """A stream ends with the complete answer."""
+        return event.get("type") in ("response.completed", "response.incomplete")
+
+    def answer(self, body: Body, answer: Body) -> Body | None:
+        """The answer without what `request` added."""
+        if body.get("return_media_ids") or "media_ids" not in (response := _response(answer)):
+            return answer
+        cleaned = {name: value for name, value in response.items() if name != "media_ids"}
+        return cleaned if response is answer else {**answer, "response": cleaned}
+
+
 CHAT_COMPLETIONS: Final = ChatCompletions()
+RESPONSES: Final = Responses()
 
 
-def _has_parts(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("content"), list)
+def _response(answer: Body) -> Body:
+    """The answer itself, of an event that has it."""
+    inner = answer.get("response")
+    return inner if isinstance(inner, dict) else answer
 
 
-def _media(body: Body) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The parts with media and their types, in order."""
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if _has_parts(message):
-            for part in message["content"]:
-                if (kind := _kind(part)) is not None:
-                    yield kind, part
+def _ids(answer: Body) -> list[str | None] | None:
+    ids = answer.get("media_ids")
+    return ids if isinstance(ids, list) and all(one is None or isinstance(one, str) for one in ids) else None
+
+
+def _parts(items: Any, *fields: str) -> Iterator[Any]:
+    """The parts in these fields of messages or items, in order."""
+    for item in items if isinstance(items, list) else ():
+        for field in fields:
+            if isinstance(item, dict) and isinstance(item.get(field), list):
+                yield from item[field]
+
+
+def _digests(body: Body, parts: Iterator[Any]) -> tuple[bytes | None, ...]:
+    salt = str(body.get("cache_salt"))
+    return tuple(
+        None if (content := _content(kind, part)) is None else _digest(salt, kind, *content)
+        for part in parts
+        if (kind := _kind(part)) is not None
+    )
+
+
+def _named(
+    items: list[Any], ids: Sequence[str | None], reference: Callable[[str, Any, str], Any], *fields: str
+) -> list[Any]:
+    """The messages or items with ids in the place of media, where there is one."""
+    left = iter(ids)
+
+    def named(part: Any) -> Any:
+        if (kind := _kind(part)) is None or (media_id := next(left)) is None:
+            return part
+        return reference(kind, part, media_id)
+
+    def changed(item: Any) -> Any:
+        lists = [field for field in fields if isinstance(item, dict) and isinstance(item.get(field), list)]
+        return {**item, **{field: [named(part) for part in item[field]] for field in lists}} if lists else item
+
+    return [changed(item) for item in items]
 
 
 def _kind(part: Any) -> str | None:
@@ -164,6 +222,13 @@ def _reference(kind: str, part: dict[str, Any], media_id: str) -> dict[str, Any]
     name, value = _URL_FIELDS[kind], part[_URL_FIELDS[kind]]
     options = {field: one for field, one in value.items() if field != "url"} if isinstance(value, dict) else {}
     return {**part, name: {**options, "file_id": media_id}}
+
+
+def _input_reference(kind: str, part: dict[str, Any], media_id: str) -> dict[str, Any]:
+    """The same in a Responses request, whose images have no object around a URL."""
+    if kind != "input_image":
+        return _reference(kind, part, media_id)
+    return {**{name: value for name, value in part.items() if name != "image_url"}, "file_id": media_id}
 
 
 def _has_usage(body: Body) -> bool:

@@ -97,6 +97,10 @@ class Exchange:
         """The answer is complete, and had no ids."""
         self._memory.leave(self._server)
 
+    def is_end(self, event: Body) -> bool:
+        """Whether a stream is complete with this event."""
+        return self._dialect.is_end(event)
+
     def visible(self, answer: Body) -> Body | None:
         """What the caller sees of an answer or an event."""
         return self._dialect.answer(self._body, answer)
@@ -108,7 +112,7 @@ class Exchange:
         if not self.learn(answer):
             self.leave()
         cleaned = self.visible(answer)
-        return content if cleaned is None or cleaned.keys() == answer.keys() else _encode(cleaned)
+        return content if cleaned is None or cleaned == answer else _encode(cleaned)
 
 
 class EventReader:
@@ -153,10 +157,12 @@ class EventReader:
         if (data := _object(field[1])) is None:
             return event
         self._has_ids |= self._exchange.learn(data)
+        if not self._has_ids and self._exchange.is_end(data):
+            self._exchange.leave()
         cleaned = self._exchange.visible(data)
         if cleaned is None:
             return b""
-        if cleaned.keys() == data.keys():
+        if cleaned == data:
             return event
         return event[: field.start(1)] + _encode(cleaned) + event[field.end(1) :]
 

@@ -35,6 +35,7 @@ _ARTICLES: Final[Mapping[Modality | None, str]] = {
 MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "file", "image", "input_audio"})
 """The types of parts that have media."""
 
+_IMAGE_DATA: Final = "data:image/"
 _MAX_MIME_CHARS: Final = 64
 _AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
 
@@ -67,6 +68,8 @@ def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str
                 yield (value, "url") if isinstance(value, dict) else (part, name)
             if isinstance(audio := part.get("input_audio"), dict):
                 yield audio, "data"
+            if isinstance(file := part.get("file"), dict):
+                yield file, "file_data"
             if isinstance(source := part.get("source"), dict):
                 yield from ((source, "data"), (source, "url"))
 
@@ -86,7 +89,10 @@ def named_files(messages: Sequence[object]) -> set[str]:
 def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, where: str) -> Source:
     """Where the media of a part of this type comes from; `name` is what its client calls it."""
     if kind == "file":
-        return _file(part.get("file"), None, files, where)
+        file = part.get("file")
+        if isinstance(file, dict) and file.get("file_data") is not None:
+            return _inline_file(file, where)
+        return _file(file, None, files, where)
     if kind == "image":
         return _image_source(part.get("source"), f"{where}.source")
     field_name, modality = _URL_FIELDS.get(kind, ("input_audio", "audio"))
@@ -146,6 +152,18 @@ def _file(value: object, modality: Modality | None, files: Files, where: str) ->
     if found is None or (modality is not None and found != modality):
         raise InvalidRequest.of(where, f"the file is {_ARTICLES[found]}, and cannot be used as {modality or 'media'}")
     return MediaFile(found, digest, where)
+
+
+def _inline_file(value: Mapping[str, Any], where: str) -> Source:
+    """An image in OpenAI's form of a file that is not uploaded: its data URL."""
+    if value.get("file_id") is not None:
+        raise InvalidRequest.of(where, 'has "file_data" and a "file_id": send one of them')
+    data = _encoded(value["file_data"], f"{where}.file.file_data")
+    if data[: len(_IMAGE_DATA)].lower() != _IMAGE_DATA:
+        raise InvalidRequest.of(
+            where, f'"file_data" is read of images only, as {_IMAGE_DATA}…;base64,…: send pages as images'
+        )
+    return source_from(data, "image", where=where)
 
 
 def _image_source(value: object, where: str) -> Source:

@@ -166,13 +166,15 @@ def speed_of(rows: Sequence[Row], flags: Sequence[str] = ()) -> Section:
     missed = [row for row in judged if row.ok is False and row.is_sure]
     unsure = [row for row in judged if not row.is_sure]
     lines = [f"too slow: {_line(row)}" for row in missed]
-    lines += [_line(row, is_judged=row in judged) for row in rows if row not in missed]
+    lines += [f"{_line(row)}, unsure" for row in unsure]
+    lines += [_line(row, is_judged=row in judged) for row in rows if row not in (*missed, *unsure)]
     outcome: Outcome = "passed"
     summary = f"{len(judged)} limits kept"
     if missed:
         outcome, summary = "failed", f"{len(missed)} limits not kept, the first: {missed[0].name}"
     elif unsure:
-        outcome, summary = "unsure", f"{len(unsure)} limits lie within the error of their figures; run it for longer"
+        first = unsure[0].name + (f" and {len(unsure) - 1} more" if len(unsure) > 1 else "")
+        outcome, summary = "unsure", f"a limit lies within the error of its figure ({first}); run it for longer"
     figures = {row.name: None if row.ratio is None else row.ratio.value for row in rows}
     return Section("speed", outcome, summary, tuple(lines), figures)
 

@@ -77,6 +77,11 @@ class Row:
         return self.name.partition(":")[0]
 
     @property
+    def is_stage(self) -> bool:
+        """Whether it only says where semel's time goes."""
+        return ", stage " in self.name
+
+    @property
     def limit(self) -> Limit | None:
         """Its limit, if it has one."""
         return LIMITS.get(self.name)

@@ -16,7 +16,15 @@ from semel.bench.serving.statistics import Figure
 
 __all__ = ["ServeReport", "format_figure"]
 
-_LEGEND: Final = "In brackets: 95% interval. Unsure: the limit lies within it. Both sides took turns."
+_LEGEND: Final = "In brackets: 95% interval; ?: the limit lies within it. Both sides took turns."
+_SHORT: Final = (
+    ("what the image adds", "image adds"),
+    ("what the eviction adds", "eviction adds"),
+    ("what the restart adds", "restart adds"),
+    ("processor time of all processes", "CPU time"),
+    ("processor time", "CPU time"),
+)
+"""What a table says in fewer words than the name of a row, so that it fits 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +52,42 @@ class ServeReport:
         }
         return json.dumps(_finite(report), allow_nan=False)
 
-    def print_table(self, console: Console) -> None:
-        """A table for each scenario."""
-        for scenario in dict.fromkeys(row.scenario for row in self.rows):
-            console.print(_table(scenario, [row for row in self.rows if row.scenario == scenario]))
+    def print_table(self, console: Console, *, has_stages: bool = False) -> None:
+        """A table for each scenario, with semel's time by stage or without."""
+        rows = [row for row in self.rows if has_stages or not row.is_stage]
+        for scenario in dict.fromkeys(row.scenario for row in rows):
+            console.print(_table(scenario, [row for row in rows if row.scenario == scenario]))
         console.print(_LEGEND, style="dim", highlight=False, markup=False)
         facts = self.machine | self.run
         console.print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
 
 
 def _table(scenario: str, rows: list[Row]) -> Table:
-    table = Table(title=f"semel bench serve: {scenario}", title_justify="left")
+    table = Table(title=f"semel bench serve: {scenario}", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for heading in ("semel", "vLLM", "ratio", "limit"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in rows:
-        what = f"{row.name.partition(': ')[2]}, {row.unit}"
-        table.add_row(
-            what,
-            format_figure(row.semel),
-            format_figure(row.vllm),
-            format_figure(row.ratio),
-            _limit(row),
-            _verdict(row),
-        )
+        # The interval that counts is that of the ratio.
+        figures = [row.semel, row.vllm]
+        sides = map(format_figure, figures) if row.ratio is None else map(_value, figures)
+        table.add_row(_title(row), *sides, format_figure(row.ratio), _limit(row), _verdict(row))
     return table
+
+
+def _title(row: Row) -> str:
+    title = row.name.partition(": ")[2]
+    for words, short in _SHORT:
+        title = title.replace(words, short)
+    return f"{title}, {row.unit}"
 
 
 def _verdict(row: Row) -> str:
     if row.ok is None:
         return ""
-    unsure = "" if row.is_sure else ", unsure"
-    return f"[green]kept{unsure}[/]" if row.ok else f"[red]not kept{unsure}[/]"
+    mark = "" if row.is_sure else "?"
+    return f"[green]kept{mark}[/]" if row.ok else f"[red]missed{mark}[/]"
 
 
 def _limit(row: Row) -> str:
@@ -93,6 +104,10 @@ def format_figure(figure: Figure | None) -> str:
     if figure.low == figure.high:
         return _number(figure.value)
     return f"{_number(figure.value)} [{_number(figure.low)}, {_number(figure.high)}]"
+
+
+def _value(figure: Figure | None) -> str:
+    return "" if figure is None else _number(figure.value)
 
 
 def _number(value: float) -> str:

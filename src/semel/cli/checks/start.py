@@ -30,6 +30,7 @@ from semel.settings import (
     read_api_keys,
 )
 from semel.wire.proof import Role
+from semel.wire.zmq.address import check_directory
 
 __all__ = ["engine_findings", "frontend_findings", "serve_findings", "worker_findings"]
 
@@ -50,7 +51,7 @@ def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
 def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[Finding]:
     """What `semel worker` would stumble over. `flags` are vLLM's."""
     yield from problem_of("fleet key", lambda: worker_keys(settings.key_file, settings.key_dir))
-    yield from problem_of("address", lambda: check_address(settings.listen))
+    yield from problem_of("address", lambda: check_directory(check_address(settings.listen)))
     yield from _listening_findings(settings.listen)
     yield from _admin_findings(admin_key_file(settings))
     yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
@@ -133,7 +134,7 @@ def _check_admin_key(path: Path) -> None:
 
 def _discovery_findings(discovery: DiscoverySettings) -> Iterator[Finding]:
     for address in discovery.workers:
-        yield from problem_of("address", lambda: check_address(address))  # noqa: B023
+        yield from problem_of("address", lambda: check_directory(check_address(address)))  # noqa: B023
 
 
 def _listening_findings(address: str) -> Iterable[Finding]:

@@ -71,7 +71,7 @@ _SAME: Final = (
     *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "include_reasoning"),
     *("include_stop_str_in_output", "logit_bias", "min_p", "mm_processor_kwargs", "model", "parallel_tool_calls"),
     *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens", "stop"),
-    *("stop_token_ids", "stream", "structured_outputs", "temperature", "top_k", "top_p"),
+    *("return_media_ids", "stop_token_ids", "stream", "structured_outputs", "temperature", "top_k", "top_p"),
 )
 """Fields that a chat has under the same name."""
 
@@ -153,6 +153,7 @@ class ResponsesRequest(OwnedRequest):
     priority: Int64 = 0
     repetition_penalty: float | None = None
     request_id: RequestName | None = None
+    return_media_ids: bool = False
     seed: Int64 | None = None
     skip_special_tokens: bool | None = None
     stop: Words | Annotated[list[Words], Field(max_length=16)] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from semel.frontend.api.chat_response import ChatCompletion, ToolCall
 from semel.frontend.api.logprobs import ChatLogprobs, TokenLogprob
@@ -182,6 +182,8 @@ class Response(Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    media_ids: list[str] | UnsetType = UNSET
+    """With `return_media_ids`, in a complete answer: the ids of all items, in order."""
 
 
 class InputTokens(Struct):
@@ -201,6 +203,8 @@ class ResponsesHead:
     model: str
     created: int
     echo: ResponsesEcho = field(default_factory=ResponsesEcho)
+    media_ids: list[str] | None = None
+    """What a complete answer has of its items, if the request wants that."""
 
     def item_id(self, kind: str, index: int) -> str:
         """The id of the item at this place in the output."""
@@ -241,6 +245,7 @@ class ResponsesHead:
             user=echo.user,
             safety_identifier=echo.safety_identifier,
             prompt_cache_key=echo.prompt_cache_key,
+            media_ids=UNSET if self.media_ids is None or usage is None else self.media_ids,
         )
 
     def whole(self, chat: ChatCompletion) -> Response:

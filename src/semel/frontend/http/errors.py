@@ -11,6 +11,7 @@ from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from semel.errors import SemelError
+from semel.frontend.http.route_names import no_such_route
 from semel.web.errors import ErrorShape, error_body, error_response, http_error_response
 
 __all__ = [
@@ -93,5 +94,7 @@ def _is_messages(path: str) -> bool:
 
 
 def http_refusal(error: HTTPException, scope: Scope) -> Response:
-    """The response to a request that no route takes."""
+    """The response to a request that no route takes. It names the path, and the usual mistake in a base URL."""
+    if error.status_code == 404:
+        error = HTTPException(404, no_such_route(scope), error.headers)
     return http_error_response(error, shape=error_shape(scope["path"]))

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import Keyring
 from semel.errors import InvalidKey
 from semel.frontend.http.errors import refusal
+from semel.frontend.http.route_names import name_route
 from semel.telemetry.request_context import entered_as
 from semel.web.admission import give_up_protection
 from semel.web.peers import UNKNOWN, network_of
@@ -53,17 +54,18 @@ class Authentication:
         if scope["type"] != "http" or not len(self._keys) or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        name = None if scope["path"] in OPERATORS else self._keys.tenant(_key(Request(scope)))
+        key = _key(Request(scope))
+        name = None if scope["path"] in OPERATORS else self._keys.tenant(key)
         if name is None:
-            await self._refuse(scope, receive, send)
+            await self._refuse(_fault(scope["path"], key), scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = name
         with entered_as(name):
             await self._app(scope, receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = InvalidKey("this needs `Authorization: Bearer KEY` or `x-api-key: KEY` with one of this server's keys")
+    async def _refuse(self, error: InvalidKey, scope: Scope, receive: Receive, send: Send) -> None:
         self._count(error.code)
+        name_route(scope)
         give_up_protection(scope)
         if wait_s := self._wait_s(network_of((scope.get("client") or (UNKNOWN,))[0])):
             await asyncio.sleep(wait_s)
@@ -76,6 +78,14 @@ def tenant_name(request: Request) -> str:
     """The tenant of a request's API key. Without API keys all requests have the same."""
     name: str = getattr(request.state, "tenant", "")
     return name
+
+
+def _fault(path: str, key: str) -> InvalidKey:
+    if path in OPERATORS:
+        return InvalidKey(f"with API keys, no key opens {path} here: read it at the frontend's --metrics-port")
+    if key:
+        return InvalidKey("this key is unknown: send one of this server's keys")
+    return InvalidKey("this needs `Authorization: Bearer KEY` or `x-api-key: KEY` with one of this server's keys")
 
 
 def _key(request: Request) -> str:

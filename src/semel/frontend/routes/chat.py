@@ -34,6 +34,8 @@ class BegunChat:
     """What the ids of the answer end with."""
 
     is_streamed: bool
+    media_ids: list[str] | None
+    """The ids of its items, if the request wants them."""
 
 
 async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
@@ -65,7 +67,7 @@ async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
     decode = serving.pipeline.tokenizer.decode
     options = request.response_options()
     answer = ChatResponse(head, prompt, decode, count=request.n, options=options, role=role, media_ids=media_ids)
-    return BegunChat(stream, answer, head, name, request.stream)
+    return BegunChat(stream, answer, head, name, request.stream, media_ids)
 
 
 async def begin_translated(call: Call, request: Translated[Any]) -> BegunChat:

@@ -80,7 +80,7 @@ class _Answer:
 
 async def _respond(call: Call, request: Translated[ResponsesEcho]) -> HttpResponse:
     begun = await begin_translated(call, request)
-    head = ResponsesHead(begun.name, begun.head.model, begun.head.created, request.echo)
+    head = ResponsesHead(begun.name, begun.head.model, begun.head.created, request.echo, begun.media_ids)
     answer = _Answer(begun.answer, head)
     return await respond(
         begun.stream, answer, streamed=begun.is_streamed, form=EventFormat(named_event, answer.error, done=b"")

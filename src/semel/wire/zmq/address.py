@@ -33,6 +33,7 @@ __all__ = [
     "ZAP_ENDPOINT",
     "SocketFile",
     "admit",
+    "check_directory",
     "memory_path",
     "public_key",
     "secure_client",
@@ -78,6 +79,13 @@ def memory_path(address: str) -> Path | None:
     scheme, _, name = address.partition("://")
     path = f"{name}.memory"
     return Path(path) if scheme == "ipc" and len(path.encode()) <= _MAX_PATH_BYTES else None
+
+
+def check_directory(address: str) -> None:
+    """Refuse an `ipc://` address whose directory is there and not this user's alone. Makes none."""
+    scheme, _, path = address.partition("://")
+    if scheme == "ipc" and os.path.lexists(directory := _directory(path)):
+        _check_private(directory)
 
 
 def transport_keys(key: Key | TransportKeys, role: Role) -> TransportKeys:
@@ -147,16 +155,23 @@ def _directory(path: str) -> Path:
 
 
 def _own(directory: Path) -> None:
-    """Restrict the directory to this user; refuse one that others can enter."""
+    """Make the directory for this user alone; refuse one that is there and that others can enter."""
     try:
         directory.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        found = directory.lstat()
     except OSError as error:
         raise ConfigError(f"cannot make the socket directory {directory}: {error.strerror}; name another") from error
+    _check_private(directory)
+
+
+def _check_private(directory: Path) -> None:
+    found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise ConfigError(f"{directory} is not a directory of this user: name another for the socket")
     if stat.S_IMODE(found.st_mode) & _PRIVATE:
-        raise ConfigError(f"others can enter the socket directory {directory}; `chmod 700 {directory}`")
+        raise ConfigError(
+            f"others can enter the socket directory {directory}: an existing one must have mode 0700; "
+            f"`chmod 700 {directory}`"
+        )
 
 
 def _check_free(path: str) -> None:

@@ -297,7 +297,9 @@ class WorkerListener:
         self.refused[code] += 1
         if (unsaid := self._warnings.take(code, self._loop.time())) is not None:
             more = f"; {unsaid} more since the last such line" if unsaid else ""
-            _log.warning("refused a frontend at %s (%s): %s%s", self.address, code, message, more)
+            # A frontend that waits for its worker to start has left its first attempts behind.
+            level = logging.INFO if code == "gone" else logging.WARNING
+            _log.log(level, "refused a frontend at %s (%s): %s%s", self.address, code, message, more)
 
     def _admit(self, identity: _Identity, event: Admitted) -> Peer:
         generation = self._keys.get(event.key_id)
