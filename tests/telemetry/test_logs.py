@@ -24,6 +24,7 @@ from semel.telemetry import log_writer
 from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, TextLines
 from semel.telemetry.request_context import RequestContext, entered
+from semel.telemetry.sampling import SampledLog
 from tests.telemetry.spans import Traced
 
 BEGINNING = re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [\w.]+: ")
@@ -300,3 +301,16 @@ asyncio.run(main())
 def test_a_process_that_ends_writes_its_last_lines_also_if_logging_was_configured_anew() -> None:
     done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.endswith("the last line\n")
+
+
+def test_s28_lines_of_strangers_are_one_a_second_with_the_number_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [100.0]
+    sampled = SampledLog(logging.getLogger("semel.tests"), logging.WARNING, clock=lambda: now_s[0])
+    for number in range(700):
+        sampled.log("no key from %d", number)
+    now_s[0] += 1.0
+    sampled.log("no key from %d", 700)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no key from 0",
+        "no key from 700 (and 699 more like it)",
+    ]

@@ -15,13 +15,14 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import DeadlineExceeded, ServiceError
+from semel.errors import DeadlineExceeded, InvalidKey, ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import id_headers, refusal
 from semel.frontend.http.ignored_fields import ignored_fields_header
 from semel.frontend.middleware.authentication import PROBES, tenant_name
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
+from semel.telemetry.sampling import SampledLog
 from semel.telemetry.tracing import Tracing
 
 __all__ = ["RequestContextMiddleware"]
@@ -39,6 +40,7 @@ class RequestContextMiddleware:
         self._app = app
         self._tracing = tracing
         self._log_requests = log_requests
+        self._strangers = SampledLog(access, logging.INFO)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -78,7 +80,19 @@ class RequestContextMiddleware:
                 route = getattr(scope.get("route"), "path", "unknown")
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
-                    _log(http_request, route, status or CLIENT_CLOSED, perf_counter() - began)
+                    self._log(http_request, route, status or CLIENT_CLOSED, perf_counter() - began)
+
+    def _log(self, request: Request, route: str, status: int, seconds: float) -> None:
+        """Log one line, with the client's address and the tenant of its key; a proxy in front is the client.
+
+        Without a key anybody can cause lines, so those of refused keys are sampled (threats S28).
+        """
+        client, tenant = "unknown" if request.client is None else request.client.host, tenant_name(request)
+        fields = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
+        fields |= {"client": client, "tenant": tenant or None}
+        values = (request.method, route, status, seconds, client, f" ({tenant})" if tenant else "")
+        log = self._strangers.log if status == InvalidKey.status else access.info
+        log("%s %s %d in %.3f s for %s%s", *values, extra={"fields": fields})
 
 
 def _client_id(request: Request) -> str | None:
@@ -98,12 +112,3 @@ def _close(request: RequestContext, method: str, route: str, status: int) -> Non
         if status >= 500:
             span.fail(str(status))
     span.end()
-
-
-def _log(request: Request, route: str, status: int, seconds: float) -> None:
-    """One line, with the client's address and the tenant of its key; a proxy in front is the client."""
-    client, tenant = "unknown" if request.client is None else request.client.host, tenant_name(request)
-    fields = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
-    fields |= {"client": client, "tenant": tenant or None}
-    values = (request.method, route, status, seconds, client, f" ({tenant})" if tenant else "")
-    access.info("%s %s %d in %.3f s for %s%s", *values, extra={"fields": fields})
