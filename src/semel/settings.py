@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from semel.cells.settings import CellSettings
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
+from semel.core.keyring import MIN_KEY_CHARS, hash_key, is_hashed, is_sendable
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -59,11 +60,13 @@ __all__ = [
     "StartSettings",
     "TurnSettings",
     "WorkerSettings",
+    "api_key_warnings",
     "create_key",
     "default_folder",
     "default_variable",
     "embedding_store",
     "embedding_store_nodes",
+    "has_api_keys",
     "kubernetes_api",
     "read_admin_key",
     "read_api_keys",
@@ -76,6 +79,7 @@ SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 _DEFAULT_TENANT: Final = "default"
+_VLLM_KEY: Final = "VLLM_API_KEY"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -95,6 +99,15 @@ class ServerSettings:
         group="Serve",
         default_text="the model's own",
     )
+    chat_template_content_format: Literal["auto", "openai", "string"] = flag(
+        "auto",
+        help="Content that the chat template gets: a list of parts (openai) or one string. auto finds out from the "
+        "template.",
+        group="Serve",
+    )
+    root_path: str | None = flag(
+        None, help="Path prefix of a proxy that forwards it: /PREFIX/v1/models is /v1/models.", group="Serve"
+    )
     drain_s: float = flag(
         25.0,
         help="Seconds for running requests to finish after SIGTERM or Ctrl-C; a second signal ends at once.",
@@ -103,6 +116,11 @@ class ServerSettings:
         min=0,
     )
     """Kubernetes gives a pod 30 s to end: so it ends by itself, and leaves nothing behind."""
+
+    @property
+    def content_format(self) -> Literal["openai", "string"] | None:
+        """The content format that the operator has chosen; None leaves it to the template."""
+        return None if self.chat_template_content_format == "auto" else self.chat_template_content_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +161,10 @@ class ApiKeySettings:
     api_keys: tuple[str, ...] = flag(
         (),
         "api-key",
-        help="Key that clients must send. Repeatable. Other users of this machine can see it in `ps`.",
+        help="Keys that clients must send, one or more. Other users of this machine can see them in `ps`; "
+        "VLLM_API_KEY in the environment is one too if there is neither this flag nor --api-keys-file.",
         group="Keys",
+        is_secret=True,
     )
     api_keys_file: Path | None = flag(
         None,
@@ -560,15 +580,49 @@ def embedding_store(encoder: EncoderSettings) -> Nodes | None:
     return embedding_store_nodes(encoder.store)
 
 
-def read_api_keys(path: Path | None, flag_keys: Sequence[str] = ()) -> Keyring:
-    """The keys of clients: those given, of one tenant, and those of a file that nobody else can read."""
-    keys = [(_DEFAULT_TENANT, key) for key in flag_keys]
-    if path is not None:
-        keys += _tenant_keys(path)
+def read_api_keys(settings: ApiKeySettings) -> Keyring:
+    """The keys of clients: those given, of one tenant, and those of a file that nobody else can read.
+
+    A key of a flag or of the environment may be short, as with vLLM; `api_key_warnings` says so.
+    """
+    keys = []
+    for key in _given_keys(settings):
+        if not is_sendable(key):
+            raise ConfigError(
+                "API keys: a key of --api-key or VLLM_API_KEY is empty, or has a blank or a character that is not "
+                "printable ASCII; no client could send it"
+            )
+        keys.append((_DEFAULT_TENANT, key if is_hashed(key) else hash_key(key)))
+    if settings.api_keys_file is not None:
+        keys += _tenant_keys(settings.api_keys_file)
     try:
         return Keyring(keys)
     except ValueError as error:
         raise ConfigError(f"API keys: {error}") from None
+
+
+def api_key_warnings(settings: ApiKeySettings) -> Iterator[str]:
+    """Warn of keys that are easy to guess, and of one that is not used. No key is shown."""
+    short = [len(key) for key in _given_keys(settings) if len(key) < MIN_KEY_CHARS]
+    if short:
+        yield (
+            f"an API key has {min(short)} characters: use {MIN_KEY_CHARS} or more random ones, which cannot be guessed"
+        )
+    if os.environ.get(_VLLM_KEY) and settings.api_keys_file is not None and not settings.api_keys:
+        yield f"{_VLLM_KEY} is set and not used: --api-keys-file has the keys"
+
+
+def has_api_keys(settings: ApiKeySettings) -> bool:
+    """Whether clients need a key."""
+    return settings.api_keys_file is not None or bool(_given_keys(settings))
+
+
+def _given_keys(settings: ApiKeySettings) -> tuple[str, ...]:
+    """The keys of flags; without any, and without a file of keys, that of vLLM's variable."""
+    variable = os.environ.get(_VLLM_KEY)
+    if settings.api_keys or settings.api_keys_file is not None or not variable:
+        return settings.api_keys
+    return (variable,)
 
 
 def _tenant_keys(path: Path) -> list[tuple[str, str]]:
