@@ -107,7 +107,7 @@ def worker(call: Call[WorkerSettings]) -> None:
 class DoctorSettings:
     """What `semel doctor` takes."""
 
-    model: str | None = flag(None, help="A model to check as well.", group="Serve", is_positional=True)
+    model: str | None = flag(None, help="A model to check as well.", group="Server", is_common=True, is_positional=True)
     host: str = same_flag(ServerSettings, "host")
     port: int = same_flag(ServerSettings, "port")
     store: EmbeddingStoreSettings = section(EmbeddingStoreSettings)

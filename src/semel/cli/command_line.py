@@ -147,8 +147,10 @@ def _split_config(words: Sequence[str]) -> tuple[Sequence[str], Path | None]:
             continue
         if not has_value and number + 1 == len(words):
             raise ConfigError(f"{_CONFIG} needs a value: a YAML file with flags")
-        count = 1 if has_value else 2
-        return [*words[:number], *words[number + count :]], Path(value or words[number + 1])
+        rest = words[number + (1 if has_value else 2) :]
+        if any(word.partition("=")[0] == _CONFIG for word in rest):
+            raise ConfigError(f"{_CONFIG} is there twice: name one file")
+        return [*words[:number], *rest], Path(value or words[number + 1])
     return words, None
 
 

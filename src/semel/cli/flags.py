@@ -14,13 +14,13 @@ from typer.core import TyperCommand, TyperGroup
 from semel.cli.checks.finding import Finding
 from semel.cli.command_line import CommandLine
 from semel.cli.error_line import print_error
-from semel.cli.help import command_help, group_help, usage_of
+from semel.cli.help import command_help, group_help, matching, usage_of
 from semel.core.flag import Flag, arguments_of, fill, flags_of
 from semel.errors import ConfigError
 
 __all__ = ["Call", "FlagCommand", "HelpGroup", "command", "version_line"]
 
-_ENGINE_HELP: Final = "--help=engine"
+_ENGINE: Final = "engine"
 _FINDINGS: Final = "semel.findings"
 _PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -56,9 +56,10 @@ class FlagCommand(TyperCommand):
     server_flags: bool = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the command line apart; vLLM's help is shown at once."""
-        if self.engine_flags and _ENGINE_HELP in args:
-            typer.echo(_engine_help())
+        """Take the command line apart; help about a topic is shown at once."""
+        topic = next((word.partition("=")[2] for word in args if word.startswith("--help=")), "")
+        if topic:
+            typer.echo(self._help(ctx, topic))
             raise typer.Exit
         if self.server_flags:
             args = self._expand(ctx, args)
@@ -83,10 +84,20 @@ class FlagCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        formatter.write(
-            command_help(
-                ctx.command_path, inspect.cleandoc(self.help or ""), self.flags, engine_flags=self.engine_flags
-            )
+        formatter.write(self._help(ctx))
+
+    def _help(self, ctx: Any, topic: str = "") -> str:
+        if topic == _ENGINE:
+            if not self.engine_flags:
+                raise _FlagError("this command takes no flags of vLLM's engine; its worker does", ctx=ctx)
+            return _engine_help()
+        is_search = topic not in ("", "all")
+        others = _engine_flags(topic) if self.engine_flags and is_search else ()
+        if is_search and not others and not matching(self.flags, topic):
+            raise _FlagError(f"no flag has {topic!r} in its name or help; --help=all shows all", ctx=ctx)
+        purpose = inspect.cleandoc(self.help or "")
+        return command_help(
+            ctx.command_path, purpose, self.flags, engine_flags=self.engine_flags, topic=topic, others=others
         )
 
 
@@ -202,6 +213,14 @@ def _purpose(found: Any) -> str:
     """The first sentence of what a command says of itself."""
     sentence = " ".join(inspect.cleandoc(found.help or "").split()).partition(". ")[0]
     return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+def _engine_flags(word: str) -> list[str]:
+    """vLLM's engine flags that have a word in their names."""
+    from semel.engine.vllm.flag_source import FlagSource
+
+    source = FlagSource.installed()
+    return [] if source is None else [one for one in source.spellings if word.lower().replace("_", "-") in one]
 
 
 def _engine_help() -> str:
