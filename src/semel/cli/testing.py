@@ -108,11 +108,12 @@ class TestingServeSettings:
 def rehearse(call: Call[TestingServeSettings]) -> None:
     """Serve a model without its engine: numbered words at a steady rate, for trying clients without weights."""
     from semel.cli.checks import refuse, warn
+    from semel.cli.checks.start import key_warnings
     from semel.cli.serve import ServeOptions, ready_url, serve
     from semel.settings import has_api_keys
 
     refuse(call.findings)
-    warn(call.findings)
+    warn([*call.findings, *key_warnings(call.settings.serving.keys)])
     options = ServeOptions(
         call.settings.model,
         call.settings.serving.server,
