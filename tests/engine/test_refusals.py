@@ -205,6 +205,6 @@ def test_a_parameter_that_vllm_names_is_named_to_the_client(
 def test_a_message_that_does_not_begin_with_its_parameter_gets_it_in_front() -> None:
     from vllm.exceptions import VLLMValidationError
 
-    with pytest.raises(InvalidRequest, match="^top_p: too much$") as caught, refusals():
+    with pytest.raises(InvalidRequest, match=r"^top_p: too much$") as caught, refusals():
         raise VLLMValidationError("too much", parameter="top_p", value=9)
     assert caught.value.param == "top_p"
