@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from semel.bench.settings import VerifySettings
 from semel.cli.app import app
 from semel.cli.command_line import CommandLine
 from semel.core.flag import flags_of
@@ -32,6 +33,13 @@ def test_a_list_takes_several_values_as_vllms_do_and_may_be_repeated() -> None:
     assert expand("m --api-key a b --allowed-media-domains x y").words == expected
     assert expand("m --api-key a --api_key b --allowed_media_domains x y").words == expected
     assert expand("m --worker w1 w2", FrontendSettings).words == ["--worker=w1", "--worker=w2", "m"]
+
+
+def test_lists_of_other_commands_take_several_values_and_leave_vllms_server_flags_alone() -> None:
+    line = CommandLine(flags_of(VerifySettings), takes_engine_flags=True, knows_server_flags=False)
+    line.read(["m", "--only", "again", "new", "--uvicorn-log-level", "info", "--config", "f.yaml"])
+    passed_on = ["--uvicorn-log-level", "info", "--config", "f.yaml"]
+    assert (line.words, line.findings) == (["--only=again", "--only=new", "m", *passed_on], [])
 
 
 def test_a_flag_that_takes_one_value_takes_no_more() -> None:

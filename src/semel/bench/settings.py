@@ -92,9 +92,7 @@ class CompareSettings:
     baseline: str | None = flag(None, help="URL of a running vLLM server; needs --semel.", group="Measurement")
     semel: str | None = flag(None, help="URL of a running semel; needs --baseline.", group="Measurement")
     api_key: str | None = flag(None, help="API key of these two servers.", group="Measurement")
-    only: tuple[str, ...] = flag(
-        (), help="Scenario to run. Repeatable.", group="Measurement", default_text="all scenarios"
-    )
+    only: tuple[str, ...] = flag((), help="Scenarios to run.", group="Measurement", default_text="all scenarios")
     quick: bool = flag(False, help="Fewer rounds: faster, and rougher figures.", group="Measurement")
     transport: Literal["ipc", "tcp"] = flag(
         "ipc",
@@ -116,7 +114,7 @@ class VerifySettings:
     api_key: str | None = same_flag(CompareSettings, "api_key")
     only: tuple[str, ...] = flag(
         (),
-        help="Scenario of `semel bench serve` to measure. Repeatable.",
+        help="Scenarios of `semel bench serve` to measure.",
         group="Measurement",
         default_text="text, new, again and repeats",
     )

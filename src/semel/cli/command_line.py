@@ -34,6 +34,9 @@ class CommandLine:
     """Those of the command."""
 
     takes_engine_flags: bool
+    knows_server_flags: bool = True
+    """Whether flags of vLLM's server and `--config` mean something to the command."""
+
     words: list[str] = field(default_factory=list)
     """For typer."""
 
@@ -42,7 +45,7 @@ class CommandLine:
 
     def read(self, words: Sequence[str]) -> None:
         """Expand a command line; the file that `--config` names counts less than the line itself."""
-        line, path = _split_config(words)
+        line, path = _split_config(words) if self.knows_server_flags else (words, None)
         self._expand(line)
         own, others, model = self._split()
         if path is not None:
@@ -83,9 +86,9 @@ class CommandLine:
                 self._own_flag(one, values, rest)
             elif spelling.startswith("--no-") and (other := own.get(f"--{spelling[5:]}")) and other.kind is bool:
                 self.words = [one for one in self.words if one != other.spelling]
-            elif (row := server_flag(spelling)) is not None and not (has_ranks and row.target == "--workers"):
+            elif (row := self._row(spelling)) is not None and not (has_ranks and row.target == "--workers"):
                 self._server_flag(row, spelling, values, rest, word)
-            elif spelling.startswith("--no-") and server_flag(f"--{spelling[5:]}") is not None:
+            elif spelling.startswith("--no-") and self._row(f"--{spelling[5:]}") is not None:
                 continue  # what semel does without the flag
             else:
                 self.words.append(word)
@@ -105,7 +108,10 @@ class CommandLine:
 
     def _is_flag(self, word: str) -> bool:
         name = word.partition("=")[0].replace("_", "-")
-        return name.startswith("--") and (name in self._own or server_flag(name) is not None)
+        return name.startswith("--") and (name in self._own or self._row(name) is not None)
+
+    def _row(self, spelling: str) -> ServerFlag | None:
+        return server_flag(spelling) if self.knows_server_flags else None
 
     def _server_flag(self, row: ServerFlag, spelling: str, values: list[str], rest: list[str], word: str) -> None:
         is_others = row.handling == "taken" or row.target not in ("", *self._own)

@@ -61,7 +61,7 @@ class FlagCommand(TyperCommand):
         if topic:
             typer.echo(self._help(ctx, topic))
             raise typer.Exit
-        if self.server_flags:
+        if self.server_flags or any(one.is_list and not one.is_positional for one in self.flags):
             args = self._expand(ctx, args)
         try:
             return super().parse_args(ctx, args)
@@ -70,7 +70,7 @@ class FlagCommand(TyperCommand):
 
     def _expand(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite what a user of vLLM writes as flags that this command has."""
-        line = CommandLine(self.flags, self.engine_flags)
+        line = CommandLine(self.flags, self.engine_flags, self.server_flags)
         try:
             line.read(args)
         except ConfigError as error:
