@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
+from semel.core import Keyring
 from semel.core.flag import Flag, fill, flags_of
 from semel.errors import ConfigError
 from semel.media.fetch.fetch import FetchOptions
 from semel.settings import (
+    ApiKeySettings,
     FrontendSettings,
     ServeSettings,
     ServingSettings,
     WorkerSettings,
+    api_key_warnings,
     create_key,
     default_variable,
+    has_api_keys,
     read_api_keys,
     read_key,
     trace_collector,
@@ -159,8 +163,12 @@ def keys_file(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def read_keys(path: Path) -> Keyring:
+    return read_api_keys(ApiKeySettings(api_keys_file=path))
+
+
 def test_api_keys_are_read_with_their_tenants(tmp_path: Path) -> None:
-    ring = read_api_keys(keys_file(tmp_path, f"# ours\nacme {'a' * 16}  # until May\n\numbra {'b' * 16}\n"))
+    ring = read_keys(keys_file(tmp_path, f"# ours\nacme {'a' * 16}  # until May\n\numbra {'b' * 16}\n"))
     assert [ring.tenant("a" * 16), ring.tenant("b" * 16), ring.tenant("c" * 16)] == ["acme", "umbra", None]
 
 
@@ -170,13 +178,47 @@ def test_api_keys_are_read_with_their_tenants(tmp_path: Path) -> None:
         ("", "has no keys"),
         ("acme\n", "line 1: must be a tenant"),
         (f"acme {'a' * 16}\nac/me {'b' * 16}\n", "line 2: must be a tenant"),
-        ("acme short\n", "at least 16"),
+        ("acme short\n", r"the key of 'acme' is too short \(5 of 16 characters\)"),
         (f"acme {'a' * 16}\numbra {'a' * 16}\n", "same key"),
     ],
 )
 def test_a_file_of_api_keys_with_a_fault_says_which(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        read_api_keys(keys_file(tmp_path, text))
+        read_keys(keys_file(tmp_path, text))
+
+
+def test_a_key_of_a_flag_may_be_short_with_a_warning_that_does_not_show_it() -> None:
+    given = ApiKeySettings(api_keys=("token-abc123", "b" * 16))
+    ring = read_api_keys(given)
+    assert [ring.tenant("token-abc123"), ring.tenant("b" * 16), ring.tenant("c" * 16)] == ["default", "default", None]
+    (warning,) = api_key_warnings(given)
+    assert "12 characters" in warning
+    assert "abc123" not in warning
+    assert not [*api_key_warnings(ApiKeySettings(api_keys=("b" * 16,)))]
+
+
+@pytest.mark.parametrize("key", ["", "with blank", "naïve-key-of-sixteen"])
+def test_a_key_that_no_client_could_send_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(ConfigError, match="no client could send it") as caught:
+        read_api_keys(ApiKeySettings(api_keys=(key,)))
+    assert not key or key not in str(caught.value)
+
+
+def test_vllms_variable_is_a_key_unless_a_flag_or_a_file_has_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is a server without the variable, which is open; the wrong implementation was open with it."""
+    assert not has_api_keys(ApiKeySettings())
+    monkeypatch.setenv("VLLM_API_KEY", "v" * 16)
+    assert has_api_keys(ApiKeySettings())
+    assert read_api_keys(ApiKeySettings()).tenant("v" * 16) == "default"
+    by_flag = read_api_keys(ApiKeySettings(api_keys=("f" * 16,)))
+    assert [by_flag.tenant("v" * 16), by_flag.tenant("f" * 16)] == [None, "default"]
+    of_file = ApiKeySettings(api_keys_file=keys_file(tmp_path, f"acme {'a' * 16}"))
+    assert read_api_keys(of_file).tenant("v" * 16) is None
+    assert "VLLM_API_KEY is set and not used" in "".join(api_key_warnings(of_file))
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert not has_api_keys(ApiKeySettings())
 
 
 def test_spans_go_by_the_protocol_that_opentelemetrys_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ into a message: it stays in the log (threats S7). What a client has written is s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar, Final, Self
 
 __all__ = [
@@ -367,11 +367,18 @@ def excerpt(text: str) -> str:
     return text if len(text) <= _MAX_EXCERPT_CHARS else f"{text[: _MAX_EXCERPT_CHARS - 1]}…"
 
 
-def error_for(code: str, message: str) -> RequestError | ServiceError:
-    """The error that another process told us of by its code; an unknown code is the service's fault."""
+def error_for(code: str, message: str, fields: Collection[str] = ()) -> RequestError | ServiceError:
+    """The error that another process reported by its code; an unknown code is the service's fault.
+
+    A message that begins with one of the request's `fields` is about that field: no frame needs to say so.
+    """
     for kind in told_kinds():  # of the classes that share a code, the most general
         if kind.code == code:
-            return kind(message)
+            error = kind(message)
+            name = message.partition(" ")[0].rstrip(":")
+            if isinstance(error, RequestError) and name in fields:
+                error.param = name
+            return error
     return ServiceError(message)
 
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from semel.cells.settings import CellSettings
 from semel.core import Key, Keyring
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
+from semel.core.keyring import MIN_KEY_CHARS, hash_key, is_hashed, is_sendable
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
@@ -59,11 +60,13 @@ __all__ = [
     "StartSettings",
     "TurnSettings",
     "WorkerSettings",
+    "api_key_warnings",
     "create_key",
     "default_folder",
     "default_variable",
     "embedding_store",
     "embedding_store_nodes",
+    "has_api_keys",
     "kubernetes_api",
     "read_admin_key",
     "read_api_keys",
@@ -76,6 +79,7 @@ SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 _DEFAULT_TENANT: Final = "default"
+_VLLM_KEY: Final = "VLLM_API_KEY"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -87,22 +91,38 @@ CacheKind = Literal["shared", "lru"]
 class ServerSettings:
     """Where a server is, and how it ends."""
 
-    host: str = flag("127.0.0.1", help="Address to listen on.", group="Serve")
-    port: int = flag(8000, help="Port to listen on.", group="Serve", min=0, max=MAX_PORT)
+    host: str = flag("127.0.0.1", help="Address to listen on.", group="Server", is_common=True)
+    port: int = flag(8000, help="Port to listen on.", group="Server", is_common=True, min=0, max=MAX_PORT)
     chat_template: str | None = flag(
         None,
         help="Chat template: a file, or Jinja text.",
-        group="Serve",
+        group="Server",
+        is_common=True,
         default_text="the model's own",
+    )
+    chat_template_content_format: Literal["auto", "openai", "string"] = flag(
+        "auto",
+        help="Content that the chat template gets: a list of parts (openai) or one string. auto finds out from the "
+        "template.",
+        group="Server",
+    )
+    root_path: str | None = flag(
+        None, help="Path prefix of a proxy that forwards it: /PREFIX/v1/models is /v1/models.", group="Server"
     )
     drain_s: float = flag(
         25.0,
         help="Seconds for running requests to finish after SIGTERM or Ctrl-C; a second signal ends at once.",
-        group="Serve",
+        group="Draining",
+        is_common=True,
         unit="seconds",
         min=0,
     )
     """Kubernetes gives a pod 30 s to end: so it ends by itself, and leaves nothing behind."""
+
+    @property
+    def content_format(self) -> Literal["openai", "string"] | None:
+        """The content format that the operator has chosen; None leaves it to the template."""
+        return None if self.chat_template_content_format == "auto" else self.chat_template_content_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +130,25 @@ class DiscoverySettings:
     """Where a frontend finds its workers."""
 
     workers: tuple[str, ...] = flag(
-        (), "worker", help="Address of a worker: ipc:///DIRECTORY/NAME or tcp://HOST:PORT. Repeatable.", group="Fleet"
+        (),
+        "worker",
+        help="Addresses of workers: ipc:///DIRECTORY/NAME or tcp://HOST:PORT.",
+        group="Fleet",
+        is_common=True,
     )
     workers_file: Path | None = flag(
         None,
         "worker-file",
         help="File of worker addresses, one per line; changes are picked up within a second.",
         group="Fleet",
+        is_common=True,
     )
     workers_dns: tuple[str, ...] = flag(
         (),
         "worker-dns",
-        help="NAME:PORT; there is a worker at every address that DNS has for the name, over tcp. Repeatable.",
+        help="NAME:PORT; every address that DNS has for the name is a worker, over tcp.",
         group="Fleet",
+        is_common=True,
     )
     workers_dns_s: int = flag(
         10, "worker-dns-interval-s", help="Seconds between DNS lookups.", group="Fleet", unit="seconds", min=1
@@ -130,9 +156,10 @@ class DiscoverySettings:
     workers_slices: tuple[str, ...] = flag(
         (),
         "worker-endpoint-slices",
-        help="NAMESPACE/SERVICE[:PORT] of Kubernetes: there is a worker at every pod of the service that is ready, as "
-        "its EndpointSlices say, over tcp. PORT is a number or a name. Repeatable.",
+        help="NAMESPACE/SERVICE[:PORT] in Kubernetes: every ready pod in its EndpointSlices is a worker, over "
+        "tcp. PORT is a number or a name.",
         group="Fleet",
+        is_common=True,
     )
 
 
@@ -143,19 +170,23 @@ class ApiKeySettings:
     api_keys: tuple[str, ...] = flag(
         (),
         "api-key",
-        help="Key that clients must send. Repeatable. Other users of this machine can see it in `ps`.",
+        help="Keys that clients must send, one or more. Other users of this machine can see them in `ps`; "
+        "VLLM_API_KEY in the environment is one too if there is neither this flag nor --api-keys-file.",
         group="Keys",
+        is_common=True,
+        is_secret=True,
     )
     api_keys_file: Path | None = flag(
         None,
         help="File of keys, one line `TENANT KEY` for each; tenants share no cached data. KEY may be the key's hash, "
         "sha256:HEX. Changes are picked up within a second.",
         group="Keys",
+        is_common=True,
     )
     priority_tenants: tuple[str, ...] = flag(
         (),
         "priority-tenant",
-        help="Tenant whose requests may set `priority`. Repeatable. Without API keys every request may.",
+        help="Tenants whose requests may set `priority`. Without API keys every request may.",
         group="Keys",
     )
 
@@ -169,6 +200,7 @@ class PreprocessingSettings:
         "preprocessing-processes",
         help="Number of preprocessing processes.",
         group="Preprocessing",
+        is_common=True,
         min=1,
         default_text="one per core",
     )
@@ -177,16 +209,18 @@ class PreprocessingSettings:
         help="Preprocessor: the model's own from Hugging Face (hf), or vLLM's. auto takes hf for the model families "
         "that semel knows. All frontends and workers must use the same.",
         group="Preprocessing",
+        is_common=True,
     )
     trust_remote_code: bool = flag(
         False,
-        help="Run code of the model folder, as vLLM does under this flag. Every worker and frontend needs it.",
+        help="Run code from the model folder, as vLLM does with this flag. Every worker and frontend needs it.",
         group="Preprocessing",
+        is_common=True,
     )
     require_sandbox: bool = flag(
         False,
-        help="Refuse to start where the kernel lacks a layer of the sandbox of preprocessing processes (Landlock, "
-        "seccomp). Without the flag a log line says what is missing.",
+        help="Refuse to start if the kernel lacks a layer of the sandbox for preprocessing (Landlock, "
+        "seccomp). Without the flag, the log says what is missing.",
         group="Preprocessing",
     )
     limits: ProcessingLimits = section(ProcessingLimits)
@@ -207,6 +241,7 @@ class CacheSettings:
         "feature-cache-gb",
         help="Size of the cache for preprocessed items, in GiB; 0 turns it off.",
         group="Caches",
+        is_common=True,
         unit="GiB",
         min=0,
     )
@@ -217,12 +252,16 @@ class LogSettings:
     """What a process tells its operator."""
 
     log_format: Literal["text", "json"] = flag(
-        "text", help="Log format: lines of text, or one JSON object per line.", group="Logs, metrics and traces"
+        "text",
+        help="Log format: lines of text, or one JSON object per line.",
+        group="Logs, metrics and traces",
+        is_common=True,
     )
     otlp_traces_endpoint: str | None = flag(
         None,
         help="Send OpenTelemetry spans to this URL, http://HOST:4318/v1/traces. Needs `semel[otel]`.",
         group="Logs, metrics and traces",
+        is_common=True,
     )
 
 
@@ -230,10 +269,16 @@ class LogSettings:
 class StartSettings:
     """How a command starts."""
 
+    config: Path | None = flag(
+        None,
+        help="YAML file of flags, semel's and vLLM's, by name without dashes; the command line counts more.",
+        group="Server",
+        is_common=True,
+    )
     skip_checks: bool = flag(
         False,
-        help="Start without looking at the model, flags, keys, ports and memory first.",
-        group="Serve",
+        help="Start without checking the model, flags, keys, ports and memory first.",
+        group="Server",
     )
 
 
@@ -259,7 +304,7 @@ class ServingSettings:
         help="What to do with top-level fields of a request that its API does not have: ignore them and warn (a "
         "response header, a metric and a log line), refuse them with 400, or ignore them. A near miss of a field that "
         "the API has is refused unless all are ignored.",
-        group="Serve",
+        group="Server",
     )
     connections: ConnectionLimits = section(ConnectionLimits)
     cache: CacheSettings = section(CacheSettings)
@@ -275,6 +320,7 @@ class ServingSettings:
         None,
         help="Also serve /metrics, /health and /ready on this port. With API keys, /metrics is served only there.",
         group="Logs, metrics and traces",
+        is_common=True,
         min=0,
         max=MAX_PORT,
     )
@@ -286,13 +332,13 @@ class ServingSettings:
     )
     disable_metrics_per_worker: bool = flag(
         False,
-        help="Do not export metrics of each worker, only of all of them by state: every frontend has as many time "
-        "series as there are workers. Alerts and panels that name workers stay empty then.",
+        help="Export metrics of workers only in total by state: each worker adds time series at every "
+        "frontend. Alerts and panels that name workers stay empty then.",
         group="Logs, metrics and traces",
     )
     metrics_per_tenant: bool = flag(
         False,
-        help="Export metrics of each tenant of the API keys too: as many time series as there are tenants.",
+        help="Also export metrics per tenant of the API keys: each tenant adds time series.",
         group="Logs, metrics and traces",
     )
 
@@ -302,7 +348,11 @@ class FrontendSettings:
     """What `semel frontend` takes."""
 
     model: str = flag(
-        REQUIRED, help="A model folder, or a model's name on the Hugging Face hub.", group="Serve", is_positional=True
+        REQUIRED,
+        help="A model folder, or a model's name on the Hugging Face hub.",
+        group="Server",
+        is_common=True,
+        is_positional=True,
     )
     key_file: Path | None = flag(
         None,
@@ -310,19 +360,21 @@ class FrontendSettings:
         help="File with the fleet key, which everything else is derived from; `semel key fleet FILE` makes one. Or use "
         "--key-dir.",
         group="Keys",
+        is_common=True,
     )
     key_dir: Path | None = flag(
         None,
         help="Folder with this role's own keys, of `semel key make`. Transport keys are read again when they change.",
         group="Keys",
+        is_common=True,
     )
     discovery: DiscoverySettings = section(DiscoverySettings)
     ejection: EjectionLimits = section(EjectionLimits)
     drain_delay_s: float = flag(
         5.0,
-        help="Seconds after SIGTERM or Ctrl-C in which /ready says no and requests are still taken, so that balancers "
-        "let go in time. Draining follows.",
-        group="Serve",
+        help="Seconds after SIGTERM or Ctrl-C in which /ready fails and requests are still accepted, so that "
+        "load balancers stop sending in time. Draining follows.",
+        group="Draining",
         unit="seconds",
         min=0,
     )
@@ -338,7 +390,8 @@ class AdminSettings:
         None,
         help="Serve metrics, probes, feature injection and cache reset on this port. The last two answer on 127.0.0.1 "
         "only.",
-        group="Worker",
+        group="Admin",
+        is_common=True,
         min=0,
         max=MAX_PORT,
     )
@@ -346,7 +399,7 @@ class AdminSettings:
         None,
         help="File with the key for injection and reset, at least 16 printable characters. Without it, and without "
         "admin.key in --key-dir, the admin port serves metrics only.",
-        group="Worker",
+        group="Admin",
     )
 
 
@@ -355,18 +408,20 @@ class EncoderSettings:
     """Which of semel's parts a worker's engine runs with."""
 
     encoder_planning: bool = flag(
-        False, help="Let semel schedule the encoder instead of vLLM's scheduler.", group="Worker"
+        False, help="Let semel schedule the encoder instead of vLLM's scheduler.", group="Encoder cache"
     )
     ship_resident_items: bool = flag(
         False,
         "disable-lazy-mm-transfer",
         help="Send image and audio data to the engine's processes even if it is already encoded there, as vLLM does.",
-        group="Worker",
+        group="Encoder cache",
     )
     encoder_cache_embeddings: int | None = flag(
         None,
-        help="Encoder outputs to keep on the engine's device, in embeddings. The worker logs what they take there.",
-        group="Worker",
+        help="Size of the encoder cache on the engine's device, in embeddings. The worker logs the memory that "
+        "it takes.",
+        group="Encoder cache",
+        is_common=True,
         min=1,
         default_text="vLLM's own: --max-num-batched-tokens",
     )
@@ -374,7 +429,8 @@ class EncoderSettings:
         0,
         "embedding-tier-gb",
         help="Host memory for encoder outputs that the device has no room for, in GiB; 0 turns it off.",
-        group="Worker",
+        group="Encoder cache",
+        is_common=True,
         unit="GiB",
         min=0,
     )
@@ -387,8 +443,7 @@ class TurnSettings:
 
     disable_tenant_turns: bool = flag(
         False,
-        help="Hand requests to the engine in order of arrival, whatever tenant they are of, instead of letting tenants "
-        "take turns.",
+        help="Pass requests to the engine in order of arrival instead of by fair queueing over tenants.",
         group="Worker",
     )
 
@@ -399,7 +454,10 @@ class WorkerSettings:
 
     model: str = same_flag(FrontendSettings, "model")
     listen: str = flag(
-        REQUIRED, help="Address to listen on: ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).", group="Fleet"
+        REQUIRED,
+        help="Address to listen on: ipc:///DIRECTORY/NAME, or tcp://HOST:PORT (encrypted).",
+        group="Fleet",
+        is_common=True,
     )
     key_file: Path | None = same_flag(FrontendSettings, "key_file")
     key_dir: Path | None = same_flag(FrontendSettings, "key_dir")
@@ -434,11 +492,12 @@ class ServeSettings:
     workers: int = flag(
         1,
         help="Number of workers. The GPUs of this machine, or without any its cores, are split among them.",
-        group="Serve",
+        group="Server",
+        is_common=True,
         min=1,
     )
     verbose: bool = flag(
-        False, help="At a terminal, show everything that the processes print while they start.", group="Serve"
+        False, help="At a terminal, show everything that the processes print while they start.", group="Server"
     )
     start: StartSettings = section(StartSettings)
     serving: ServingSettings = section(ServingSettings)
@@ -560,15 +619,49 @@ def embedding_store(encoder: EncoderSettings) -> Nodes | None:
     return embedding_store_nodes(encoder.store)
 
 
-def read_api_keys(path: Path | None, flag_keys: Sequence[str] = ()) -> Keyring:
-    """The keys of clients: those given, of one tenant, and those of a file that nobody else can read."""
-    keys = [(_DEFAULT_TENANT, key) for key in flag_keys]
-    if path is not None:
-        keys += _tenant_keys(path)
+def read_api_keys(settings: ApiKeySettings) -> Keyring:
+    """The keys of clients: those given, of one tenant, and those of a file that nobody else can read.
+
+    A key of a flag or of the environment may be short, as with vLLM; `api_key_warnings` says so.
+    """
+    keys = []
+    for key in _given_keys(settings):
+        if not is_sendable(key):
+            raise ConfigError(
+                "API keys: a key of --api-key or VLLM_API_KEY is empty, or has a blank or a character that is not "
+                "printable ASCII; no client could send it"
+            )
+        keys.append((_DEFAULT_TENANT, key if is_hashed(key) else hash_key(key)))
+    if settings.api_keys_file is not None:
+        keys += _tenant_keys(settings.api_keys_file)
     try:
         return Keyring(keys)
     except ValueError as error:
         raise ConfigError(f"API keys: {error}") from None
+
+
+def api_key_warnings(settings: ApiKeySettings) -> Iterator[str]:
+    """Warn of keys that are easy to guess, and of one that is not used. No key is shown."""
+    short = [len(key) for key in _given_keys(settings) if len(key) < MIN_KEY_CHARS]
+    if short:
+        yield (
+            f"an API key has {min(short)} characters: use {MIN_KEY_CHARS} or more random ones, which cannot be guessed"
+        )
+    if os.environ.get(_VLLM_KEY) and settings.api_keys_file is not None and not settings.api_keys:
+        yield f"{_VLLM_KEY} is set and not used: --api-keys-file has the keys"
+
+
+def has_api_keys(settings: ApiKeySettings) -> bool:
+    """Whether clients need a key."""
+    return settings.api_keys_file is not None or bool(_given_keys(settings))
+
+
+def _given_keys(settings: ApiKeySettings) -> tuple[str, ...]:
+    """The keys of flags; without any, and without a file of keys, that of vLLM's variable."""
+    variable = os.environ.get(_VLLM_KEY)
+    if settings.api_keys or settings.api_keys_file is not None or not variable:
+        return settings.api_keys
+    return (variable,)
 
 
 def _tenant_keys(path: Path) -> list[tuple[str, str]]:

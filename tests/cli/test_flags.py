@@ -21,8 +21,10 @@ from typer.testing import CliRunner
 from semel.cli import help as help_pages
 from semel.cli.app import app
 from semel.cli.flags import Call, FlagCommand, command
+from semel.cli.help import MAX_SHOWN
 from semel.core.flag import GROUPS, Flag, flag, flags_of
 from semel.engine.vllm import arguments
+from semel.engine.vllm.versions import installed_version
 from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
 from tests.cli.test_app import semel
 
@@ -46,9 +48,9 @@ def commands(name: str = "", found: Any = None) -> dict[str, FlagCommand]:
 COMMANDS = commands()
 
 
-def help_of(name: str, width: int = 80) -> str:
+def help_of(name: str, width: int = 80, flag: str = "--help=all") -> str:
     environment = os.environ | {"COLUMNS": str(width)}
-    done = CliRunner().invoke(app, [*name.split(), "--help"], env=environment)
+    done = CliRunner().invoke(app, [*name.split(), flag], env=environment)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -99,6 +101,38 @@ def check_help(shown: str, flags: Sequence[Flag], width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+def flags_in(shown: str) -> list[str]:
+    return re.findall(r"^  (--[\w-]+|[A-Z]+)(?:\s|$)", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_at_most_25_flags_and_says_how_to_see_the_others(name: str) -> None:
+    shown, flags = help_of(name, flag="--help"), COMMANDS[name].flags
+    listed = flags_in(shown)
+    assert len(listed) <= MAX_SHOWN == 25
+    assert set(listed) >= {one.spelling for one in flags if one.is_required}
+    if len(flags) > MAX_SHOWN:
+        assert f"{len(listed)} of {len(flags)} flags. --help=all shows all of them" in " ".join(shown.split())
+        assert {"MODEL", "--host", "--port", "--api-key"} <= set(listed) or name == "worker"
+
+
+def test_help_about_a_group_or_a_word_shows_what_belongs_to_it() -> None:
+    tls = [one.spelling for one in COMMANDS["serve"].flags if one.group == "TLS"]
+    assert flags_in(help_of("serve", flag="--help=tls")) == tls
+    words = flags_in(help_of("frontend", flag="--help=drain"))
+    assert words == ["--drain-delay-s", "--drain-s"]
+    by_help = flags_in(help_of("frontend", flag="--help=Landlock"))
+    assert by_help == ["--require-sandbox"]
+    nothing = CliRunner().invoke(app, ["worker", "--help=nothing-like-it"])
+    assert (nothing.exit_code, "--help=all" in nothing.output) == (2, True)
+
+
+@pytest.mark.skipif(not installed_version(), reason="vLLM is not installed")
+def test_help_about_a_word_names_vllms_flags_with_it() -> None:
+    shown = help_of("serve", flag="--help=prefix")
+    assert "--enable-prefix-caching" in shown
+
+
 def test_mutant_help_that_cuts_long_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(help_pages, "_name", lambda one: one.spelling[:21] + "…" * (len(one.spelling) > 21))
     with pytest.raises(AssertionError, match="is not shown once"):
@@ -120,8 +154,8 @@ def test_serve_shows_its_groups_in_order_sizes_in_words_and_where_vllms_flags_ar
     shown = help_of("serve")
     headings = re.findall(r"^([A-Z][^:\n]*):$", shown, re.MULTILINE)
     assert headings == [group for group in GROUPS if group in headings]
-    assert headings[0] == "Serve"
-    assert {"Media", "Limits", "Caches", "Keys", "Logs, metrics and traces", "Worker"} <= set(headings)
+    assert headings[0] == "Server"
+    assert {"Media", "Limits", "TLS", "Embedding store", "Keys", "Logs, metrics and traces"} <= set(headings)
     assert "[default: 256 MiB]" in shown
     assert "268435456" not in shown
     assert "<" not in shown

@@ -88,3 +88,12 @@ def test_the_url_that_is_shown_says_https_with_a_certificate() -> None:
     options = serve.ServeOptions("m", ServingSettings().server, None, (), ())
     assert options.url == "http://127.0.0.1:8000"
     assert replace(options, tls=TlsSettings(Path("c.pem"))).url == "https://127.0.0.1:8000"
+
+
+def test_the_printed_curl_has_a_key_if_clients_need_one_and_never_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    options = serve.ServeOptions("m", ServingSettings().server, None, (), ("--api-key=secret-of-a-client",))
+    for has_api_keys in (False, True):
+        serve._greet(replace(options, has_api_keys=has_api_keys))
+        printed = capsys.readouterr().err
+        assert ('-H "Authorization: Bearer $API_KEY" ' in printed) == has_api_keys
+        assert "secret-of-a-client" not in printed

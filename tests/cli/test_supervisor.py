@@ -15,7 +15,7 @@ import pytest
 
 from semel.cli import serve, supervisor
 from semel.cli.serve import ServeOptions
-from semel.cli.supervisor import Child
+from semel.cli.supervisor import Child, ending
 from semel.errors import ConfigError, ServiceError
 from semel.settings import ServerSettings
 from tests.waiting import until
@@ -146,7 +146,7 @@ def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_sa
         async with asyncio.timeout(30):
             return await serve._supervise(options, tmp_path)
 
-    with pytest.raises(ConfigError, match=r"the worker could not start \(exit code 3\) and is not started again"):
+    with pytest.raises(ConfigError, match="the worker could not start: it ended with code 3, and is not started again"):
         asyncio.run(supervised())
     assert children[0].starts == 1
     assert "starting it again" not in caplog.text
@@ -187,3 +187,16 @@ def test_serve_ends_with_the_reason_when_nobody_keeps_a_child_running(
     frontend = children[1].process
     assert frontend is not None
     assert frontend.returncode is not None, "what it started has ended with it"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "ended with code 3"),
+        (-9, "was killed (SIGKILL; out of memory?)"),
+        (-11, "was killed (SIGSEGV)"),
+        (-99, "was killed (signal 99)"),
+    ],
+)
+def test_an_exit_code_is_said_in_words(code: int, words: str) -> None:
+    assert ending(code) == words

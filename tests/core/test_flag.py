@@ -20,8 +20,8 @@ class Inner:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    model: str = flag(REQUIRED, help="A model.", group="Serve", is_positional=True)
-    port: int = flag(8000, help="A port.", group="Serve", min=0, max=65_535)
+    model: str = flag(REQUIRED, help="A model.", group="Server", is_positional=True)
+    port: int = flag(8000, help="A port.", group="Server", min=0, max=65_535)
     seconds: float = flag(120.0, help="A time.", group="Limits", unit="seconds", min=0.5)
     kind: Literal["shared", "lru"] = flag("shared", help="A kind.", group="Caches")
     names: tuple[str, ...] = flag((), help="Names.", group="Fleet")

@@ -183,3 +183,28 @@ def test_a_field_that_vllm_does_not_know_is_the_clients_fault(wrong: Mapping[str
 
 def test_none_is_as_if_it_were_left_out() -> None:
     assert DEFAULTS.complete({"max_tokens": None, "prompt_logprobs": None}, 10)["max_tokens"] == 990
+
+
+@pytest.mark.parametrize(
+    ("requested", "field", "message"),
+    [
+        ({"temperature": 99.0}, "temperature", "temperature must be in [0, 2]"),
+        ({"logit_bias": {"x": 1.0}}, "logit_bias", "logit_bias contains"),
+        ({"top_k": -5}, None, "top_k must be"),
+    ],
+)
+def test_a_parameter_that_vllm_names_is_named_to_the_client(
+    requested: dict[str, Any], field: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        sampling_params(requested)
+    assert caught.value.param == field
+    assert str(caught.value).startswith(message)
+
+
+def test_a_message_that_does_not_begin_with_its_parameter_gets_it_in_front() -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(InvalidRequest, match=r"^top_p: too much$") as caught, refusals():
+        raise VLLMValidationError("too much", parameter="top_p", value=9)
+    assert caught.value.param == "top_p"

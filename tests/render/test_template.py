@@ -72,6 +72,15 @@ def test_the_operators_template_wins_for_every_request(tmp_path: Path) -> None:
         assert rendered(template) == rendered(template, tools=[]) == expected
 
 
+def test_the_operator_may_choose_the_content_format_of_every_template(tmp_path: Path) -> None:
+    folder = model(tmp_path, {})
+    template = ChatTemplate.load(folder, override="{{ messages[0].content }}")
+    assert (template.content_format, template.with_tools.content_format) == ("string", "string")
+    chosen = template.with_format("openai")
+    assert (chosen.content_format, chosen.with_tools.content_format) == ("openai", "openai")
+    assert chosen.plain.text == template.plain.text
+
+
 def test_an_override_that_does_not_exist_is_named_with_what_does(tmp_path: Path) -> None:
     folder = model(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED}})
     with pytest.raises(ConfigError, match=r"no chat template 'mine\.jinja'.*\(default, tool_use\)"):

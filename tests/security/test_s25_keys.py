@@ -61,7 +61,7 @@ class Served:
     """The guard of a frontend over a socket, with its keys and certificate in files that are looked after."""
 
     def __init__(self, serving: ServingSettings) -> None:
-        keys = read_api_keys(serving.keys.api_keys_file)
+        keys = read_api_keys(serving.keys)
         self.meter = Meter()
         self.port = free_port()
         self.server = HttpServer(Authentication(inside, keys), "127.0.0.1", self.port, tls=serving.tls.context())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 
 from semel.bench.ports import free_port
 from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
+from semel.engine.vllm.server_flags import server_flag
 from semel.settings import create_key, read_key
 from semel.wire.events import Event, Reset
 from semel.wire.messages import Failed
@@ -68,6 +70,21 @@ def collector() -> Iterator[SpanCollector]:
         yield collector
 
 
+OF_VLLMS_SERVER = (
+    *("--host", "127.0.0.1", "--uvicorn-log-level", "warning", "--root-path", "/llm", "--api-server-count", "1"),
+    *("--chat-template-content-format", "openai", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *(
+        "--disable-log-requests",
+        "--disable-fastapi-docs",
+        "--enable-prompt-tokens-details",
+        "--allowed_origins",
+        '["*"]',
+    ),
+    *("--enable-request-id-headers", "--max-log-len", "100", "--response-role", "assistant"),
+)
+"""Server flags that are often on a `vllm serve` line, with `--port` and the engine's; keys have tests of their own."""
+
+
 @pytest.fixture(scope="module")
 def served(
     tiny: Callable[[str], Path],
@@ -76,8 +93,8 @@ def served(
     collector: SpanCollector,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Served]:
-    """It is traced, so that all that follows holds with spans as well."""
-    flags = ("--otlp-traces-endpoint", collector.url)
+    """It is traced, and has the flags of a `vllm serve` line, so that all that follows holds with both."""
+    flags = ("--otlp-traces-endpoint", collector.url, *OF_VLLMS_SERVER)
     with serving(tiny("qwen2-vl"), tmp_path_factory.mktemp("serve"), *flags) as running_now:
         yield running_now
 
@@ -87,6 +104,15 @@ def test_it_tells_where_it_serves_and_what_to_try(served: Served) -> None:
     text = served.log.read_text()
     assert f"semel is ready: {served.url}/v1" in text
     assert f"curl {served.url}/v1/chat/completions" in text
+
+
+def test_a_vllm_serve_line_starts_it_and_each_flag_that_is_ignored_has_a_line(served: Served) -> None:
+    text = served.log.read_text()
+    ignored = {flag for flag in OF_VLLMS_SERVER if (row := server_flag(flag)) and row.handling == "ignored"}
+    assert ignored == set(re.findall(r"^semel: (--[\w-]+) is ignored: ", text, re.MULTILINE))
+    for prefix in ("", "/llm"):
+        reply = httpx.get(f"{served.url}{prefix}/v1/models", headers={"Origin": "https://chat.example.com"})
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "*")
 
 
 async def test_answers_are_those_of_bare_vllm_with_sixteen_requests_at_a_time(

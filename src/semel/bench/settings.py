@@ -102,7 +102,7 @@ class CompareSettings:
     api_key: str | None = flag(None, help="API key of these two servers.", group="Measurement")
     only: tuple[str, ...] = flag(
         (),
-        help=f"Scenario to run: {', '.join(SCENARIO_NAMES)}. Repeatable.",
+        help=f"Scenarios to run: {', '.join(SCENARIO_NAMES)}.",
         group="Measurement",
         default_text="all but evicted and restart",
     )
@@ -132,7 +132,7 @@ class VerifySettings:
     api_key: str | None = same_flag(CompareSettings, "api_key")
     only: tuple[str, ...] = flag(
         (),
-        help="Scenario of `semel bench serve` to measure. Repeatable.",
+        help="Scenarios of `semel bench serve` to measure.",
         group="Measurement",
         default_text="text, new, again and repeats",
     )

@@ -37,21 +37,21 @@ app = typer.Typer(
 console = Console()
 
 
-@command(app, ServeSettings, engine_flags=True)
+@command(app, ServeSettings, engine_flags=True, server_flags=True)
 def serve(call: Call[ServeSettings]) -> None:
     """Serve a model on this machine: a worker and a frontend, restarted if they fail."""
-    from semel.cli.checks import refuse
+    from semel.cli.checks import refuse, warn
     from semel.cli.checks.engine_flags import read_engine_flags
-    from semel.cli.checks.start import serve_findings
+    from semel.cli.checks.start import key_warnings, serve_findings
     from semel.cli.placement import placements
     from semel.cli.serve import ServeOptions, ready_url, serve
-    from semel.settings import trace_collector
+    from semel.settings import has_api_keys, trace_collector
     from semel.telemetry.tracing import check_installed
 
     settings = call.settings
     check_installed(trace_collector(settings.serving.logs.otlp_traces_endpoint))
-    if not settings.start.skip_checks:
-        refuse(serve_findings(settings, call.rest))
+    refuse([*call.findings, *(() if settings.start.skip_checks else serve_findings(settings, call.rest))])
+    warn([*call.findings, *key_warnings(settings.serving.keys)])
     passed_on = ("model", "fleet_key_file", "key_dir", "admin_port", "skip_checks", "drain_delay_s")
     options = ServeOptions(
         settings.model,
@@ -66,32 +66,33 @@ def serve(call: Call[ServeSettings]) -> None:
         is_verbose=settings.verbose,
         drain_delay_s=settings.drain_delay_s,
         key_dir=settings.key_dir,
+        has_api_keys=has_api_keys(settings.serving.keys),
     )
     raise typer.Exit(serve(options))
 
 
-@command(app, FrontendSettings)
+@command(app, FrontendSettings, server_flags=True)
 def frontend(call: Call[FrontendSettings]) -> None:
     """Start a frontend: OpenAI's API over HTTP, without a GPU."""
     import uvloop
 
-    from semel.cli.checks import refuse
-    from semel.cli.checks.start import frontend_findings
+    from semel.cli.checks import refuse, warn
+    from semel.cli.checks.start import frontend_findings, key_warnings
     from semel.cli.log_relay import relayed_logs
     from semel.compose import FrontendOptions, run_frontend
 
     with relayed_logs(call.settings.serving.logs.log_format, call.settings.serving.cell.name):
-        if not call.settings.start.skip_checks:
-            refuse(frontend_findings(call.settings))
+        refuse([*call.findings, *(() if call.settings.start.skip_checks else frontend_findings(call.settings))])
+        warn([*call.findings, *key_warnings(call.settings.serving.keys)])
         uvloop.run(run_frontend(FrontendOptions.of(call.settings)))
 
 
-@command(app, WorkerSettings, engine_flags=True)
+@command(app, WorkerSettings, engine_flags=True, server_flags=True)
 def worker(call: Call[WorkerSettings]) -> None:
     """Start a worker: the process that runs vLLM's engine."""
     import uvloop
 
-    from semel.cli.checks import refuse
+    from semel.cli.checks import refuse, warn
     from semel.cli.checks.start import worker_findings
     from semel.cli.engine_logs import engine_logs
     from semel.cli.log_relay import relayed_logs
@@ -99,8 +100,9 @@ def worker(call: Call[WorkerSettings]) -> None:
 
     log_format = call.settings.logs.log_format
     with relayed_logs(log_format, call.settings.cell.name), engine_logs(log_format):
-        if not call.settings.start.skip_checks:
-            refuse(worker_findings(call.settings, call.rest))
+        skips = call.settings.start.skip_checks
+        refuse([*call.findings, *(() if skips else worker_findings(call.settings, call.rest))])
+        warn(call.findings)
         uvloop.run(run_worker(WorkerOptions.of(call.settings, call.rest)))
 
 
@@ -108,7 +110,7 @@ def worker(call: Call[WorkerSettings]) -> None:
 class DoctorSettings:
     """What `semel doctor` takes."""
 
-    model: str | None = flag(None, help="A model to check as well.", group="Serve", is_positional=True)
+    model: str | None = flag(None, help="A model to check as well.", group="Server", is_common=True, is_positional=True)
     host: str = same_flag(ServerSettings, "host")
     port: int = same_flag(ServerSettings, "port")
     store: EmbeddingStoreSettings = section(EmbeddingStoreSettings)

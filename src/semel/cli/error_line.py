@@ -1,4 +1,4 @@
-"""An error of a command: a line for each thing that is wrong, as text or as JSON."""
+"""Errors and warnings of a command: a line for each thing that is wrong, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import logging
 import sys
 from collections.abc import Sequence
 
-__all__ = ["print_error"]
+__all__ = ["print_error", "print_warning"]
 
 
 def print_error(message: str, command: str = "semel", words: Sequence[str] | None = None) -> None:
-    """Print it to standard error, in the form that the command line (`words`) asks for."""
+    """Print an error to standard error, in the form that the command line (`words`) asks for."""
+    _print(logging.ERROR, message, command, words)
+
+
+def print_warning(message: str, command: str = "semel", words: Sequence[str] | None = None) -> None:
+    """Print a warning likewise."""
+    _print(logging.WARNING, message, command, words)
+
+
+def _print(level: int, message: str, command: str, words: Sequence[str] | None) -> None:
     if _wants_json(sys.argv if words is None else words):
         from semel.telemetry.logs import log_to_stderr
 
         log_to_stderr("json")  # unless that is done
-        logging.getLogger("semel").error("%s", message)
+        logging.getLogger("semel").log(level, "%s", message)
         return
     sys.stderr.write("".join(f"{command}: {line}\n" for line in message.splitlines()))
 

@@ -11,14 +11,17 @@ from typing import IO, Annotated, Any, Final, Generic, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from semel.cli.checks.finding import Finding
+from semel.cli.command_line import CommandLine
 from semel.cli.error_line import print_error
-from semel.cli.help import command_help, group_help, usage_of
+from semel.cli.help import command_help, group_help, matching, usage_of
 from semel.core.flag import Flag, arguments_of, fill, flags_of
 from semel.errors import ConfigError
 
 __all__ = ["Call", "FlagCommand", "HelpGroup", "command", "version_line"]
 
-_ENGINE_HELP: Final = "--help=engine"
+_ENGINE: Final = "engine"
+_FINDINGS: Final = "semel.findings"
 _PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 _UsageError: Final[Any] = typer.BadParameter.__mro__[1]  # typer has no other name for it
@@ -37,6 +40,9 @@ class Call(Generic[_S]):
     rest: Sequence[str] = ()
     """What is not semel's: vLLM's flags."""
 
+    findings: Sequence[Finding] = ()
+    """What was said of flags of vLLM's server."""
+
     def arguments(self, section: type, *, but: Collection[str] = ()) -> list[str]:
         """The values of those flags that a section has too, but for some, as they stand on a command line."""
         return arguments_of(tuple(one for one in flags_of(section) if one.key not in but), self.values)
@@ -47,16 +53,30 @@ class FlagCommand(TyperCommand):
 
     flags: tuple[Flag, ...] = ()
     engine_flags: bool = False
+    server_flags: bool = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the command line apart; vLLM's help is shown at once."""
-        if self.engine_flags and _ENGINE_HELP in args:
-            typer.echo(_engine_help())
+        """Take the command line apart; help about a topic is shown at once."""
+        topic = next((word.partition("=")[2] for word in args if word.startswith("--help=")), "")
+        if topic:
+            typer.echo(self._help(ctx, topic))
             raise typer.Exit
+        if self.server_flags or any(one.is_list and not one.is_positional for one in self.flags):
+            args = self._expand(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
             raise _FlagError(_one_line(error), ctx=ctx) from None
+
+    def _expand(self, ctx: Any, args: list[str]) -> list[str]:
+        """Rewrite what a user of vLLM writes as flags that this command has."""
+        line = CommandLine(self.flags, self.engine_flags, self.server_flags)
+        try:
+            line.read(args)
+        except ConfigError as error:
+            raise _FlagError(str(error), ctx=ctx) from None
+        ctx.meta[_FINDINGS] = tuple(line.findings)
+        return line.words
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 typer's
         """What follows the name of the command, for errors."""
@@ -64,10 +84,20 @@ class FlagCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        formatter.write(
-            command_help(
-                ctx.command_path, inspect.cleandoc(self.help or ""), self.flags, engine_flags=self.engine_flags
-            )
+        formatter.write(self._help(ctx))
+
+    def _help(self, ctx: Any, topic: str = "") -> str:
+        if topic == _ENGINE:
+            if not self.engine_flags:
+                raise _FlagError("this command takes no flags of vLLM's engine; its worker does", ctx=ctx)
+            return _engine_help()
+        is_search = topic not in ("", "all")
+        others = _engine_flags(topic) if self.engine_flags and is_search else ()
+        if is_search and not others and not matching(self.flags, topic):
+            raise _FlagError(f"no flag has {topic!r} in its name or help; --help=all shows all", ctx=ctx)
+        purpose = inspect.cleandoc(self.help or "")
+        return command_help(
+            ctx.command_path, purpose, self.flags, engine_flags=self.engine_flags, topic=topic, others=others
         )
 
 
@@ -114,22 +144,33 @@ def _one_line(error: Any) -> str:
 
 
 def command(
-    app: typer.Typer, settings: type[_S], name: str | None = None, *, engine_flags: bool = False
+    app: typer.Typer,
+    settings: type[_S],
+    name: str | None = None,
+    *,
+    engine_flags: bool = False,
+    server_flags: bool = False,
 ) -> Callable[[Callable[[Call[_S]], None]], Callable[[Call[_S]], None]]:
-    """Make a function a command that takes the flags of a settings section, and vLLM's too if it says so."""
+    """Make a function a command that takes the flags of a settings section.
+
+    `engine_flags`: it takes those of vLLM's engine too; `server_flags`: it knows those of vLLM's server.
+    """
     flags = flags_of(settings)
 
     def decorate(run: Callable[[Call[_S]], None]) -> Callable[[Call[_S]], None]:
         def called(context: typer.Context, **texts: Any) -> None:
             values = {one.key: _value(one, texts[one.key], context) for one in flags}
-            run(Call(fill(settings, values), values, tuple(context.args)))
+            findings = context.meta.get(_FINDINGS, ())
+            run(Call(fill(settings, values), values, tuple(context.args), findings))
 
         parameters = [_parameter(one) for one in flags]
         own = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         called.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
         called.__annotations__ = {one.name: one.annotation for one in (own, *parameters)}
         called.__doc__ = run.__doc__
-        kind = type("Command", (FlagCommand,), {"flags": flags, "engine_flags": engine_flags})
+        kind = type(
+            "Command", (FlagCommand,), {"flags": flags, "engine_flags": engine_flags, "server_flags": server_flags}
+        )
         passed_on = _PASS_ON if engine_flags else None
         app.command(name or run.__name__, cls=kind, context_settings=passed_on)(called)
         return run
@@ -172,6 +213,14 @@ def _purpose(found: Any) -> str:
     """The first sentence of what a command says of itself."""
     sentence = " ".join(inspect.cleandoc(found.help or "").split()).partition(". ")[0]
     return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+def _engine_flags(word: str) -> list[str]:
+    """vLLM's engine flags that have a word in their names."""
+    from semel.engine.vllm.flag_source import FlagSource
+
+    source = FlagSource.installed()
+    return [] if source is None else [one for one in source.spellings if word.lower().replace("_", "-") in one]
 
 
 def _engine_help() -> str:

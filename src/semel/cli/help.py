@@ -1,4 +1,7 @@
-"""`--help`: flags in their groups, no name ever cut, sizes and bounds in words. Text in, text out."""
+"""`--help`: flags in their groups, no name ever cut, sizes and bounds in words. Text in, text out.
+
+A command with many flags shows the common ones; `--help=all`, `--help=GROUP` and `--help=WORD` show the others.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import Final
 
 from semel.core.flag import GROUPS, Flag
 
-__all__ = ["columns", "command_help", "group_help"]
+__all__ = ["MAX_SHOWN", "columns", "command_help", "group_help", "matching", "usage_of"]
+
+MAX_SHOWN: Final = 25
+"""Flags of a command that its help shows without being asked for more."""
 
 _MAX_CHARS: Final = 100
 _INDENT: Final = 2
@@ -22,16 +28,37 @@ def columns() -> int:
 
 
 def command_help(
-    path: str, purpose: str, flags: Sequence[Flag], *, engine_flags: bool = False, width: int | None = None
+    path: str,
+    purpose: str,
+    flags: Sequence[Flag],
+    *,
+    engine_flags: bool = False,
+    topic: str = "",
+    others: Sequence[str] = (),
 ) -> str:
-    """The help of a command. `engine_flags`: it takes vLLM's as well."""
-    width = width or columns()
+    """The help of a command. `engine_flags`: it takes vLLM's as well.
+
+    `topic` is "all", a group or a word; without one, the common flags are shown. `others` are vLLM's flags for it.
+    """
+    width = columns()
     usage = " ".join([path, *usage_of(flags, engine_flags=engine_flags)])
     blocks = [_wrap(f"Usage: {usage}", width, hang=" " * 7), _wrap(purpose, width)]
+    shown = matching(flags, topic)
     for group in GROUPS:
-        members = [one for one in flags if one.group == group]
+        members = [one for one in shown if one.group == group]
         if members:
             blocks.append("\n".join([f"{group}:", *_rows(((_name(one), _meaning(one)) for one in members), width)]))
+    if others:
+        blocks.append(_wrap(f"vLLM's engine flags: {', '.join(others)}", width, hang="  "))
+    if len(shown) < len(flags):
+        groups = ", ".join(group for group in GROUPS if any(one.group == group for one in flags))
+        blocks.append(
+            _wrap(
+                f"{len(shown)} of {len(flags)} flags. --help=all shows all of them, --help=WORD those with a word "
+                f"in them, --help=GROUP a group: {groups}.",
+                width,
+            )
+        )
     if engine_flags:
         blocks.append(
             _wrap(
@@ -41,6 +68,17 @@ def command_help(
             )
         )
     return "\n\n".join(blocks)
+
+
+def matching(flags: Sequence[Flag], topic: str = "") -> list[Flag]:
+    """The flags of a topic: "all", a group by its first letters, or a word in a flag's name or help."""
+    if topic == "all" or (not topic and len(flags) <= MAX_SHOWN):
+        return list(flags)
+    if not topic:
+        return [one for one in flags if one.is_common]
+    word = topic.lower()
+    grouped = [one for one in flags if one.group.lower().startswith(word)]
+    return grouped or [one for one in flags if word in f"{one.spelling} {one.help}".lower()]
 
 
 def usage_of(flags: Sequence[Flag], *, engine_flags: bool) -> list[str]:
@@ -60,7 +98,8 @@ def group_help(path: str, purpose: str, commands: Iterable[tuple[str, str]]) -> 
 
 
 def _name(one: Flag) -> str:
-    return one.spelling if one.is_positional else f"{one.spelling} {one.placeholder}".strip()
+    several = " ..." if one.is_list else ""
+    return one.spelling if one.is_positional else f"{one.spelling} {one.placeholder}{several}".strip()
 
 
 def _meaning(one: Flag) -> str:

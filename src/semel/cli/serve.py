@@ -23,7 +23,7 @@ from rich.console import Console
 
 from semel.cli.output import Output, StandardError
 from semel.cli.progress import Progress
-from semel.cli.supervisor import Child, end_at_once
+from semel.cli.supervisor import Child, end_at_once, ending
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import ServerSettings, ServingSettings, create_key
@@ -72,6 +72,9 @@ class ServeOptions:
 
     key_dir: Path | None = None
     """The keys of both roles, instead of a fleet key."""
+
+    has_api_keys: bool = False
+    """Whether clients need a key."""
 
     drain_delay_s: float = 0.0
     """How long the frontend takes requests after SIGTERM. The worker ends after it, and needs no time of its own."""
@@ -223,7 +226,7 @@ def _failure(ended: str, output: Output) -> str:
 
 def _give_up(ended: list[str], name: str, code: int) -> bool:
     """Say that a child has ended before it was ready, and do not start it again: it would end in the same way."""
-    ended.append(f"the {name} could not start (exit code {code}) and is not started again")
+    ended.append(f"the {name} could not start: it {ending(code)}, and is not started again")
     return False
 
 
@@ -261,8 +264,9 @@ def _greet(options: ServeOptions) -> None:
         return
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
     console.print(f"semel is ready: {options.url}/v1", highlight=False, style="bold green")
-    for line in (
-        f"  curl {options.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-        "  Ctrl-C ends it.",
-    ):
+    key = '-H "Authorization: Bearer $API_KEY" ' if options.has_api_keys else ""
+    lines = [f"  curl {options.url}/v1/chat/completions {key}-H 'content-type: application/json' -d '{body}'"]
+    if key:
+        lines.append("  API_KEY is one of your API keys.")
+    for line in (*lines, "  Ctrl-C ends it."):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

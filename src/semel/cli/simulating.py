@@ -59,7 +59,7 @@ class SimulateSettings:
     seed: int = flag(1, help="The same seed gives the same figures.", group="Measurement", min=0)
     fault: tuple[str, ...] = flag(
         (),
-        help=f"What happens: a kind and its values, as join:at_s=5. Kinds: {_FAULTS}. Repeatable.",
+        help=f"What happens: a kind and its values, as join:at_s=5. Kinds: {_FAULTS}.",
         group="Measurement",
     )
     news_s: float | None = flag(

@@ -45,7 +45,7 @@ class SizeSettings:
         1, help="Processes that vLLM starts for each worker (--tensor-parallel-size).", group="Host", min=1
     )
     encoder_cache_embeddings: int = flag(
-        0, help="Size of each encoder cache in the host's memory; 0 on a GPU.", group="Caches", min=0
+        0, help="Size of each encoder cache in the host's memory; 0 on a GPU.", group="Encoder cache", min=0
     )
     embedding_tier_bytes: int = same_flag(EncoderSettings, "embedding_tier_bytes")
     embedding_bytes: int = flag(

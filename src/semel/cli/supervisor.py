@@ -24,7 +24,7 @@ from typing import Final
 
 from semel.errors import ServiceError
 
-__all__ = ["Child", "end_at_once"]
+__all__ = ["Child", "end_at_once", "ending"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _MIN_PAUSE_S: Final = 0.5
@@ -72,7 +72,7 @@ class Child:
             if self.on_exit is not None and not self.on_exit(code):
                 return
             pause_s = _MIN_PAUSE_S if loop.time() - began > _STABLE_S else min(2 * pause_s, _MAX_PAUSE_S)
-            logger.warning("the %s ended with code %d; starting it again in %.1f s", self.name, code, pause_s)
+            logger.warning("the %s %s; starting it again in %.1f s", self.name, ending(code), pause_s)
             await asyncio.sleep(pause_s)
 
     async def end(self, within_s: float) -> None:
@@ -147,6 +147,17 @@ class Child:
         except ProcessLookupError:
             return False
         return True
+
+
+def ending(code: int) -> str:
+    """The exit code of a process in words; a negative one is the signal that ended it."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed ({name}; out of memory?)" if code == -signal.SIGKILL else f"was killed ({name})"
 
 
 def _members(group: int) -> Iterator[int]:

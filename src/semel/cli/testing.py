@@ -104,11 +104,16 @@ class TestingServeSettings:
     serving: ServingSettings = section(ServingSettings)
 
 
-@command(testing, TestingServeSettings, "serve")
+@command(testing, TestingServeSettings, "serve", server_flags=True)
 def rehearse(call: Call[TestingServeSettings]) -> None:
     """Serve a model without its engine: numbered words at a steady rate, for trying clients without weights."""
+    from semel.cli.checks import refuse, warn
+    from semel.cli.checks.start import key_warnings
     from semel.cli.serve import ServeOptions, ready_url, serve
+    from semel.settings import has_api_keys
 
+    refuse(call.findings)
+    warn([*call.findings, *key_warnings(call.settings.serving.keys)])
     options = ServeOptions(
         call.settings.model,
         call.settings.serving.server,
@@ -119,5 +124,6 @@ def rehearse(call: Call[TestingServeSettings]) -> None:
         metrics_url=ready_url(call.settings.serving),
         drain_delay_s=call.settings.drain_delay_s,
         worker=("testing", "worker"),
+        has_api_keys=has_api_keys(call.settings.serving.keys),
     )
     raise typer.Exit(serve(options))

@@ -50,7 +50,7 @@ def reloaded_files(
 ) -> Iterator[ReloadedFiles[Any]]:
     """The files that are read again when they change: API keys, and certificates."""
     if (path := serving.keys.api_keys_file) is not None:
-        yield ReloadedFiles("api_keys", [path], lambda: read_api_keys(path, serving.keys.api_keys), keys.replace, meter)
+        yield ReloadedFiles("api_keys", [path], lambda: read_api_keys(serving.keys), keys.replace, meter)
     if serving.tls.is_on:
 
         def use(context: ssl.SSLContext | None) -> None:

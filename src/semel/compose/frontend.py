@@ -135,7 +135,7 @@ class FrontendOptions:
             serving=serving,
             ejection=settings.ejection,
             fetching=FetchOptions.of(serving.fetch),
-            api_keys=read_api_keys(serving.keys.api_keys_file, serving.keys.api_keys),
+            api_keys=read_api_keys(serving.keys),
             tls=serving.tls.context(),
             collector=trace_collector(serving.logs.otlp_traces_endpoint),
         )
@@ -148,6 +148,7 @@ async def run_frontend(options: FrontendOptions) -> None:
     from semel.frontend.middleware.concurrency import RequestLimiter
     from semel.frontend.service import FrontendState
     from semel.web.host_check import allowed_hosts_at
+    from semel.web.root_path import RootPath
     from semel.web.server import HttpServer
 
     _raise_file_limit()
@@ -180,8 +181,9 @@ async def run_frontend(options: FrontendOptions) -> None:
     )
     count = partial(parts.meter.count, REFUSALS)
     limits = replace(serving.connections, headers_s=serving.body.max_s, stall_s=serving.body.max_s)
+    root_path = (serving.server.root_path or "").strip("/")
     server = HttpServer(
-        app,
+        RootPath(app, root_path) if root_path else app,
         serving.server.host,
         serving.server.port,
         limits,
@@ -373,9 +375,12 @@ class _Parts:
     ) -> Pipeline:
         options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
         described, template = pool.description, options.serving.server.chat_template
+        content_format = options.serving.server.content_format
         tokenizer = tokenizer_of(folder, rendering, described, *tokenizer_calls(pool))
         pipeline = replace(
-            pipeline_of(folder, rendering, pool.process, described, options.keys.hashing, template, tokenizer),
+            pipeline_of(
+                folder, rendering, pool.process, described, options.keys.hashing, template, tokenizer, content_format
+            ),
             cache=self.cache,
             lookups=partial(self._count, fleet),
             layouts=self.layouts,

@@ -18,7 +18,7 @@ from semel.processing.folder import find_tokenizer
 from semel.processing.probes import run_probes
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.processing.vocabulary import EngineTokenizer, vocabulary_of
-from semel.render import ChatRenderer, ChatTemplate, Pipeline, ProcessItem, Tokenizer
+from semel.render import ChatRenderer, ChatTemplate, ContentFormat, Pipeline, ProcessItem, Tokenizer
 from semel.render.remote_tokenizer import Decode, Encode, RemoteTokenizer
 from semel.telemetry.request_context import current_tenant
 
@@ -124,12 +124,14 @@ def pipeline_of(
     key: Key,
     chat_template: str | Path | None,
     tokenizer: Tokenizer,
+    content_format: ContentFormat | None = None,
 ) -> Pipeline:
     """A pipeline whose processor runs wherever `process` does."""
     renderer = None
     if not described.encoder_decoder:
+        template = ChatTemplate.load(folder, override=chat_template, tokenizer=find_tokenizer(folder, rendering))
         renderer = ChatRenderer(
-            ChatTemplate.load(folder, override=chat_template, tokenizer=find_tokenizer(folder, rendering)),
+            template if content_format is None else template.with_format(content_format),
             tokenizer,
             described.placeholders,
             described.insertion,

@@ -38,15 +38,24 @@ GIB: Final = 1 << 30
 MAX_PORT: Final = 65_535
 
 Group = Literal[
-    "Serve",
-    "Fleet",
+    "Server",
     "Keys",
     "Media",
+    "Media store",
     "Preprocessing",
-    "Limits",
     "Caches",
-    "Logs, metrics and traces",
+    "Encoder cache",
+    "Embedding store",
+    "Structured outputs",
     "Worker",
+    "Fleet",
+    "TLS",
+    "CORS",
+    "Draining",
+    "Limits",
+    "Connections",
+    "Admin",
+    "Logs, metrics and traces",
     "Host",
     "Measurement",
     "Output",
@@ -97,6 +106,12 @@ class Flag:
     default_text: str = ""
     """What happens without the flag, if the default does not show it."""
 
+    is_secret: bool = False
+    """Whether its values must not be shown in a message."""
+
+    is_common: bool = False
+    """Whether the help of a command with many flags shows it."""
+
     @property
     def key(self) -> str:
         """The name as an identifier."""
@@ -133,7 +148,7 @@ class Flag:
         if self.unit in ("bytes", "GiB", "seconds"):
             return {"bytes": "size", "GiB": "GiB", "seconds": "seconds"}[self.unit]
         name = {int: "integer", float: "number", Path: "path", bool: "switch"}.get(self.kind, "text")
-        return f"{name}, repeatable" if self.is_list and not self.is_positional else name
+        return f"{name}, several" if self.is_list and not self.is_positional else name
 
     @property
     def bounds(self) -> str:
@@ -206,12 +221,14 @@ def flag(
     unit: Unit = "",
     default_text: str = "",
     is_positional: bool = False,
+    is_secret: bool = False,
+    is_common: bool = False,
 ) -> _T:
     """Declare a field as a flag.
 
     `name` is needed if it differs from the field's name. A flag in GiB fills a field in bytes.
     """
-    declared = _Declared(name, help, group, min, max, unit, default_text, is_positional)
+    declared = _Declared(name, help, group, min, max, unit, default_text, is_positional, is_secret, is_common)
     return field(default=default, metadata={_KEY: declared})
 
 
@@ -282,6 +299,8 @@ class _Declared:
     unit: Unit
     default_text: str
     is_positional: bool
+    is_secret: bool
+    is_common: bool
 
 
 def _resolve(one: Field[Any], hint: Any) -> Flag:
@@ -304,6 +323,8 @@ def _resolve(one: Field[Any], hint: Any) -> Flag:
         unit=declared.unit,
         scale=scale,
         default_text=declared.default_text,
+        is_secret=declared.is_secret,
+        is_common=declared.is_common,
     )
 
 

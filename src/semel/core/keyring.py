@@ -18,7 +18,7 @@ from typing import Final
 
 from blake3 import blake3
 
-__all__ = ["MIN_KEY_CHARS", "Keyring", "hash_key", "is_key"]
+__all__ = ["MIN_KEY_CHARS", "Keyring", "hash_key", "is_hashed", "is_key", "is_sendable"]
 
 MIN_KEY_CHARS: Final = 16
 
@@ -33,7 +33,17 @@ def hash_key(key: str) -> str:
 
 def is_key(text: str) -> bool:
     """Whether a text can be a key: it fits into a header unchanged and is long enough not to be guessed."""
-    return len(text) >= MIN_KEY_CHARS and text.isascii() and text.isprintable() and " " not in text
+    return len(text) >= MIN_KEY_CHARS and is_sendable(text)
+
+
+def is_sendable(text: str) -> bool:
+    """Whether a text fits into a header unchanged."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def is_hashed(text: str) -> bool:
+    """Whether a key is given in its hashed form."""
+    return text.startswith(_HASHED)
 
 
 class Keyring:
@@ -73,13 +83,13 @@ def _sha256(key: str) -> bytes:
 
 def _stored_hash(tenant: str, text: str) -> bytes:
     """The hash of a key that is stored as it is, or hashed."""
-    if text.startswith(_HASHED):
+    if is_hashed(text):
         digits = text.removeprefix(_HASHED)
         if not _HASH.fullmatch(digits):
-            raise ValueError(f"the key of {tenant!r} is none: {_HASHED} needs 64 hexadecimal digits after it")
+            raise ValueError(f"the key of {tenant!r} is not a hash: {_HASHED} needs 64 hexadecimal digits after it")
         return bytes.fromhex(digits)
-    if not is_key(text):
-        raise ValueError(
-            f"the key of {tenant!r} is none: a key has at least {MIN_KEY_CHARS} printable ASCII characters and no blank"
-        )
+    if len(text) < MIN_KEY_CHARS:
+        raise ValueError(f"the key of {tenant!r} is too short ({len(text)} of {MIN_KEY_CHARS} characters)")
+    if not is_sendable(text):
+        raise ValueError(f"the key of {tenant!r} has a blank, or a character that is not printable ASCII")
     return _sha256(text)

@@ -21,32 +21,34 @@ class EmbeddingStoreSettings:
         "embedding-store",
         help="Valkey or Redis in which workers share encoder outputs: valkeys://[USER@]HOST:PORT (TLS), "
         "valkey://127.0.0.1:6379 or unix:///PATH; several nodes are separated by commas. Needs --embedding-tier-gb.",
-        group="Worker",
+        group="Embedding store",
+        is_common=True,
     )
     password_file: Path | None = flag(
         None,
         "embedding-store-password-file",
         help="File with the password of the embedding store, which nobody else can read.",
-        group="Worker",
+        group="Embedding store",
     )
     ca: Path | None = flag(
         None,
         "embedding-store-ca",
-        help="File with the certificates of the authorities that the embedding store's certificate may be of.",
-        group="Worker",
+        help="CA certificates that the embedding store's certificate is verified with, a PEM file.",
+        group="Embedding store",
         default_text="the system's",
     )
     plain: bool = flag(
         False,
         "embedding-store-plain",
-        help="Reach the embedding store without TLS also on other machines. Images can be made out of what is sent.",
-        group="Worker",
+        help="Connect to an embedding store on another machine without TLS. Images can be reconstructed from "
+        "what is sent.",
+        group="Embedding store",
     )
     ttl_s: int = flag(
         86_400,
         "embedding-store-ttl-s",
         help="Seconds until an encoder output in the embedding store expires.",
-        group="Worker",
+        group="Embedding store",
         unit="seconds",
         min=1,
         max=315_360_000,
@@ -55,22 +57,22 @@ class EmbeddingStoreSettings:
         2,
         "embedding-publish-min-requests",
         help="Publish an encoder output after its item has appeared in this many requests.",
-        group="Worker",
+        group="Embedding store",
         min=1,
     )
     fetch_ms: int = flag(
         50,
         "embedding-fetch-ms",
-        help="Milliseconds that a request waits for the embedding store at the most; then the engine encodes.",
-        group="Worker",
+        help="Maximum milliseconds that a request waits for the embedding store; then the engine encodes.",
+        group="Embedding store",
         min=1,
         max=60_000,
     )
     staging_mb: int = flag(
         256,
         "embedding-staging-mb",
-        help="MiB of --embedding-tier-gb for encoder outputs that come from the embedding store.",
-        group="Worker",
+        help="MiB of --embedding-tier-gb for encoder outputs that are fetched from the embedding store.",
+        group="Embedding store",
         min=1,
     )
 

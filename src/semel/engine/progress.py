@@ -35,9 +35,9 @@ class ProgressLimits:
 
     engine_progress_s: float = flag(
         120.0,
-        help="Seconds without a step of the engine, while a request is under way, after which it counts as hung: the "
-        "worker ends it and itself. Four times the longest step so far if that is more, and 600 s until the tenth "
-        "step. 0 switches it off.",
+        help="Seconds without a step of the engine, while a request runs, after which the engine counts as "
+        "hung: the worker ends it and exits. Four times the longest step so far if that is more, and 600 "
+        "s until the tenth step. 0 turns it off.",
         group="Worker",
         unit="seconds",
         min=0,

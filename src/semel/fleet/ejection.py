@@ -36,8 +36,9 @@ class EjectionLimits:
     eject_after: int = flag(
         3,
         "eject-after-failures",
-        help="Failures in a row after which a worker gets no requests for 10 s, and longer if it fails again. It is "
-        "also taken out when it fails half of ten requests. Never more than half of the workers are. 0 takes out none.",
+        help="Failures in a row after which a worker is ejected: it gets no requests for 10 s, and longer if "
+        "it fails again. Failing half of ten requests ejects it too. At most half of the workers are "
+        "ejected. 0 ejects none.",
         group="Fleet",
         min=0,
     )

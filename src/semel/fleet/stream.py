@@ -101,6 +101,7 @@ class RemoteStream:
 
         self.sent: set[Digest] = set()
         self._items = Counter(submission.prompt.items)
+        self._fields = frozenset(submission.sampling)
         self._make: MakeFeature | None = make
         self._watcher = watcher
         self._worker = worker
@@ -200,7 +201,7 @@ class RemoteStream:
             case Delta():
                 self._on_delta(message)
             case Failed():
-                error = error_for(message.code, message.message)
+                error = error_for(message.code, message.message, self._fields)
                 self.break_off(lost(is_death=True) if isinstance(error, EngineDead) else error)  # its worker goes too
         self._changed.set()
 

@@ -158,22 +158,22 @@ class CorsSettings:
 
     allowed_origins: tuple[str, ...] = flag(
         (),
-        help="Origin of web pages that may call the API from a browser, such as https://chat.example.com; * for all. "
-        "Repeatable, or a JSON list as with vLLM.",
-        group="Serve",
+        help="Origins of web pages that may call the API from a browser, such as https://chat.example.com; * "
+        "for all. A JSON list is taken too, as with vLLM.",
+        group="CORS",
     )
     allowed_methods: tuple[str, ...] = flag(
         ("*",),
-        help="HTTP method that such pages may use; * for all. Repeatable, or a JSON list.",
-        group="Serve",
+        help="HTTP methods that such pages may use; * for all.",
+        group="CORS",
     )
     allowed_headers: tuple[str, ...] = flag(
         ("*",),
-        help="Request header that such pages may send; * for all. Repeatable, or a JSON list.",
-        group="Serve",
+        help="Request headers that such pages may send; * for all.",
+        group="CORS",
     )
     allow_credentials: bool = flag(
-        False, help="Let browsers send cookies and HTTP credentials of such pages.", group="Serve"
+        False, help="Let browsers send cookies and HTTP credentials of such pages.", group="CORS"
     )
 
     def __post_init__(self) -> None:

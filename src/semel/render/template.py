@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -71,6 +71,11 @@ class ChatTemplate:
     def content_format(self) -> ContentFormat:
         """The content format of the template that is used without tools."""
         return self.plain.content_format
+
+    def with_format(self, content_format: ContentFormat) -> Self:
+        """The same templates, given content in this format whatever their syntax says."""
+        plain, with_tools = (replace(one, content_format=content_format) for one in (self.plain, self.with_tools))
+        return replace(self, plain=plain, with_tools=with_tools)
 
     def chosen_for(self, tools: Sequence[object] | None) -> Template:
         """The template for a request with these tools; None means that the request names none."""

@@ -18,14 +18,15 @@ class MediaStoreSettings:
         "media-store",
         help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
         "there are no files.",
-        group="Media",
+        group="Media store",
+        is_common=True,
     )
     capacity_bytes: int = flag(
         10 * GIB,
         "media-store-gb",
         help="Size of the media store, in GiB; a file counts as 64 KiB at least. Over it, files of the tenant that has "
         "the most are deleted, least recently used first.",
-        group="Media",
+        group="Media store",
         unit="GiB",
         min=0.001,
     )
@@ -33,7 +34,7 @@ class MediaStoreSettings:
         2_592_000,
         "media-store-ttl-s",
         help="Seconds until a file in the media store expires, if its upload sets no shorter time.",
-        group="Media",
+        group="Media store",
         unit="seconds",
         min=1,
     )
@@ -41,7 +42,7 @@ class MediaStoreSettings:
         10.0,
         "media-store-timeout-s",
         help="Timeout for one operation of the media store, in seconds; over it the answer is 503.",
-        group="Media",
+        group="Media store",
         unit="seconds",
         min=0.1,
     )

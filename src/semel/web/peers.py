@@ -29,16 +29,16 @@ class PeerSettings:
 
     allowed_hosts: tuple[str, ...] = flag(
         (),
-        help="Host that requests may name besides this machine's own, such as chat.example.com, or .example.com with "
-        "all below it; * for all. Repeatable. Others are answered with 421.",
-        group="Serve",
+        help="Hosts that requests may name besides this machine's own, such as chat.example.com, or "
+        ".example.com with all its subdomains; * for all. Others are answered with 421.",
+        group="Server",
         default_text="on 127.0.0.1 and without API keys none, else all",
     )
     forwarded_allow_ips: tuple[str, ...] = flag(
         (),
-        help="Address or network of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, such as "
-        "10.0.0.0/8. Repeatable, or with commas.",
-        group="Serve",
+        help="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted, such "
+        "as 10.0.0.0/8. Commas separate them too.",
+        group="Server",
         default_text="none",
     )
 

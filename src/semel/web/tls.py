@@ -19,36 +19,41 @@ class TlsSettings:
     certfile: Path | None = flag(
         None,
         "ssl-certfile",
-        help="Serve HTTPS with this certificate: a PEM file, intermediate certificates after it. It is read again when "
-        "it changes.",
-        group="Serve",
+        help="Serve HTTPS with this certificate: a PEM file, intermediate certificates after it. It is "
+        "reloaded when it changes.",
+        group="TLS",
+        is_common=True,
     )
     keyfile: Path | None = flag(
         None,
         "ssl-keyfile",
         help="Private key of the certificate, a PEM file.",
-        group="Serve",
+        group="TLS",
+        is_common=True,
         default_text="in the certificate's file",
     )
     ca_certs: Path | None = flag(
-        None, "ssl-ca-certs", help="Authorities that clients' certificates are checked with, a PEM file.", group="Serve"
+        None,
+        "ssl-ca-certs",
+        help="CA certificates that client certificates are verified with, a PEM file.",
+        group="TLS",
     )
     cert_reqs: int = flag(
         0,
         "ssl-cert-reqs",
-        help="Clients' certificates: 0 asks for none, 1 checks one if a client has it, 2 requires one. 2 goes for "
-        "/health and /ready too; those of --metrics-port need none.",
-        group="Serve",
+        help="Client certificates: 0 asks for none, 1 verifies one that is sent, 2 requires one, also for "
+        "/health and /ready; those of --metrics-port need none.",
+        group="TLS",
         min=0,
         max=2,
     )
     ciphers: str | None = flag(
-        None, "ssl-ciphers", help="Cipher suites for TLS 1.2, in OpenSSL's notation.", group="Serve"
+        None, "ssl-ciphers", help="Cipher suites for TLS 1.2, in OpenSSL's notation.", group="TLS"
     )
     enable_ssl_refresh: bool = flag(
         False,
-        help="As with vLLM, and has no effect: certificates are always read again when their files change.",
-        group="Serve",
+        help="Accepted as a flag of vLLM; certificates are always reloaded when their files change.",
+        group="TLS",
     )
 
     @property

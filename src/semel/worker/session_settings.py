@@ -16,12 +16,13 @@ class SessionSettings:
     news_s: float = flag(
         0.25,
         "announce-interval-s",
-        help="Seconds between two messages in which a worker tells a frontend how busy its engine is and what that has "
-        "cached; at most 0.02 with up to 4 frontends. A frontend whose request it concerns hears of it at once.",
-        group="Worker",
+        help="Seconds between two messages in which a worker reports its load and its cache changes to a "
+        "frontend; at most 0.02 with up to 4 frontends. The frontend that sent a request is notified at "
+        "once.",
+        group="Fleet",
         unit="seconds",
         min=0,
     )
     max_frontends: int = flag(
-        4096, help="Frontends that a worker takes; the next one is told that there are too many.", group="Worker", min=1
+        4096, help="Maximum number of frontends that a worker accepts; further ones are refused.", group="Fleet", min=1
     )

@@ -3,6 +3,6 @@
 A check costs milliseconds, reads files, and binds a port at most. What only the engine can know, it finds out itself.
 """
 
-from semel.cli.checks.finding import Finding, Verdict, refuse
+from semel.cli.checks.finding import Finding, Verdict, refuse, warn
 
-__all__ = ["Finding", "Verdict", "refuse"]
+__all__ = ["Finding", "Verdict", "refuse", "warn"]

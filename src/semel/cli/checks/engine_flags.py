@@ -15,6 +15,7 @@ from typing import Final
 from semel.cli.checks.finding import Finding
 from semel.engine.vllm.arguments import take_parser_flags
 from semel.engine.vllm.flag_source import EngineFlag, FlagSource
+from semel.engine.vllm.server_flags import server_flag
 from semel.errors import ConfigError
 
 __all__ = ["EngineFlags", "read_engine_flags"]
@@ -104,7 +105,10 @@ class _Reader:
         negated = spelling.startswith("--no-") and spelling not in self._known
         found = self._spelling(spelling.replace("--no-", "--", 1) if negated else spelling)
         if found is None:
-            self._unknown(name)
+            if (row := server_flag(spelling)) is None:
+                self._unknown(name)
+            elif row.handling == "refused":
+                self.problems.append(f"{name} cannot be used: {row.note}")
             _drop_values(rest)
             return
         if found == _LEFT_TO_VLLM:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from semel.cli.error_line import print_warning
 from semel.errors import ConfigError
 
-__all__ = ["Finding", "Verdict", "problem_of", "refuse"]
+__all__ = ["Finding", "Verdict", "problem_of", "refuse", "warn"]
 
 Verdict = Literal["ok", "warning", "problem"]
 
@@ -35,8 +36,15 @@ def problem_of(what: str, check: Callable[[], object]) -> Iterator[Finding]:
         yield Finding(what, "problem", detail, remedy)
 
 
+def warn(findings: Iterable[Finding]) -> None:
+    """Print the warnings among some findings."""
+    for found in findings:
+        if found.verdict == "warning":
+            print_warning(str(found))
+
+
 def refuse(findings: Iterable[Finding]) -> None:
-    """Refuse to start if there is a problem: all of them are told, each in a line of its own."""
+    """Refuse to start if there is a problem: all of them are reported, each in a line of its own."""
     problems = [str(found) for found in findings if found.verdict == "problem"]
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))

@@ -20,11 +20,13 @@ from semel.fleet.discovery import check_address
 from semel.key_files import admin_key_file, frontend_keys, process_keys, worker_keys
 from semel.settings import (
     AdminSettings,
+    ApiKeySettings,
     DiscoverySettings,
     FrontendSettings,
     ServeSettings,
     ServingSettings,
     WorkerSettings,
+    api_key_warnings,
     embedding_store,
     read_admin_key,
     read_api_keys,
@@ -32,7 +34,7 @@ from semel.settings import (
 from semel.wire.proof import Role
 from semel.wire.zmq.address import check_directory
 
-__all__ = ["engine_findings", "frontend_findings", "serve_findings", "worker_findings"]
+__all__ = ["engine_findings", "frontend_findings", "key_warnings", "serve_findings", "worker_findings"]
 
 
 def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
@@ -106,8 +108,12 @@ def _admin_ports(admin: AdminSettings, host: str, workers: int = 1) -> Iterator[
 
 
 def _key_findings(serving: ServingSettings) -> Iterator[Finding]:
-    keys = serving.keys
-    yield from problem_of("API keys", lambda: read_api_keys(keys.api_keys_file, keys.api_keys))
+    yield from problem_of("API keys", lambda: read_api_keys(serving.keys))
+
+
+def key_warnings(keys: ApiKeySettings) -> Iterator[Finding]:
+    """What an operator should know of the clients' keys, whether or not the rest is checked."""
+    return (Finding("API keys", "warning", text) for text in api_key_warnings(keys))
 
 
 def _edge_findings(serving: ServingSettings) -> Iterator[Finding]:

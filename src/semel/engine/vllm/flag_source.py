@@ -14,12 +14,13 @@ from typing import Any, Final, Literal, Self
 
 from semel.engine.vllm.source import SourceTree
 
-__all__ = ["EngineFlag", "FlagKind", "FlagSource"]
+__all__ = ["EngineFlag", "FlagKind", "FlagSource", "server_flags"]
 
 FlagKind = Literal["switch", "integer", "number", "choice", "json", "list", "optional", "text"]
 
 _CLASSES: Final = ("vllm.engine.arg_utils.EngineArgs", "vllm.engine.arg_utils.AsyncEngineArgs")
 _ARGUMENTS: Final = _CLASSES[0].rpartition(".")[0]
+_SERVER: Final = "vllm.entrypoints.launchers.cli_args"
 _TABLES: Final = {
     "--tool-call-parser": "vllm.tool_parsers._TOOL_PARSERS_TO_REGISTER",
     "--reasoning-parser": "vllm.reasoning._REASONING_PARSERS_TO_REGISTER",
@@ -103,6 +104,28 @@ class FlagSource:
             return EngineFlag(spellings)
         value, choices = _kind(_atoms(self._tree, home[0], found.code.annotation))
         return EngineFlag(spellings, value, choices, _bounds(found.code.value))
+
+
+def server_flags(tree: SourceTree) -> dict[str, FlagKind]:
+    """The flags of vLLM's server parser that are not its engine's, by their spellings; none if there is no such source.
+
+    Most are the fields of a class, whose names the parser spells with dashes; the others it adds itself.
+    """
+    fields = tree.find(_SERVER, "FrontendArgs")
+    parser = tree.find(_SERVER, "make_arg_parser")
+    if fields is None or fields.parameters is None or parser is None:
+        return {}
+    found: dict[str, FlagKind] = {}
+    for call in _added(parser.code):
+        action = next((keyword.value for keyword in call.keywords if keyword.arg == "action"), None)
+        is_switch = action is not None and _is_switch(action)
+        found |= dict.fromkeys(_spellings(call), "switch" if is_switch else "text")
+    for name in fields.parameters:
+        declared = tree.find(_SERVER, f"FrontendArgs.{name}")
+        annotation = declared.code.annotation if declared and isinstance(declared.code, ast.AnnAssign) else None
+        kind = "text" if annotation is None else _kind(_atoms(tree, _SERVER, annotation))[0]
+        found[f"--{name.replace('_', '-')}"] = kind
+    return found
 
 
 def _added(code: ast.AST) -> Iterator[ast.Call]:

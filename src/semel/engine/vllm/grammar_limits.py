@@ -17,7 +17,7 @@ class GrammarLimits:
         16 * KIB,
         help="Maximum size of one schema, regular expression or grammar that the engine is to enforce; larger ones are "
         "answered with 400.",
-        group="Worker",
+        group="Structured outputs",
         unit="bytes",
         min=1,
     )
@@ -25,16 +25,16 @@ class GrammarLimits:
         64 * KIB,
         "max-request-schema-bytes",
         help="Maximum size of everything that is compiled for one request, tools included; more is answered with 400.",
-        group="Worker",
+        group="Structured outputs",
         unit="bytes",
         min=1,
     )
     compile_s: float = flag(
         2.0,
         "max-schema-compile-s",
-        help="CPU time that a schema or grammar may take to compile, in seconds, and three times as long in all; over "
-        "it the answer is 400.",
-        group="Worker",
+        help="Maximum CPU time to compile a schema or grammar, in seconds, and three times as long by the "
+        "clock; over it the answer is 400.",
+        group="Structured outputs",
         unit="seconds",
         min=0.01,
     )

@@ -97,6 +97,14 @@ def refuse_extra_args(sampling: Mapping[str, Any]) -> None:
         raise InvalidRequest("extra_args: arguments for plug-ins are the operator's to give; leave them out")
 
 
+def _invalid(error: Exception) -> InvalidRequest:
+    """vLLM's refusal of a request; the parameter that it is about, if any, is the first word."""
+    text, parameter = excerpt(str(error.args[0]) if error.args else str(error)), getattr(error, "parameter", None)
+    if not parameter or text.startswith(parameter):
+        return InvalidRequest(text, param=parameter)
+    return InvalidRequest.of(parameter, text)
+
+
 @contextmanager
 def refusals(field: str | None = None) -> Iterator[None]:
     """Map what vLLM refuses to the request's fault, in words that it wrote for clients, without the refused value.
@@ -110,7 +118,7 @@ def refusals(field: str | None = None) -> Iterator[None]:
         yield
     except (VLLMClientError, msgspec.ValidationError) as error:
         if field is None and not _is_of_grammar(error):
-            raise InvalidRequest(excerpt(str(error.args[0]) if error.args else str(error))) from error
+            raise _invalid(error) from error
         logger.info("vLLM refused %s: %r", field or "a schema or grammar", error)
         named = "" if field is None else f"{field}: "
         raise InvalidRequest(f"{named}the engine refuses the schema or grammar: simplify it, or correct it") from error

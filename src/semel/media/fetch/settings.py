@@ -67,9 +67,10 @@ class FetchSettings:
     allowed_domains: tuple[str, ...] = flag(
         (),
         "allowed-media-domains",
-        help="Host to fetch media from; without one, URLs are refused. `example.com`, `.example.com` for all its "
-        "subdomains, `*` for any public host; `:PORT` for another port than the default one. Repeatable.",
+        help="Hosts to fetch media from; without any, URLs are refused. `example.com`, `.example.com` for all "
+        "its subdomains, `*` for any public host; `:PORT` for another port than the default one.",
         group="Media",
+        is_common=True,
     )
     allow_http: bool = flag(
         False, "allow-media-http", help="Also fetch over plain `http`, which is not encrypted.", group="Media"
@@ -77,8 +78,7 @@ class FetchSettings:
     allowed_networks: tuple[str, ...] = flag(
         (),
         "allowed-media-networks",
-        help="Private network, such as `10.1.0.0/16`, in which the hosts of --allowed-media-domains may be. "
-        "Repeatable.",
+        help="Private networks, such as `10.1.0.0/16`, in which the hosts of --allowed-media-domains may be.",
         group="Media",
     )
     allowed_local_path: Path | None = flag(
@@ -91,8 +91,8 @@ class FetchSettings:
     cache_bytes: int = flag(
         256 * MIB,
         "media-cache-gb",
-        help="Size of the cache for fetched media, in GiB; what their servers forbid to cache is not kept. 0 turns it "
-        "off.",
+        help="Size of the cache for fetched media, in GiB; responses that forbid caching are not cached. 0 "
+        "turns it off.",
         group="Caches",
         unit="GiB",
         min=0,
