@@ -12,9 +12,9 @@ from typing import Final
 
 from semel.core.flag import GROUPS, Flag
 
-__all__ = ["MAX_SHOWN", "columns", "command_help", "group_help", "matching", "usage_of"]
+__all__ = ["MAX_COMMON_FLAGS", "columns", "command_help", "group_help", "matching", "usage_of"]
 
-MAX_SHOWN: Final = 25
+MAX_COMMON_FLAGS: Final = 25
 """Flags of a command that its help shows without being asked for more."""
 
 _MAX_CHARS: Final = 100
@@ -38,23 +38,23 @@ def command_help(
 ) -> str:
     """The help of a command. `engine_flags`: it takes vLLM's as well.
 
-    `topic` is "all", a group or a word; without one, the common flags are shown. `others` are vLLM's flags for it.
+    `topic` is "all", a group or a word; without one, the common flags are listed. `others` are vLLM's flags for it.
     """
     width = columns()
     usage = " ".join([path, *usage_of(flags, engine_flags=engine_flags)])
     blocks = [_wrap(f"Usage: {usage}", width, hang=" " * 7), _wrap(purpose, width)]
-    shown = matching(flags, topic)
+    listed = matching(flags, topic)
     for group in GROUPS:
-        members = [one for one in shown if one.group == group]
+        members = [one for one in listed if one.group == group]
         if members:
             blocks.append("\n".join([f"{group}:", *_rows(((_name(one), _meaning(one)) for one in members), width)]))
     if others:
         blocks.append(_wrap(f"vLLM's engine flags: {', '.join(others)}", width, hang="  "))
-    if len(shown) < len(flags):
+    if len(listed) < len(flags):
         groups = ", ".join(group for group in GROUPS if any(one.group == group for one in flags))
         blocks.append(
             _wrap(
-                f"{len(shown)} of {len(flags)} flags. --help=all shows all of them, --help=WORD those with a word "
+                f"{len(listed)} of {len(flags)} flags. --help=all shows all of them, --help=WORD those with a word "
                 f"in them, --help=GROUP a group: {groups}.",
                 width,
             )
@@ -72,7 +72,7 @@ def command_help(
 
 def matching(flags: Sequence[Flag], topic: str = "") -> list[Flag]:
     """The flags of a topic: "all", a group by its first letters, or a word in a flag's name or help."""
-    if topic == "all" or (not topic and len(flags) <= MAX_SHOWN):
+    if topic == "all" or (not topic and len(flags) <= MAX_COMMON_FLAGS):
         return list(flags)
     if not topic:
         return [one for one in flags if one.is_common]
