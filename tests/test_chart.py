@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.chart import CHART, ROOT, VERSIONS, faults_in, helm, render
+from tests.telemetry.prometheus import find
 
 MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
@@ -253,6 +254,43 @@ def test_mutant_what_is_wrong_with_what_values_ask_for_is_found(name: str, tmp_p
 def test_the_chart_as_it_is_does_what_these_values_ask_for(name: str, tmp_path: Path) -> None:
     """Control of the mutants above."""
     assert faults_in(render(values_of(tmp_path, **VALUES[name]))) == []
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_workers_are_scaled_by_the_queue_and_the_misses_of_their_own_group(tmp_path: Path, *, is_wrong: bool) -> None:
+    """A real promtool evaluates the queries on series of two pods, and on others. Control: a wrong sum."""
+    objects = render(values_of(tmp_path, **VALUES["scaled"]))
+    (scaled,) = [one for one in objects if one["kind"] == "ScaledObject"]
+    queue, misses = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+
+    def series(name: str, pod: str, values: str, namespace: str = "ml") -> dict[str, str]:
+        return {"series": f'{name}{{namespace="{namespace}", pod="{pod}", engine="0"}}', "values": values}
+
+    first, second, other = (
+        "demo-worker-gpu-0-5f4d-aaaaa",
+        "demo-worker-gpu-0-5f4d-bbbbb",
+        "demo-worker-gpu-1-5f4d-ccccc",
+    )
+    given = [
+        series("vllm:num_requests_waiting", first, "3x10"),
+        series("vllm:num_requests_waiting", second, "5x10"),
+        series("semel_engine_waiting_requests", first, "2x10"),
+        series("semel_engine_waiting_requests", other, "100x10"),
+        series("vllm:num_requests_waiting", first, "100x10", namespace="others"),
+        series("semel_encoder_cache_queries_total", first, "0+600x10"),
+        series("semel_encoder_cache_hits_total", first, "0+360x10"),
+        series("semel_encoder_cache_queries_total", other, "0+6000x10"),
+        series("semel_encoder_cache_hits_total", other, "0+60x10"),
+    ]
+    expected = [(queue, 10), (misses, 40 if is_wrong else 4)]
+    asked = [
+        {"expr": query, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for query, value in expected
+    ]
+    file = tmp_path / "tests.yaml"
+    file.write_text(json.dumps({"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": asked}]}))
+    done = subprocess.run([find("promtool"), "test", "rules", file], capture_output=True, timeout=60, check=False)
+    assert bool(done.returncode) == is_wrong, done.stdout
 
 
 def test_frontends_are_full_unless_the_slim_ones_are_asked_for(tmp_path: Path) -> None:
