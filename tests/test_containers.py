@@ -134,6 +134,12 @@ def test_all_of_them_run_as_one_user_since_shared_memory_is_lent_to_no_other() -
     assert len({re.findall(r"^USER (\d+:\d+)$", file.read_text(), re.MULTILINE)[0] for file in FILES}) == 1
 
 
+def test_a_service_is_built_with_the_lock_of_its_image(services: dict[str, Any]) -> None:
+    built = {name: (service["image"], service["build"]["args"]["LOCK"]) for name, service in services.items()}
+    frontend = ("semel-${SEMEL_FRONTEND:-frontend}", "${SEMEL_FRONTEND:-frontend}")
+    assert built == {"worker": ("semel-worker", "worker"), "frontend-1": frontend, "frontend-2": frontend}
+
+
 @pytest.mark.parametrize("name", ["worker", "frontend-1", "frontend-2"])
 def test_a_service_is_started_with_flags_that_there_are(services: dict[str, Any], name: str) -> None:
     command = name.partition("-")[0]
