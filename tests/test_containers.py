@@ -16,6 +16,7 @@ import yaml
 
 from semel.cli.app import app
 from semel.processing.fingerprint import PACKAGES
+from tests.locks import LOCKS
 
 ROOT = Path(__file__).parent.parent
 CONTAINERS = ROOT / "containers"
@@ -63,10 +64,24 @@ def test_the_pinned_versions_are_those_that_the_tests_run_with() -> None:
     assert pinned == {package: version(package).partition("+")[0] for package in PACKAGES}
 
 
-def test_what_is_copied_is_there() -> None:
+def images() -> dict[str, str]:
+    """The text that each image is built from: a Containerfile with the lock that `scripts/images` gives it."""
+    names = [lock.name for lock in LOCKS if lock.extras]
+    texts = {name: (CONTAINERS / f"{name.partition('-')[0]}.Containerfile").read_text() for name in names}
+    return {name: text.replace("${LOCK}", name) for name, text in texts.items()}
+
+
+def test_there_is_a_frontend_with_vllm_one_without_and_a_worker() -> None:
+    assert [*images()] == ["frontend", "frontend-slim", "worker"]
     for file in FILES:
-        for source in re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE):
-            assert all((ROOT / name).exists() for name in source.split())
+        assert re.findall(r"^ARG LOCK=(.+)$", file.read_text(), re.MULTILINE) == [file.stem]
+
+
+@pytest.mark.parametrize("name", images())
+def test_what_is_copied_is_there(name: str) -> None:
+    sources = re.findall(r"^COPY (?!--from)(.+) \S+$", images()[name], re.MULTILINE)
+    assert f"containers/{name}.lock" in sources
+    assert all((ROOT / path).exists() for source in sources for path in source.split())
 
 
 def loose_installs(text: str) -> list[str]:
@@ -79,7 +94,6 @@ def loose_installs(text: str) -> list[str]:
 def test_whatever_is_installed_is_named_by_its_hash() -> None:
     for file in FILES:
         assert loose_installs(file.read_text()) == []
-        assert f"containers/{file.stem}.lock" in file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -118,6 +132,12 @@ def test_what_the_licence_needs_is_copied_into_every_image() -> None:
 
 def test_all_of_them_run_as_one_user_since_shared_memory_is_lent_to_no_other() -> None:
     assert len({re.findall(r"^USER (\d+:\d+)$", file.read_text(), re.MULTILINE)[0] for file in FILES}) == 1
+
+
+def test_a_service_is_built_with_the_lock_of_its_image(services: dict[str, Any]) -> None:
+    built = {name: (service["image"], service["build"]["args"]["LOCK"]) for name, service in services.items()}
+    frontend = ("semel-${SEMEL_FRONTEND:-frontend}", "${SEMEL_FRONTEND:-frontend}")
+    assert built == {"worker": ("semel-worker", "worker"), "frontend-1": frontend, "frontend-2": frontend}
 
 
 @pytest.mark.parametrize("name", ["worker", "frontend-1", "frontend-2"])

