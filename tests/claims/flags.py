@@ -12,7 +12,8 @@ import typer
 
 from semel.cli.app import app as command_line
 from semel.engine.vllm.flag_source import FlagSource
-from tests.claims.pages import ROOT, Pages, blank, code_lines, vllm_folder
+from semel.engine.vllm.server_flags import FORMER_FLAGS, SERVER_FLAGS
+from tests.claims.pages import ROOT, Pages, blank, code_lines
 
 TOOLS: Final[Mapping[str, str]] = {
     "apt-get": "--yes --no-install-recommends",
@@ -68,14 +69,11 @@ def semel_flags() -> Mapping[str, frozenset[str]]:
 
 @cache
 def vllm_flags() -> frozenset[str]:
-    """The flags of vLLM's engine and of its server, read from its source."""
+    """The flags of vLLM's engine, read from its source, and of its server, as semel accounts for them."""
     engine = FlagSource.installed()
     assert engine is not None
-    source = "".join(path.read_text() for path in vllm_folder().glob("entrypoints/*/cli_args.py"))
-    fields = {f"--{name.replace('_', '-')}" for name in re.findall(r"^    ([a-z_]+): ", source, re.MULTILINE)}
-    return frozenset(
-        {*engine.spellings, *fields, *re.findall(r"^ +\"(--[a-z-]+)\",$", source, re.MULTILINE), *OF_VLLM_ONCE}
-    )
+    server = {spelling for row in (*SERVER_FLAGS, *FORMER_FLAGS) for spelling in row.spellings}
+    return frozenset({*engine.spellings, *server, *OF_VLLM_ONCE})
 
 
 def wrong_flags(pages: Pages) -> Iterator[str]:

@@ -32,8 +32,13 @@ _END_S: Final = 1.0
 @contextlib.contextmanager
 def relayed_logs(form: LogFormat, cell: str | None = None) -> Iterator[None]:
     """Log to standard error in this form, and relay what is printed; as JSON, that becomes JSON and names the cell."""
+    try:
+        target = os.dup(sys.stderr.fileno())
+    except OSError:  # a stream of a program that calls this one has no descriptor
+        log_to_stderr(form, cell=cell)
+        yield
+        return
     is_relayed = form == "json" or not sys.stderr.isatty()
-    target = os.dup(sys.stderr.fileno())
     writer = LineWriter(target)
     relay = _Relay(writer, target, form, cell) if is_relayed else None
     log_to_stderr(form, writer=writer, cell=cell)

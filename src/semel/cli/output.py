@@ -41,12 +41,18 @@ class StandardError(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Print, if anybody is there."""
-        if not self.isatty():
+        if not self.isatty() and self._has_descriptor:
             self.writer.put(text.encode(errors="backslashreplace"))
             return len(text)
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
+
+    @property
+    def _has_descriptor(self) -> bool:
+        with contextlib.suppress(OSError):
+            return sys.stderr.fileno() >= 0
+        return False
 
     def flush(self) -> None:
         """Print what waits, if anybody is there."""
