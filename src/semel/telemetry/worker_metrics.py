@@ -118,7 +118,7 @@ ENGINE_WAITED_SECONDS: Final = Metric(
 GRAMMARS: Final = Metric(
     "semel_grammars_total",
     "counter",
-    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, busy.",
+    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, failed, busy.",
     ("outcome",),
 )
 GRAMMARS_WAITING: Final = Metric(

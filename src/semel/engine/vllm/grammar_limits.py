@@ -1,12 +1,21 @@
-"""What schemas and grammars may cost (threats S20). Values only; `grammars` keeps to them."""
+"""What schemas and grammars may cost (threats S20, S27). Values only; `grammars` keeps to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from semel.core.flag import KIB, MIB, flag
 
-__all__ = ["GrammarLimits"]
+__all__ = ["MAX_CALL_S", "TOO_EXPENSIVE", "GrammarLimits"]
+
+MAX_CALL_S: Final = 0.25
+"""CPU time that one call may take which follows a grammar: a mask of the allowed tokens, or a token (threats S27)."""
+
+TOO_EXPENSIVE: Final = (
+    "it takes too much CPU time to find the tokens that it allows: write it so that a text has one reading, with fewer "
+    "and smaller repetitions inside repetitions; ([A-Za-z]+ ){0,49}[A-Za-z]+ instead of ([A-Za-z]+ ?){1,50}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,8 @@ class GrammarLimits:
     compile_s: float = flag(
         2.0,
         "max-schema-compile-s",
-        help="CPU time that a schema or grammar may take to compile, in seconds, and three times as long in all; over "
-        "it the answer is 400.",
+        help="CPU time that a schema or grammar may take to compile, in seconds, and as much again to follow for 512 "
+        "tokens on trial; over it the answer is 400.",
         group="Worker",
         unit="seconds",
         min=0.01,
