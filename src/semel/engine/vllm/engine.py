@@ -225,6 +225,7 @@ class VllmEngine:
 
     async def prepare(self, submission: Submission) -> Submission:
         """Compile what the answer is held to, before the request has a place in the engine."""
+        self._grammars.see(submission)
         if constrained_field(submission) is None:
             return submission
         return _Prepared.of(submission, *await self._prepared(submission))

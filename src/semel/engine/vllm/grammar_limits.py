@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from semel.core.flag import KIB, MIB, flag
 
@@ -46,6 +46,14 @@ class GrammarLimits:
         group="Worker",
         unit="seconds",
         min=0.01,
+    )
+    kinds: Literal["auto", "all", "schemas"] = flag(
+        "auto",
+        "structured-outputs-kinds",
+        help="Kinds of structured outputs that clients may ask for: all; schemas (json, json_object, choice, "
+        "structural tags), without regular expressions and grammars, which can take much CPU time of the engine; or "
+        "auto, which is all until a worker has requests of a second tenant, and schemas from then on.",
+        group="Worker",
     )
     wait_s: float = 30.0
     """Seconds that a request waits for its grammar, behind others of its tenant."""

@@ -27,7 +27,15 @@ from semel.core import Submission, tenant_name
 from semel.core.lru import LruMap
 from semel.engine.vllm.compat import skip_grammar_checks
 from semel.engine.vllm.grammar_child import Outcome, Setup
-from semel.engine.vllm.grammar_content import compiled_text, constrained_field, content_of, schemas_of, text_of
+from semel.engine.vllm.grammar_content import (
+    client_outputs,
+    compiled_text,
+    constrained_field,
+    content_of,
+    free_kind,
+    schemas_of,
+    text_of,
+)
 from semel.engine.vllm.grammar_limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarLimits
 from semel.engine.vllm.grammar_process import GrammarProcess
 from semel.errors import Busy, EngineFailed, InvalidRequest, NotReady
@@ -47,6 +55,7 @@ _ENTRY_BYTES: Final = 512
 _MAX_WAITING: Final = 64
 """Grammars of one tenant."""
 
+_SEVERAL: Final = 2
 _BACKEND: Final = "xgrammar"
 _FAILURES: Final = 2
 _FAILURE_S: Final = 60.0
@@ -128,6 +137,13 @@ class Grammars:
         self._spare: asyncio.Task[GrammarProcess | None] | None = None
         self._keeps_spare = False
         self._counts: Counter[str] = Counter()
+        self._seen: set[str] = set()
+        """The first two tenants that have sent a request."""
+
+    def see(self, submission: Submission) -> None:
+        """Note the tenant of a client's request."""
+        if len(self._seen) < _SEVERAL:
+            self._seen.add(tenant_name(submission.cache_salt))
 
     def start(self) -> None:
         """Start the process that compiles on trial, before it is needed; nobody waits for it here.
@@ -175,6 +191,19 @@ class Grammars:
         limit = self._limits.max_request_bytes
         self._check_size(field, text, limit, "one request (--max-request-schema-bytes)")
 
+    def _check_kind(self, submission: Submission) -> None:
+        """Refuse regular expressions and grammars where tenants share the engine, unless the operator allows them."""
+        kinds = self._limits.kinds
+        if kinds == "all" or (kinds == "auto" and len(self._seen) < _SEVERAL):
+            return
+        if (kind := free_kind(client_outputs(submission))) is not None:
+            self._counts["refused"] += 1
+            named = "regular expressions" if kind == "regex" else "grammars"
+            raise InvalidRequest(
+                f"{constrained_field(submission)}: this server takes no {named}: send a JSON schema or a choice, or "
+                "ask its operator for --structured-outputs-kinds all"
+            )
+
     def _check_size(self, field: str | None, text: str, limit: int, of_what: str) -> None:
         try:
             size = len(text.encode())
@@ -191,6 +220,7 @@ class Grammars:
         if (outputs := params.structured_outputs) is None:
             return
         field = constrained_field(submission)
+        self._check_kind(submission)
         key = tenant_name(submission.cache_salt), content_of(outputs)
         judged = self._judged.get(key)
         if judged is not None and (judged.refusal is not None or self._is_in_engine(key)):
