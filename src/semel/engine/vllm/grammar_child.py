@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -71,7 +72,7 @@ class Outcome(IntEnum):
         return self not in (Outcome.DIED, Outcome.LATE)
 
 
-_OUTCOMES: Final = {
+_OUTCOMES: Final[Mapping[int, Outcome]] = {
     signal.SIGPROF: Outcome.TOO_SLOW,
     signal.SIGVTALRM: Outcome.EXPENSIVE,
     signal.SIGALRM: Outcome.LATE,

@@ -7,7 +7,11 @@ from typing import Final, Literal
 
 from semel.core.flag import KIB, MIB, flag
 
-__all__ = ["MAX_CALL_S", "TOO_EXPENSIVE", "GrammarLimits"]
+__all__ = ["BUSY", "EXPENSIVE", "MAX_CALL_S", "TOO_EXPENSIVE", "GrammarLimits"]
+
+EXPENSIVE: Final = "semel-grammar:expensive"
+BUSY: Final = "semel-grammar:busy"
+"""Stop reasons of requests that the engine core ended for what a grammar costs: its own, or others of its tenant."""
 
 MAX_CALL_S: Final = 0.25
 """CPU time that one call may take which follows a grammar: a mask of the allowed tokens, or a token (threats S27)."""

@@ -276,8 +276,8 @@ class Grammars:
         assert self._compile is not None
         try:
             await self._compile(copy.copy(judged.outputs), cache_salt)
-        except InvalidRequest as error:
-            refusal = str(error)
+        except InvalidRequest:
+            refusal = TOO_EXPENSIVE
         except EngineFailed:
             refusal = "the engine cannot compile it: write it in another way"
         else:
