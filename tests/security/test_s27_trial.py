@@ -36,6 +36,7 @@ EXPENSIVE: Mapping[str, tuple[str, str]] = {
     "a cheap first character": ("regex", f"x{REGEX}"),
     "a branch": ("regex", f"(bc){{600}}|x{REGEX}"),
     "a class": ("regex", REGEX.replace("a", "[a-z ]")),
+    "an alternative that ends": ("regex", f"{REGEX}|y0"),
     "words": ("regex", "([A-Za-z]+ ?){1,50}"),
 }
 
@@ -154,6 +155,9 @@ def walked(vocabulary: list[bytes]) -> list[bytes]:
     class Matcher:
         def is_terminated(self) -> bool:
             return False
+
+        def reset(self) -> None:
+            """There is nothing to forget."""
 
         def fill_next_token_bitmask(self, mask: Any, _: int) -> None:
             mask[0, 0] = (1 << len(vocabulary)) - 1

@@ -22,6 +22,7 @@ __all__ = ["Vocabulary", "walk"]
 
 _BITS: Final = 32
 _SEED: Final = 27
+_MAX_ENDS: Final = 32
 _Words = NDArray[np.uint32]
 
 
@@ -45,26 +46,24 @@ class Vocabulary:
 
 
 def walk(matcher: Any, mask: Any, vocabulary: Vocabulary, *, tokens: int, stays: bool, max_call_s: float) -> bool:
-    """Follow a grammar for so many tokens, or to its end; whether no call took longer than that, in CPU time.
+    """Follow a grammar for so many tokens; whether no call took longer than that, in CPU time.
 
-    A walk that `stays` takes the same token for as long as it may; any other one takes a random one each time. `mask`
-    is a tensor of xgrammar's with one row.
+    At its end the walk begins again, to see other branches. One that `stays` takes the same token for as long as it
+    may; any other one takes a random one each time. `mask` is a tensor of xgrammar's with one row.
     """
     rng, words = random.Random(_SEED), mask[0].numpy().view(np.uint32)
-    token = -1
+    token, ends = -1, 0
     for _ in range(tokens):
-        if matcher.is_terminated():
-            break
         began_s = time.thread_time()
         matcher.fill_next_token_bitmask(mask, 0)
         if time.thread_time() - began_s > max_call_s:
             return False
         token = _pick(words, vocabulary, rng, token if stays else -1)
-        if token < 0:
-            break
         began_s = time.thread_time()
-        if not matcher.accept_token(token):
-            break
+        if token < 0 or not matcher.accept_token(token) or matcher.is_terminated():
+            if (ends := ends + 1) == _MAX_ENDS:
+                break
+            matcher.reset()
         if time.thread_time() - began_s > max_call_s:
             return False
     return True
