@@ -40,6 +40,9 @@ TOTALS = EncoderTotals(
     tier_arrivals=23,
     tier_arrival_bytes=24,
     tier_arrival_ns=2_500_000,
+    following_ns=2_600_000,
+    following_ended=27,
+    following_abandoned=28,
 )
 
 
@@ -68,7 +71,7 @@ def test_every_total_is_shown_under_its_own_name() -> None:
     page = EncoderPage.create()
     page.write(0, TOTALS)
     assert [value for _, value, _ in page.samples()] == [
-        *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8),
+        *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8, 0.0026, 27, 28),
         *(14, 15, 0.0016, 17, 18, 19, 21, 22, 11, 23, 12, 24, 0.0013, 0.0025),
     ]
     page.close()
@@ -102,7 +105,7 @@ def test_every_total_is_a_metric() -> None:
     text = meter.render().decode()
     assert 'semel_encoder_cache_hits_total{engine="0"} 5.0' in text
     assert 'semel_encoder_planning_seconds_total{engine="0"} 0.0015' in text
-    names = ("semel_encoder_", "semel_embedding_")
+    names = ("semel_encoder_", "semel_embedding_", "semel_grammar_")
     encoder = {metric for metric in METRICS if metric.name.startswith(names) and "engine" in metric.labels}
     assert {metric for metric, _, _ in page.samples()} == encoder
     page.close()

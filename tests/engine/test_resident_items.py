@@ -341,7 +341,7 @@ def test_vllm_s_way_is_vllm_s_way_also_with_planning(make: MakeFeature, caplog: 
 
 @pytest.mark.parametrize(
     ("is_cpu", "is_cuda", "expected"),
-    [(True, False, SHIPPING_SCHEDULER), (False, True, SHIPPING_SCHEDULER), (False, False, None)],
+    [(True, False, RECEIVING_WORKER), (False, True, RECEIVING_WORKER), (False, False, "auto")],
     ids=["CPU", "CUDA", "another platform"],
 )
 def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
@@ -349,15 +349,15 @@ def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
     monkeypatch: pytest.MonkeyPatch,
     is_cpu: bool,
     is_cuda: bool,
-    expected: str | None,
+    expected: str,
 ) -> None:
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: is_cpu)
     monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda _: is_cuda)
     arguments = parse_engine_flags(str(tiny("qwen2-vl")), [])
-    assert arguments.scheduler_cls == expected
-    assert arguments.worker_cls == (RECEIVING_WORKER if expected else "auto")
+    assert arguments.worker_cls == expected
+    assert arguments.scheduler_cls == SHIPPING_SCHEDULER, "what grammars cost is limited everywhere (threats S27)"
 
 
 def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
@@ -374,10 +374,10 @@ def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
     [
         ([], {}, (SHIPPING_SCHEDULER, RECEIVING_WORKER)),
         ([], {"encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
-        ([], {"ship_resident_items": True}, (None, GUARDED_WORKER)),
+        ([], {"ship_resident_items": True}, (SHIPPING_SCHEDULER, GUARDED_WORKER)),
         ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, GUARDED_WORKER)),
         (["--scheduler-cls", "their.Own"], {}, ("their.Own", RECEIVING_WORKER)),
-        (["--worker-cls", "their.Own"], {}, (None, "their.Own")),
+        (["--worker-cls", "their.Own"], {}, (SHIPPING_SCHEDULER, "their.Own")),
         (["--worker-cls", "their.Own"], {"encoder_planning": True}, (SCHEDULER, "their.Own")),
     ],
 )

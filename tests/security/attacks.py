@@ -215,11 +215,49 @@ async def long_texts(attacker: Attacker) -> None:
     await attacker.flood(8, lambda number: chat(text(f"{number} {words}")))
 
 
+_EXPENSIVE: Final = "(a{0,30}){0,30}(a|aa){0,200}"
+
+
+async def expensive_regex(attacker: Attacker) -> None:
+    """A regular expression that compiles in 2 ms and takes 842 ms for each token after the seventeenth."""
+    held = await _staying(attacker)
+    await attacker.flood(2, lambda number: held({"regex": f"{_EXPENSIVE}b{{1,{number + 1}}}"}))
+
+
+async def expensive_grammar(attacker: Attacker) -> None:
+    """A grammar that reads a text of `a` in very many ways."""
+    held = await _staying(attacker)
+    rules = 'root ::= e "{}"\ne ::= e e e | e e | "a" | "aa"'
+    await attacker.flood(2, lambda number: held({"grammar": rules.format(number)}))
+
+
+async def hidden_regex(attacker: Attacker) -> None:
+    """The same regular expression, behind 600 cheap characters, in one of two branches."""
+    held = await _staying(attacker)
+    await attacker.flood(2, lambda number: held({"regex": f"x{{{600 + number}}}{_EXPENSIVE}b|[b-w]{{900}}"}))
+
+
+async def _staying(attacker: Attacker) -> Callable[[dict[str, str]], object]:
+    """A way to make requests whose answers are held to something, and stay at `x` and `a` for as long as they may."""
+    headers = {"Authorization": f"Bearer {attacker.key}"}
+    async with httpx.AsyncClient(base_url=attacker.url, headers=headers, timeout=30) as client:
+        answers = [await client.post("/tokenize", json={"prompt": one, "add_special_tokens": False}) for one in "xa"]
+    bias = {str(answer.json()["tokens"][-1]): 100 for answer in answers}
+
+    def held(outputs: dict[str, str]) -> object:
+        return chat(text("a"), structured_outputs=outputs, max_tokens=1_500, logit_bias=bias, temperature=1.0)
+
+    return held
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "heads of 48 MB": heads,
     "3 small images, `min_pixels` 150 M": upscaled,
     "40 schemas of 91 KB": schemas,
     "40 schemas of 15 KB": small_schemas,
+    "regex, expensive to follow": expensive_regex,
+    "grammar `e e e`": expensive_grammar,
+    "regex, hidden branches": hidden_regex,
     "256 × 128 sequences": sequences,
     "256 sequences, 4 times": allowed_sequences,
     "9 × 28 sequences, 4 times": many_sequences,

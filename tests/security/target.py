@@ -35,6 +35,8 @@ SEMEL_FLAGS: Final = (
         "127.0.0.0/8",
         "--engine-progress-s",
         "20",
+        "--structured-outputs-kinds",
+        "all",
     ),
 )
 START_S: Final = 400.0

@@ -28,6 +28,9 @@ __all__ = [
     "FRONTEND_SESSIONS",
     "GRAMMARS",
     "GRAMMARS_WAITING",
+    "GRAMMAR_ABANDONED",
+    "GRAMMAR_ENDED",
+    "GRAMMAR_FOLLOWING_SECONDS",
     "NEEDS",
     "RESUBMISSIONS",
     "SESSIONS_REFUSED",
@@ -118,8 +121,26 @@ ENGINE_WAITED_SECONDS: Final = Metric(
 GRAMMARS: Final = Metric(
     "semel_grammars_total",
     "counter",
-    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, busy.",
+    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, failed, busy.",
     ("outcome",),
+)
+GRAMMAR_FOLLOWING_SECONDS: Final = Metric(
+    "semel_grammar_following_seconds_total",
+    "counter",
+    "CPU seconds that the engine core spent on finding the tokens that grammars allow.",
+    _ENGINE,
+)
+GRAMMAR_ENDED: Final = Metric(
+    "semel_grammar_ended_total",
+    "counter",
+    "Requests that were ended because their grammar took too much CPU time in the engine core.",
+    _ENGINE,
+)
+GRAMMAR_ABANDONED: Final = Metric(
+    "semel_grammar_abandoned_threads",
+    "gauge",
+    "Threads of the engine core that still follow a grammar whose request was ended.",
+    _ENGINE,
 )
 GRAMMARS_WAITING: Final = Metric(
     "semel_grammars_waiting", "gauge", "Schemas and grammars that a worker compiles on trial, or that wait for it."

@@ -123,7 +123,7 @@ def parse_engine_flags(
     if embedding_tier is not None:
         check_tier(arguments, installed_version())
         arguments.ec_transfer_config = embedding_tier.arguments["ec_transfer_config"]
-        arguments.scheduler_cls = arguments.scheduler_cls or SHIPPING_SCHEDULER
+    arguments.scheduler_cls = arguments.scheduler_cls or SHIPPING_SCHEDULER  # for what grammars cost, if nothing else
     if encoder_cache_embeddings is not None and not _has_our_cache(arguments):
         raise ConfigError(
             "--encoder-cache-embeddings sets the size of semel's encoder cache: leave it out, or name no "

@@ -157,7 +157,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             self.write_totals()
 
     def include(self, totals: Callable[[], Mapping[str, int]]) -> None:
-        """Write the totals of the embedding tier as well, which has no page of its own."""
+        """Write the totals of the embedding tier and of grammars as well, which have no page of their own."""
         self._tier_totals = totals
         self.write_totals()
 

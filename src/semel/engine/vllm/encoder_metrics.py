@@ -73,6 +73,12 @@ class EncoderTotals:
     """Encoder outputs that came from the fleet instead of the encoder."""
     tier_arrival_bytes: int = 0
     tier_arrival_ns: int = 0
+    following_ns: int = 0
+    """CPU time spent on following grammars."""
+    following_ended: int = 0
+    """Requests that were ended because their grammar was too expensive to follow."""
+    following_abandoned: int = 0
+    """Threads that follow a grammar for longer than they may, and have not returned."""
 
 
 class EncoderPage(SharedPage):
@@ -114,6 +120,9 @@ class EncoderPage(SharedPage):
                 (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
                 (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
                 (metrics.ENCODER_REJECTED, totals.rejected),
+                (metrics.GRAMMAR_FOLLOWING_SECONDS, totals.following_ns / 1e9),
+                (metrics.GRAMMAR_ENDED, totals.following_ended),
+                (metrics.GRAMMAR_ABANDONED, totals.following_abandoned),
                 (metrics.EMBEDDING_SAVES, totals.tier_saves),
                 (metrics.EMBEDDING_SAVE_BYTES, totals.tier_save_bytes),
                 (metrics.EMBEDDING_SAVE_SECONDS, totals.tier_save_ns / 1e9),

@@ -225,6 +225,7 @@ class VllmEngine:
 
     async def prepare(self, submission: Submission) -> Submission:
         """Compile what the answer is held to, before the request has a place in the engine."""
+        self._grammars.see(submission)
         if constrained_field(submission) is None:
             return submission
         return _Prepared.of(submission, *await self._prepared(submission))
@@ -307,9 +308,9 @@ class VllmEngine:
         await self._grammars.admit(submission, params)
         return params, reader
 
-    async def _compile(self, outputs: Any) -> None:
-        """Let the engine compile a grammar into its cache, by a request of one token."""
-        submission = Submission(f"grammar-{next(self._compiling)}", SHORT_PROMPT, {})
+    async def _compile(self, outputs: Any, cache_salt: str | None) -> None:
+        """Let the engine compile a grammar into its cache, by a request of one token of the tenant with this salt."""
+        submission = Submission(f"grammar-{next(self._compiling)}", SHORT_PROMPT, {}, cache_salt=cache_salt)
         params = sampling_params({"max_tokens": 1})
         params.structured_outputs = outputs
         skip_grammar_checks(params)
@@ -353,11 +354,12 @@ class VllmEngine:
 
         vLLM cannot forget prefixes while requests run, short of running these again from their start; and it dies of
         that if it has dropped the tensors of an item because a prefix covered it. So prefixes of before a reset with
-        requests in flight are left to be evicted, under a salt that nobody uses any more.
+        requests in flight are left to be evicted, under a salt that nobody uses any more. The tenant's name stays in
+        front: the engine core charges what a grammar costs to it (threats S27).
         """
         if self._prefix_era is None:
             return cache_salt
-        return self._prefix_era if cache_salt is None else f"{self._prefix_era}/{cache_salt}"
+        return self._prefix_era if cache_salt is None else f"{cache_salt}/{self._prefix_era}"
 
 
 @dataclass(frozen=True, slots=True)

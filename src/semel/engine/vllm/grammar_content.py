@@ -10,9 +10,19 @@ from typing import Any, Final
 from semel.core import Submission, hash_parts
 from semel.errors import InvalidRequest
 
-__all__ = ["client_outputs", "compiled_text", "constrained_field", "content_of", "schemas_of", "text_of"]
+__all__ = [
+    "client_outputs",
+    "compiled_text",
+    "constrained_field",
+    "content_of",
+    "free_kind",
+    "schemas_of",
+    "text_of",
+]
 
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_FREE_KINDS: Final = ("regex", "grammar")
+_SCHEMAS: Final = ("schema", "json_schema")
 _FORMATS: Final = ("json_schema", "structural_tag", "json_object")
 
 
@@ -45,6 +55,19 @@ def client_outputs(submission: Submission) -> Any:
     return SimpleNamespace(**named)
 
 
+def free_kind(outputs: Any) -> str | None:
+    """Find a regular expression or grammar, also in a structural tag: `regex`, `grammar`, or None."""
+    if outputs is None:
+        return None
+    for kind in _FREE_KINDS:
+        if getattr(outputs, kind) is not None:
+            return kind
+    if outputs.structural_tag is None:
+        return None
+    nodes = _nodes_in(text_of(outputs, "structural_tag"), "structural_tag")
+    return next((node["type"] for node in nodes if node.get("type") in _FREE_KINDS), None)
+
+
 def schemas_of(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
     """Each schema by itself, with the name of where it stands."""
     if field == "tools":
@@ -67,6 +90,12 @@ def _is_compiled(tool: Mapping[str, Any], choice: str | Mapping[str, Any]) -> bo
 
 
 def _schemas_in(tag: str, field: str | None) -> Iterator[Any]:
+    for node in _nodes_in(tag, field):
+        yield from (node[name] for name in _SCHEMAS if name in node)
+
+
+def _nodes_in(tag: str, field: str | None) -> Iterator[dict[str, Any]]:
+    """Every object in a structural tag, but for those in its schemas."""
     try:
         nodes = [json.loads(tag)]
     except (ValueError, RecursionError):
@@ -74,10 +103,8 @@ def _schemas_in(tag: str, field: str | None) -> Iterator[Any]:
     while nodes:
         node = nodes.pop()
         if isinstance(node, dict):
-            for name in ("schema", "json_schema"):
-                if name in node:
-                    yield node[name]
-            nodes += [value for name, value in node.items() if name not in ("schema", "json_schema")]
+            yield node
+            nodes += [value for name, value in node.items() if name not in _SCHEMAS]
         elif isinstance(node, list):
             nodes += node
 

@@ -1,12 +1,25 @@
-"""What schemas and grammars may cost (threats S20). Values only; `grammars` keeps to them."""
+"""What schemas and grammars may cost (threats S20, S27). Values only; `grammars` keeps to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from semel.core.flag import KIB, MIB, flag
 
-__all__ = ["GrammarLimits"]
+__all__ = ["BUSY", "EXPENSIVE", "MAX_CALL_S", "TOO_EXPENSIVE", "GrammarLimits"]
+
+EXPENSIVE: Final = "semel-grammar:expensive"
+BUSY: Final = "semel-grammar:busy"
+"""Stop reasons of requests that the engine core ended for what a grammar costs: its own, or others of its tenant."""
+
+MAX_CALL_S: Final = 0.25
+"""CPU time that one call may take which follows a grammar: a mask of the allowed tokens, or a token (threats S27)."""
+
+TOO_EXPENSIVE: Final = (
+    "it takes too much CPU time to find the tokens that it allows: write it so that a text has one reading, with fewer "
+    "and smaller repetitions inside repetitions; ([A-Za-z]+ ){0,49}[A-Za-z]+ instead of ([A-Za-z]+ ?){1,50}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +45,19 @@ class GrammarLimits:
     compile_s: float = flag(
         2.0,
         "max-schema-compile-s",
-        help="Maximum CPU time to compile a schema or grammar, in seconds, and three times as long by the "
-        "clock; over it the answer is 400.",
+        help="CPU time that a schema or grammar may take to compile, in seconds, and as much again to follow for 512 "
+        "tokens on trial; over it the answer is 400.",
         group="Structured outputs",
         unit="seconds",
         min=0.01,
+    )
+    kinds: Literal["auto", "all", "schemas"] = flag(
+        "auto",
+        "structured-outputs-kinds",
+        help="Kinds of structured outputs that clients may ask for: all; schemas (json, json_object, choice, "
+        "structural tags), without regular expressions and grammars, which can take much CPU time of the engine; or "
+        "auto, which is all until a worker has requests of a second tenant, and schemas from then on.",
+        group="Structured outputs",
     )
     wait_s: float = 30.0
     """Seconds that a request waits for its grammar, behind others of its tenant."""

@@ -5,8 +5,10 @@ which they come and for as long as it takes. Here each one is held against its s
 the event loop (`grammar_process`), within seconds of a CPU and bytes of memory; one at a time for each tenant, so that
 nobody's grammars wait behind many of another. What passes goes on to vLLM's own checks, in a thread. Then the engine
 compiles it, still one at a time for each tenant: for a request of one token that nobody waits for (`compile`), so that
-it is in vLLM's cache of compiled grammars when the client's own request comes. What became of a grammar is remembered
-by its content, so a repeat costs nothing. The words are ours throughout (S7).
+it is in vLLM's cache of compiled grammars when the client's own request comes. A verdict is remembered by tenant and
+content, so a repeat costs nothing and no tenant learns which grammars another one uses. What says nothing about the
+content, such as a trial that was killed or got too little CPU time, is answered with 503 and not remembered (S27). The
+words are ours throughout (S7).
 """
 
 from __future__ import annotations
@@ -15,27 +17,36 @@ import asyncio
 import copy
 import json
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from semel.core import Submission, tenant_name
 from semel.core.lru import LruMap
 from semel.engine.vllm.compat import skip_grammar_checks
 from semel.engine.vllm.grammar_child import Outcome, Setup
-from semel.engine.vllm.grammar_content import compiled_text, constrained_field, content_of, schemas_of, text_of
-from semel.engine.vllm.grammar_limits import GrammarLimits
+from semel.engine.vllm.grammar_content import (
+    client_outputs,
+    compiled_text,
+    constrained_field,
+    content_of,
+    free_kind,
+    schemas_of,
+    text_of,
+)
+from semel.engine.vllm.grammar_limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarLimits
 from semel.engine.vllm.grammar_process import GrammarProcess
-from semel.errors import Busy, InvalidRequest, NotReady
+from semel.errors import Busy, EngineFailed, InvalidRequest, NotReady
 from semel.media.fetch.keyed_limit import KeyedLimit
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import GRAMMARS, GRAMMARS_WAITING
 
 __all__ = ["Grammars"]
 
-_WALL_FACTOR: Final = 3
-"""Seconds in all for each of a CPU: the engine may be using the rest of the machine."""
+_WALL_FACTOR: Final = 8
+"""Seconds in all for each of a CPU: the engine may be using the rest of the machine, and this is no verdict."""
 
 _MEMORY_BYTES: Final = 2 << 30
 _COMPILED_BYTES: Final = 64 << 20
@@ -44,15 +55,35 @@ _ENTRY_BYTES: Final = 512
 _MAX_WAITING: Final = 64
 """Grammars of one tenant."""
 
+_SEVERAL: Final = 2
 _BACKEND: Final = "xgrammar"
-_REFUSED_AS: Final = {Outcome.TOO_LARGE: "too_large", Outcome.TOO_SLOW: "too_slow"}
+_FAILURES: Final = 2
+_FAILURE_S: Final = 60.0
+"""How long a grammar is not tried again for a tenant after so many trials of it that failed."""
+
+_FAILED: Final = (
+    "the schema or grammar could not be tried: its trial was ended from outside, or got too little CPU time. Nothing "
+    "is wrong with it: send the request again"
+)
+_FAILURE_REASONS: Final = {
+    Outcome.DIED: "was killed (see the system's log if memory ran out)",
+    Outcome.LATE: "got too little CPU time",
+}
+_REFUSED_AS: Final = {
+    Outcome.TOO_LARGE: "too_large",
+    Outcome.TOO_SLOW: "too_slow",
+    Outcome.EXPENSIVE: "expensive",
+}
 
 logger = logging.getLogger(__name__)
+
+_Key = tuple[str, bytes]
+"""A tenant's name, and the content of a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What became of a grammar."""
+    """A verdict on a grammar."""
 
     refusal: str | None
     outputs: Any
@@ -71,7 +102,8 @@ class Grammars:
         config: Any,
         tokenizer: Any,
         limits: GrammarLimits,
-        compile: Callable[[Any], Awaitable[None]] | None = None,  # noqa: A002
+        compile: Callable[[Any, str | None], Awaitable[None]] | None = None,  # noqa: A002
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -81,12 +113,16 @@ class Grammars:
         """The one that the engine core keeps: with auto, the one that it is warmed with."""
 
         self._compile = compile if self._backend == _BACKEND else None
-        """Lets the engine compile a grammar, and returns when it has; None if its backend keeps no compiled ones."""
+        """Lets the engine compile a grammar under a salt, and returns when it has; None if its backend keeps none."""
 
-        self._judged: LruMap[bytes, _Judged] = LruMap(
+        self._clock = clock
+        self._failed: LruMap[_Key, tuple[int, float]] = LruMap(_MEMORY_ENTRIES)
+        """How many trials of a grammar failed in a row, and when the last one did."""
+
+        self._judged: LruMap[_Key, _Judged] = LruMap(
             limits.remembered_bytes, lambda judged: judged.nbytes, max_entries=_MEMORY_ENTRIES
         )
-        self._in_engine: LruMap[bytes, int] = LruMap(
+        self._in_engine: LruMap[_Key, int] = LruMap(
             limits.engine_cache_bytes, lambda nbytes: nbytes, max_entries=_MEMORY_ENTRIES
         )
         """Grammars that the engine has in its own cache of compiled ones, and their bytes."""
@@ -98,10 +134,23 @@ class Grammars:
         """Whether grammars are compiled on trial: the way in which other backends compile is not known here."""
 
         self._starting: asyncio.Task[GrammarProcess | None] | None = None
+        self._spare: asyncio.Task[GrammarProcess | None] | None = None
+        self._keeps_spare = False
         self._counts: Counter[str] = Counter()
+        self._seen: set[str] = set()
+        """The first two tenants that have sent a request."""
+
+    def see(self, submission: Submission) -> None:
+        """Note the tenant of a client's request."""
+        if len(self._seen) < _SEVERAL:
+            self._seen.add(tenant_name(submission.cache_salt))
 
     def start(self) -> None:
-        """Start the process that compiles on trial, before it is needed; nobody waits for it here."""
+        """Start the process that compiles on trial, before it is needed; nobody waits for it here.
+
+        From the first trial on there is a second one, loaded, that takes over when the first is lost.
+        """
+        self._keeps_spare = True
         if self._is_tried:
             self._process()
 
@@ -109,23 +158,25 @@ class Grammars:
         """Remember a grammar of the operator's as one that compiles, without a trial."""
         checked = await asyncio.to_thread(self._checked, outputs)
         if checked is not None:
-            self._judged.put(content_of(outputs), _Judged(None, checked, _ENTRY_BYTES))
-            self._in_engine.put(content_of(outputs), _ENTRY_BYTES)
+            key = "", content_of(outputs)
+            self._judged.put(key, _Judged(None, checked, _ENTRY_BYTES))
+            self._in_engine.put(key, _ENTRY_BYTES)
 
     async def close(self) -> None:
-        """End that process."""
-        starting, self._starting = self._starting, None
+        """End that process, and its spare."""
+        processes = [process for process in (self._starting, self._spare) if process is not None]
+        self._starting = self._spare = None
         for flight in [flight for flights in self._flights.values() for flight in flights.values()]:
             flight.cancel()
-        if starting is not None:
+        for starting in processes:
             starting.cancel()
-            (started,) = await asyncio.gather(starting, return_exceptions=True)
+        for started in await asyncio.gather(*processes, return_exceptions=True):
             if isinstance(started, GrammarProcess):
                 await started.close()
 
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
-        for outcome in ("remembered", "compiled", "refused", "too_large", "too_slow", "busy"):
+        for outcome in ("remembered", "compiled", "refused", "too_large", "too_slow", "expensive", "failed", "busy"):
             yield GRAMMARS, self._counts[outcome], (outcome,)
         yield GRAMMARS_WAITING, sum(map(len, self._flights.values())), ()
 
@@ -139,6 +190,19 @@ class Grammars:
             self._check_size(name, part, self._limits.max_schema_bytes, "one schema (--max-schema-bytes)")
         limit = self._limits.max_request_bytes
         self._check_size(field, text, limit, "one request (--max-request-schema-bytes)")
+
+    def _check_kind(self, submission: Submission) -> None:
+        """Refuse regular expressions and grammars where tenants share the engine, unless the operator allows them."""
+        kinds = self._limits.kinds
+        if kinds == "all" or (kinds == "auto" and len(self._seen) < _SEVERAL):
+            return
+        if (kind := free_kind(client_outputs(submission))) is not None:
+            self._counts["refused"] += 1
+            named = "regular expressions" if kind == "regex" else "grammars"
+            raise InvalidRequest(
+                f"{constrained_field(submission)}: this server takes no {named}: send a JSON schema or a choice, or "
+                "ask its operator for --structured-outputs-kinds all"
+            )
 
     def _check_size(self, field: str | None, text: str, limit: int, of_what: str) -> None:
         try:
@@ -156,25 +220,27 @@ class Grammars:
         if (outputs := params.structured_outputs) is None:
             return
         field = constrained_field(submission)
-        content = content_of(outputs)
-        judged = self._judged.get(content)
-        if judged is not None and (judged.refusal is not None or self._is_in_engine(content)):
+        self._check_kind(submission)
+        key = tenant_name(submission.cache_salt), content_of(outputs)
+        judged = self._judged.get(key)
+        if judged is not None and (judged.refusal is not None or self._is_in_engine(key)):
             self._counts["remembered"] += 1
         else:
-            judged = await self._flight(tenant_name(submission.cache_salt), content, outputs)
+            judged = await self._flight(key, outputs, submission.cache_salt)
         if judged.refusal is not None:
             raise InvalidRequest(f"{field}: {judged.refusal}")
         params.structured_outputs = copy.copy(judged.outputs)
         skip_grammar_checks(params)  # or vLLM would convert it again, twice, in the event loop
 
-    async def _flight(self, tenant: str, content: bytes, outputs: Any) -> _Judged:
-        """What becomes of a grammar; requests of a tenant that have the same one wait for the same."""
+    async def _flight(self, key: _Key, outputs: Any, cache_salt: str | None) -> _Judged:
+        """Judge a grammar; requests of a tenant that have the same one wait for the same."""
+        tenant, content = key
         flights = self._flights[tenant]
         if (flight := flights.get(content)) is None:
             if len(flights) >= _MAX_WAITING:
                 self._counts["busy"] += 1
                 raise Busy(f"{_MAX_WAITING} schemas or grammars wait to be compiled already: send it again later")
-            flight = flights[content] = asyncio.create_task(self._judge(tenant, content, outputs))
+            flight = flights[content] = asyncio.create_task(self._judge(key, outputs, cache_salt))
 
             def land(_: object) -> None:
                 flights.pop(content, None)
@@ -192,32 +258,65 @@ class Grammars:
                 "send it again later"
             ) from None
 
-    async def _judge(self, tenant: str, content: bytes, outputs: Any) -> _Judged:
-        """What becomes of a grammar: on trial, and in the engine, one after the other for each tenant."""
-        with await self._tenants.take(tenant):
+    async def _judge(self, key: _Key, outputs: Any, cache_salt: str | None) -> _Judged:
+        """Judge a grammar: on trial, and in the engine, one after the other for each tenant."""
+        with await self._tenants.take(key[0]):
             async with self._room:
-                if (judged := self._judged.get(content)) is None:
-                    judged = await self._try(outputs)
-                    self._judged.put(content, judged)
+                if (judged := self._judged.get(key)) is None:
+                    judged = await self._try(key, outputs)
+                    self._judged.put(key, judged)
                 if judged.refusal is None and self._compile is not None:
-                    await self._compile(copy.copy(judged.outputs))
-                    self._in_engine.put(content, _ENTRY_BYTES + judged.compiled_bytes)
+                    judged = await self._compiled(judged, cache_salt)
+                    self._judged.put(key, judged)
+                    self._in_engine.put(key, _ENTRY_BYTES + judged.compiled_bytes)
         return judged
 
-    async def _try(self, outputs: Any) -> _Judged:
-        """What becomes of it on trial and in vLLM's checks; without a trial, all goes well."""
+    async def _compiled(self, judged: _Judged, cache_salt: str | None) -> _Judged:
+        """Let the engine compile a grammar that passed its trial; it may still refuse it."""
+        assert self._compile is not None
+        try:
+            await self._compile(copy.copy(judged.outputs), cache_salt)
+        except InvalidRequest:
+            refusal = TOO_EXPENSIVE
+        except EngineFailed:
+            refusal = "the engine cannot compile it: write it in another way"
+        else:
+            return judged
+        self._counts["refused"] += 1
+        return _Judged(refusal, None, _ENTRY_BYTES)
+
+    async def _try(self, key: _Key, outputs: Any) -> _Judged:
+        """Try a grammar in a process of its own, and in vLLM's checks; without a trial, all goes well."""
         outcome, compiled_bytes = Outcome.COMPILED, 0
         if self._is_tried and (process := await asyncio.shield(self._process())) is not None:
+            self._check_failures(key)
             outcome, compiled_bytes = await process.compile(*compiled_text(outputs))
+        if not outcome.is_verdict:
+            self._fail(key, outcome)
         checked = await asyncio.to_thread(self._checked, outputs) if outcome is Outcome.COMPILED else None
         self._counts["compiled" if checked is not None else _REFUSED_AS.get(outcome, "refused")] += 1
         if checked is None:
             return _Judged(self._refusal(outcome, outputs), None, _ENTRY_BYTES)
         return _Judged(None, checked, _ENTRY_BYTES + len(text_of(checked)), compiled_bytes)
 
-    def _is_in_engine(self, content: bytes) -> bool:
+    def _check_failures(self, key: _Key) -> None:
+        """Refuse to try a grammar that failed several times just now."""
+        failures, since = self._failed.get(key) or (0, 0.0)
+        if failures >= _FAILURES and self._clock() - since < _FAILURE_S:
+            raise NotReady(_FAILED)
+
+    def _fail(self, key: _Key, outcome: Outcome) -> NoReturn:
+        """Note a trial that says nothing about its grammar."""
+        failures, since = self._failed.get(key) or (0, 0.0)
+        now = self._clock()
+        self._failed.put(key, (failures + 1 if now - since < _FAILURE_S else 1, now))
+        self._counts["failed"] += 1
+        logger.warning("the trial of a grammar failed: its process %s", _FAILURE_REASONS[outcome])
+        raise NotReady(_FAILED)
+
+    def _is_in_engine(self, key: _Key) -> bool:
         """Whether the engine has it compiled, or compiles it in ways that are not known here."""
-        return self._compile is None or self._in_engine.get(content) is not None
+        return self._compile is None or self._in_engine.get(key) is not None
 
     def _refusal(self, outcome: Outcome, outputs: Any) -> str:
         match outcome:
@@ -226,6 +325,8 @@ class Grammars:
                     f"it takes more than {self._limits.compile_s:g} s to compile (--max-schema-compile-s): make it "
                     "simpler, with lower bounds on lengths, items, properties and repetitions"
                 )
+            case Outcome.EXPENSIVE:
+                return TOO_EXPENSIVE
             case Outcome.TOO_LARGE:
                 return f"compiled it takes more than {_COMPILED_BYTES >> 20} MiB: make it simpler"
             case Outcome.COMPILED if outputs.json is not None:  # so it was vLLM that refused it
@@ -237,9 +338,13 @@ class Grammars:
                 return "no grammar can be made of it: check its syntax"
 
     def _process(self) -> asyncio.Task[GrammarProcess | None]:
-        """The process, or its start; another one if it is lost."""
+        """The process, or its start; if it is lost the spare, or another one."""
+        if self._starting is None or _is_over(self._starting):
+            self._starting, self._spare = self._spare, None
         if self._starting is None or _is_over(self._starting):
             self._starting = asyncio.create_task(self._start())
+        elif self._keeps_spare and self._starting.done() and (self._spare is None or _is_over(self._spare)):
+            self._spare = asyncio.create_task(self._start())
         return self._starting
 
     async def _start(self) -> GrammarProcess | None:
@@ -254,6 +359,7 @@ class Grammars:
 
     def _setup(self) -> Setup | None:
         import xgrammar
+        from vllm import envs
 
         model = self._config.model_config
         try:
@@ -268,6 +374,9 @@ class Grammars:
             self._limits.compile_s * _WALL_FACTOR,
             _MEMORY_BYTES,
             _COMPILED_BYTES,
+            envs.VLLM_XGRAMMAR_CACHE_MB << 20,
+            self._limits.compile_s,
+            MAX_CALL_S,
         )
 
     def _checked(self, outputs: Any) -> Any | None:

@@ -362,6 +362,28 @@ NAMES: Final[tuple[Name, ...]] = (
         *("is_encoder_decoder", "scheduler_config", "vllm_config"),
     ),
     *_of(
+        *("v1.core.sched.scheduler", "Scheduler", "what grammars cost in the engine core"),
+        *("add_request(request)", "get_grammar_bitmask(scheduler_output)", "_handle_blocked_waiting_request(request)"),
+        *("structured_output_manager", "current_step"),
+    ),
+    *_of(
+        *("v1.structured_output", "StructuredOutputManager", "what grammars cost in the engine core"),
+        *("_grammar_bitmask", "fill_bitmask_parallel_threshold"),
+    ),
+    *_of("v1.structured_output.request", "StructuredOutputRequest", "what grammars cost in the engine core", "grammar"),
+    *_of("v1.structured_output.backend_types", "", "what grammars cost in the engine core", "StructuredOutputGrammar"),
+    *_of(
+        *("v1.structured_output.backend_types", "StructuredOutputGrammar", "what grammars cost in the engine core"),
+        *("accept_tokens(request_id, tokens)", "validate_tokens(tokens)", "rollback(num_tokens)", "reset"),
+        *("fill_bitmask(bitmask, batch_index)", "is_terminated"),
+    ),
+    *_of(
+        *("v1.request", "Request", "what grammars cost in the engine core"),
+        *("structured_output_request", "cache_salt", "next_decode_eligible_step"),
+    ),
+    *_of("v1.core.sched.output", "SchedulerOutput", "grammars in a step", "has_structured_output_requests"),
+    *_of("config", "VllmConfig", "whether there are drafts", "speculative_config"),
+    *_of(
         "v1.core.sched.scheduler",
         "Scheduler",
         "planning: a step's inputs come with those that repeat one of them",

@@ -2,7 +2,9 @@
 
 vLLM calls this interface unstable, so the plug-ins are optional and override little. Shipping overrides the end of a
 step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's results
-(`update_from_output`), where requests end whose items the encoder's output did not fit. Planning overrides what to
+(`update_from_output`), where requests end whose items the encoder's output did not fit. Around that, grammars are
+followed within limits (`grammar_following`): where masks are made, where a step is planned, and where a request waits.
+Planning overrides what to
 encode for one request (`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and also the
 end of a step, where an encode whose request was preempted in the same step passes to the next request that shows the
 item (B7).
@@ -16,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,6 +31,7 @@ from semel.core import Mask, Placeholder, Timeline
 from semel.encoder import Planner, Request
 from semel.engine.vllm.compat import drop_encoder_outputs, forget_prefix
 from semel.engine.vllm.encoder_cache import EncoderCache
+from semel.engine.vllm.grammar_following import Following
 from semel.engine.vllm.rejection import Rejection, rejections_of
 from semel.engine.vllm.shipping import Shipping
 from semel.engine.vllm.tier_config import has_tier
@@ -69,12 +73,31 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._shipping = Shipping.of(self.vllm_config)
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
-        if self._tier is not None and isinstance(self.encoder_cache_manager, EncoderCache):
-            self.encoder_cache_manager.include(self._tier.totals)
-            self._tier.on_change = self.encoder_cache_manager.write_totals
+        self._following = Following(self)
+        if isinstance(self.encoder_cache_manager, EncoderCache):
+            self.encoder_cache_manager.include(self._totals)
+            if self._tier is not None:
+                self._tier.on_change = self.encoder_cache_manager.write_totals
+
+    def _totals(self) -> dict[str, int]:
+        return {**self._following.totals(), **({} if self._tier is None else self._tier.totals())}
+
+    def add_request(self, request: Any) -> None:
+        """Take a request."""
+        self._following.see(request)
+        super().add_request(request)
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """Find the tokens that the grammars of a step allow."""
+        return self._following.bitmask(scheduler_output, partial(super().get_grammar_bitmask, scheduler_output))
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        """Whether a request that waits can be scheduled."""
+        return not self._following.holds_back(request) and super()._handle_blocked_waiting_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step."""
+        self._following.plan()
         output = super().schedule(*args, **kwargs)
         self._settle(output)
         if self._shipping is not None:
@@ -84,25 +107,33 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take what a step made, and end the requests with items that the encoder's output did not fit."""
-        rejections = rejections_of(model_runner_output)
-        if not rejections:
+        """Take what a step made; end requests with items that the encoder's output did not fit, or costly grammars."""
+        rejections, endings = rejections_of(model_runner_output), self._following.take_endings()
+        if self._following.write_due() and isinstance(self.encoder_cache_manager, EncoderCache):
+            self.encoder_cache_manager.write_totals()
+        if not rejections and not endings:
             return super().update_from_output(scheduler_output, model_runner_output)
-        ended = self._concerned(rejections)
-        _withhold(model_runner_output, ended)
-        self.encoder_cache_mismatch_reqs.update(ended)  # vLLM ends them with an error
+        rejected = self._concerned(rejections)
+        reasons = endings | {request_id: rejection.reason for request_id, rejection in rejected.items()}
+        _withhold(model_runner_output, reasons)
+        self.encoder_cache_mismatch_reqs.update(reasons)  # vLLM ends them with an error
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for output in (output for of_client in outputs.values() for output in of_client.outputs):
-            if (rejection := ended.get(output.request_id)) is not None:
-                output.stop_reason = rejection.reason
+            if reason := reasons.get(output.request_id):
+                output.stop_reason = reason
+        if rejections:
+            self._forget(rejections, len(rejected))
+        return outputs
+
+    def _forget(self, rejections: Iterable[Rejection], requests: int) -> None:
+        """Forget the outputs of items that did not fit, with which so many requests were ended."""
         identifiers = [rejection.identifier for rejection in rejections]
         if isinstance(self.encoder_cache_manager, EncoderCache):
-            self.encoder_cache_manager.reject(identifiers, len(ended))
+            self.encoder_cache_manager.reject(identifiers, requests)
         else:
             drop_encoder_outputs(self.encoder_cache_manager, identifiers)
         if self._tier is not None:
             self._tier.forget(identifiers)
-        return outputs
 
     def reset_encoder_cache(self) -> None:
         """Forget every encoder output: the weights change. vLLM does not tell its connectors."""

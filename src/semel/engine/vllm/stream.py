@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from semel.core import Digest, Output
+from semel.engine.vllm.grammar_limits import BUSY, EXPENSIVE, TOO_EXPENSIVE
 from semel.engine.vllm.item_cache import ItemCache
 from semel.engine.vllm.parsing import AnswerReader
 from semel.engine.vllm.progress import StepCounter
 from semel.engine.vllm.rejection import Rejection
 from semel.engine.vllm.sampling import outputs_of
-from semel.errors import EngineDead, EngineFailed, FeatureMissing, FeatureRejected, NotReady, SemelError
+from semel.errors import (
+    Busy,
+    EngineDead,
+    EngineFailed,
+    FeatureMissing,
+    FeatureRejected,
+    InvalidRequest,
+    NotReady,
+    SemelError,
+)
 
 __all__ = ["VllmStream", "failures"]
+
+_BUSY: Final = "your schemas and grammars take more than their share of the engine's CPU time: send it again later"
 
 
 class VllmStream:
@@ -71,6 +83,10 @@ class VllmStream:
     def _failure(self, reason: object) -> SemelError:
         if (rejection := Rejection.of_reason(reason)) is not None:
             return FeatureRejected(str(rejection))
+        if reason == EXPENSIVE:
+            return InvalidRequest(f"the schema or grammar: {TOO_EXPENSIVE}")
+        if reason == BUSY:
+            return Busy(_BUSY)
         if self._begun or not self._referred:
             return EngineFailed("the engine gave up on the request; sending it again may succeed")
         return FeatureMissing(self._items.lost(self._referred))

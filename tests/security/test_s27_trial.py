@@ -1,0 +1,217 @@
+"""S27: the trial follows a grammar as the engine would, and refuses what is expensive to follow.
+
+The wrong implementations were: a trial that only compiles, which takes all of `EXPENSIVE`; and a walk that takes any
+token, which learns nothing of JSON: it stays in white space, or closes the string at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from semel.engine.vllm.engine import VllmEngine
+from semel.engine.vllm.grammar_child import Outcome
+from semel.engine.vllm.grammar_limits import GrammarLimits
+from semel.engine.vllm.grammar_process import GrammarProcess
+from semel.engine.vllm.grammar_walk import Vocabulary, walk
+from semel.errors import InvalidRequest
+from tests.engine.sink import Sink
+from tests.security.test_s20_grammars import ACME, GLOBEX, submission
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
+
+REGEX = "(a{0,30}){0,30}(a|aa){0,200}"
+
+EXPENSIVE: Mapping[str, tuple[str, str]] = {
+    "regex": ("regex", REGEX),
+    "e e e": ("grammar", 'root ::= e\ne ::= e e e | e e | "a" | "aa"'),
+    "root root": ("grammar", 'root ::= root root | "a"'),
+    "a cheap first character": ("regex", f"x{REGEX}"),
+    "a branch": ("regex", f"(bc){{600}}|x{REGEX}"),
+    "a class": ("regex", REGEX.replace("a", "[a-z ]")),
+    "an alternative that ends": ("regex", f"{REGEX}|y0"),
+    "words": ("regex", "([A-Za-z]+ ?){1,50}"),
+}
+
+HIDDEN: Mapping[str, tuple[str, str]] = {
+    "a cheap prefix": ("regex", f"x{{600}}{REGEX}"),
+    "a branch that is not taken": ("regex", f"[b-z]{{900}}|aaaab{REGEX}"),
+}
+"""What no walk of 512 tokens comes to: the engine core has to hold it (`grammar_lane`)."""
+
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
+ORDINARY: tuple[tuple[str, Any], ...] = (
+    ("json", {"type": "object", "properties": {"name": _TEXT, "age": {"type": "integer"}}, "required": ["name"]}),
+    ("json", {"type": "object"}),
+    ("json", {"type": "array", "items": _TEXT}),
+    ("json", {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 10}),
+    ("json", {"type": "string", "maxLength": 50}),
+    ("json", {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"}),
+    ("json", {"type": "string", "format": "date-time"}),
+    ("json", {"type": "string", "format": "email"}),
+    ("json", {"type": "integer", "minimum": 0, "maximum": 1000}),
+    ("json", {"enum": ["red", "green", "blue"]}),
+    ("json", {"anyOf": [_TEXT, _NUMBER, {"type": "null"}]}),
+    ("json", {"type": "object", "additionalProperties": _NUMBER}),
+    ("json", {"type": "object", "properties": {f"f{i}": _TEXT for i in range(30)}}),
+    ("json", {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"items": _TEXT}}}}}),
+    ("json", {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}),
+    ("json", {"type": "array", "items": {"type": "object", "properties": {"x": _NUMBER, "y": _NUMBER}}}),
+    ("json", {"type": "object", "properties": {"bbox": {"type": "array", "items": _NUMBER, "maxItems": 4}}}),
+    ("regex", "[0-9]{3}-[0-9]{4}"),
+    ("regex", "(yes|no|maybe)"),
+    ("regex", "([A-Za-z]+ ){0,49}[A-Za-z]+"),
+    ("regex", r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[a-z]{2,6}"),
+    ("regex", r"([^,\n]{1,40},){0,20}[^,\n]{1,40}"),
+    ("regex", ".{0,100}"),
+    ("grammar", 'root ::= expr\nexpr ::= term ("+" term)*\nterm ::= [0-9]+ | "(" expr ")"'),
+    ("grammar", 'root ::= "SELECT " col " FROM " col\ncol ::= [a-z]+'),
+)
+
+
+@pytest.fixture(scope="module")
+async def engine(tiny: Callable[[str], Path]) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine.embed(Sink.of(tiny("qwen2-vl")))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@pytest.fixture(scope="module")
+async def process(engine: VllmEngine) -> GrammarProcess:
+    process = await engine.grammars._process()
+    assert process is not None
+    return process
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+async def test_what_is_expensive_to_follow_is_refused_on_trial_S27(process: GrammarProcess, name: str) -> None:
+    outcome, _ = await process.compile(*EXPENSIVE[name])
+    assert outcome is Outcome.EXPENSIVE
+
+
+async def test_mutant_a_trial_that_only_compiles_takes_all_of_it_S27(engine: VllmEngine) -> None:
+    import msgspec
+
+    setup = await asyncio.to_thread(engine.grammars._setup)
+    assert setup is not None
+    mutant = await GrammarProcess.start(msgspec.structs.replace(setup, walk_s=1e6, call_s=1e6, wall_s=2.0))
+    try:
+        outcome, _ = await mutant.compile(*EXPENSIVE["regex"])
+        assert outcome is Outcome.LATE, "it goes on for as long as it is let"
+    finally:
+        await mutant.close()
+
+
+async def test_25_ordinary_schemas_expressions_and_grammars_are_taken_S27(process: GrammarProcess) -> None:
+    assert len(ORDINARY) == 25
+    for kind, content in ORDINARY:
+        outcome, _ = await process.compile(kind, content if isinstance(content, str) else json.dumps(content))
+        assert outcome is Outcome.COMPILED, f"{kind} {content}"
+
+
+async def test_what_hides_behind_600_tokens_passes_the_trial_S27(process: GrammarProcess) -> None:
+    """So that it is known what the engine core has to hold."""
+    for job in HIDDEN.values():
+        assert (await process.compile(*job))[0] is Outcome.COMPILED
+
+
+async def test_the_refusal_says_how_to_write_it_and_is_remembered_S27(engine: VllmEngine) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .* so that a text has one reading"):
+            await engine.submit(submission(ACME, regex="([A-Za-z]+ ?){1,50}"))
+
+
+def test_a_walk_takes_no_white_space_and_no_quote_where_something_else_is_allowed_S27() -> None:
+    taken = walked([b"a", b"b", b'"', b"\n ", b'"a', b" ", b"</s>"])
+    assert set(taken) == {b"a", b"b"}
+
+
+def test_mutant_a_walk_that_takes_any_token_stays_in_white_space_S27(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = Vocabulary.of([b"x"] * 32, [])
+    monkeypatch.setattr(Vocabulary, "of", lambda *_: everything)
+    assert b" " in walked([b"a", b" ", b'"'])
+
+
+def test_a_walk_that_has_nothing_but_white_space_takes_it_and_never_a_stop_token_S27() -> None:
+    assert set(walked([b" ", b"</s>"])) == {b" "}
+
+
+def walked(vocabulary: list[bytes]) -> list[bytes]:
+    """Take a random walk where all tokens are allowed; those that it took."""
+    import torch
+
+    taken: list[bytes] = []
+
+    class Matcher:
+        def is_terminated(self) -> bool:
+            return False
+
+        def reset(self) -> None:
+            """There is nothing to forget."""
+
+        def fill_next_token_bitmask(self, mask: Any, _: int) -> None:
+            mask[0, 0] = (1 << len(vocabulary)) - 1
+
+        def accept_token(self, token: int) -> bool:
+            taken.append(vocabulary[token])
+            return True
+
+    mask = torch.zeros((1, 1), dtype=torch.int32)
+    stops = [index for index, token in enumerate(vocabulary) if token.endswith(b"</s>")]
+    words = Vocabulary.of(vocabulary, stops)
+    assert words.lively.dtype == np.uint32
+    assert walk(Matcher(), mask, words, tokens=64, stays=False, max_call_s=1.0)
+    return taken
+
+
+FREE: tuple[Mapping[str, Any], ...] = (
+    {"regex": "[a-c]{3}"},
+    {"grammar": 'root ::= "a"'},
+    {"structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "regex", "pattern": "[a-c]{3}"}})},
+)
+SCHEMAS: tuple[Mapping[str, Any], ...] = (
+    {"json": {"type": "string", "pattern": "^[a-c]{3}$"}},
+    {"json_object": True},
+    {"choice": ["a", "b"]},
+    {"structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "a"}})},
+)
+
+
+async def test_regular_expressions_and_grammars_need_the_operator_s_word_from_the_second_tenant_on_S27(
+    engine: VllmEngine,
+) -> None:
+    try:
+        for tenant, free in ((ACME, True), (ACME, True), (GLOBEX, False), (ACME, False)):
+            for outputs in FREE:
+                with nullcontext() if free else pytest.raises(InvalidRequest, match="--structured-outputs-kinds all"):
+                    await engine.prepare(submission(tenant, **outputs))
+            for outputs in SCHEMAS:
+                await engine.prepare(submission(tenant, **outputs))
+    finally:
+        engine.grammars._seen.clear()
+
+
+@pytest.mark.parametrize("kinds", ["all", "schemas"])
+async def test_the_operator_s_word_holds_for_any_number_of_tenants_S27(engine: VllmEngine, kinds: str) -> None:
+    before = engine.grammars._limits
+    engine.grammars._limits = GrammarLimits(kinds=kinds)  # type: ignore[arg-type]
+    try:
+        for tenant in (ACME, GLOBEX):
+            for outputs in FREE:
+                with nullcontext() if kinds == "all" else pytest.raises(InvalidRequest):
+                    await engine.prepare(submission(tenant, **outputs))
+            for outputs in SCHEMAS:
+                await engine.prepare(submission(tenant, **outputs))
+    finally:
+        engine.grammars._limits = before
+        engine.grammars._seen.clear()
