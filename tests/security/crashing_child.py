@@ -32,6 +32,7 @@ class FaultyProcessor:
     modalities: tuple[Modality, ...] = ("image",)
     assembly: Mapping[Modality, AssemblyKind] = {"image": "splice"}
     encoder_decoder = False
+    hf_processor = None
     tokenizer = None
 
     def insertion(self, modality: Modality, index: int) -> str:
