@@ -139,6 +139,8 @@ async def test_an_item_of_a_modality_that_is_switched_off_is_refused(rig: Rig, g
         {"logprobs": 1.5},
         {"stop": [5]},
         {"nonsense": 1},
+        {"structured_outputs": {"regex": "aaab"}, "allowed_token_ids": [5]},
+        {"structured_outputs": {"regex": "aaab"}, "bad_words": ["b"]},
     ],
 )
 async def test_a_refused_request_leaves_no_trace_for_the_next_one_with_its_image(
@@ -152,6 +154,31 @@ async def test_a_refused_request_leaves_no_trace_for_the_next_one_with_its_image
         await rig.engine.submit(submission(rendered, **sampling))
     await rig.answer(rendered)
     await rig.answer(rendered)
+
+
+async def test_a_request_that_runs_into_its_own_regex_is_at_fault_itself_S31(
+    rig: Rig, good: Rendered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the check at the door had overlooked it; the engine goes on."""
+    regex = submission(good, structured_outputs={"regex": "a"}, max_tokens=4)
+    letter, *_ = [token async for output in await rig.engine.submit(regex) for token in output.token_ids]
+    monkeypatch.setattr("semel.engine.vllm.engine.check_tokens_left", lambda *_: None)
+    tokens: list[int] = []
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex: no token was left"):
+        async for output in await rig.engine.submit(
+            submission(good, structured_outputs={"regex": "aaab"}, allowed_token_ids=[letter], max_tokens=8)
+        ):
+            tokens += output.token_ids
+    assert tokens == [letter] * 3
+    await rig.answer(good)
+
+
+async def test_a_regex_that_ends_before_min_tokens_ends_the_answer_S31(rig: Rig, good: Rendered) -> None:
+    """Control: what is refused beside a structured output fails there; this does not."""
+    fields: dict[str, Any] = {"structured_outputs": {"regex": "[ab]{2}"}, "min_tokens": 16, "max_tokens": 32}
+    outputs = [output async for output in await rig.engine.submit(submission(good, **fields))]
+    assert outputs[-1].finish_reason == "stop"
+    assert set("".join(output.text for output in outputs)) <= set("ab")
 
 
 async def test_a_prompt_longer_than_the_model_takes_says_what_to_do(rig: Rig) -> None:

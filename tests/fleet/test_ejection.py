@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
 
 NAMES = "abcde"
+TENANTS = "abc"
 
 
 @dataclass(eq=False)
@@ -24,6 +26,7 @@ class Request:
     """How often its worker had been ejected, if it was out then; else -1."""
 
     is_trial: bool
+    tenant: str
     attempt: Attempt
     ended: bool = False
 
@@ -33,14 +36,21 @@ class Model:
     """One worker: the log of all that happened, and what follows from it."""
 
     eject_after: int
+    asked: list[tuple[float, str]]
+    """When which tenants sent requests, to any worker."""
+
     log: list[tuple[float, str]] = field(default_factory=list)
-    """`ok` and `bad` are verdicts while it served, `out S` and `back` changes, `charge` a failure that is load."""
+    """`ok T` and `bad T` are verdicts while it served, `out S`, `out_again S` and `back` changes, `charge` a failure
+    that is load, `trial T` a trial that failed."""
 
     requests: list[Request] = field(default_factory=list)
 
     @property
     def outs(self) -> list[tuple[float, float]]:
         return [(at, float(what.split()[1])) for at, what in self.log if what.startswith("out")]
+
+    def is_alone(self, tenant: str, now: float) -> bool:
+        return not any(other != tenant and at >= now - 600 for at, other in self.asked)
 
     @property
     def is_out(self) -> bool:
@@ -61,22 +71,34 @@ class Model:
         """Since it serves."""
         changes = [number for number, (_, what) in enumerate(self.log) if what.startswith(("out", "back"))]
         rest = self.log[changes[-1] + 1 :] if changes else self.log
-        return [(at, what) for at, what in rest if what in {"ok", "bad"}]
+        return [(at, what) for at, what in rest if what.split()[0] in {"ok", "bad"}]
 
-    def is_outlier(self, now: float) -> bool:
+    def is_outlier(self, tenant: str, now: float) -> bool:
         words = [what for _, what in self.verdicts]
         last = [what for at, what in self.verdicts if at > now - 10]
         if not self.eject_after:
             return False
-        in_a_row = len(words) >= self.eject_after and set(words[-self.eject_after :]) == {"bad"}
-        return in_a_row or (len(last) >= 10 and last.count("bad") >= len(last) / 2)
+        row = list(takewhile(lambda what: what.startswith("bad"), reversed(words)))
+        alone = self.is_alone(tenant, now)
+        if len(row) >= self.eject_after and (alone or len(set(row)) >= 2):
+            return True
+        failing = [
+            one for one in TENANTS if last.count(f"bad {one}") and last.count(f"bad {one}") >= last.count(f"ok {one}")
+        ]
+        bad = sum(what.startswith("bad") for what in last)
+        return len(last) >= 10 and bad >= len(last) / 2 and (alone or len(failing) >= 2)
 
-    def next_s(self, now: float) -> float:
+    def next_s(self, tenant: str, now: float) -> float:
         """How long it would be out, if it were ejected now."""
         if not self.outs:
             return 10.0
         backs = [at for at, what in self.log if what == "back"]
         last_s = self.outs[-1][1]
+        if self.is_out:
+            began = max(number for number, (_, what) in enumerate(self.log) if what.startswith("out "))
+            trials = {what for _, what in self.log[began:] if what.startswith("trial")} | {f"trial {tenant}"}
+            if len(trials) == 1 and not self.is_alone(tenant, now):
+                return last_s
         return 10.0 if not self.is_out and now - backs[-1] >= last_s else min(300.0, 2 * last_s)
 
     def load(self, now: float) -> int:
@@ -85,7 +107,7 @@ class Model:
     def succeed(self, request: Request, now: float) -> bool:
         request.ended = True
         if not self.is_out:
-            self.log.append((now, "ok"))
+            self.log.append((now, f"ok {request.tenant}"))
         elif request.began_in == len(self.outs):
             self.log.append((now, "back"))
             return True
@@ -95,11 +117,13 @@ class Model:
         request.ended = True
         if self.is_out and not request.is_trial:
             return 0.0
-        seconds = self.next_s(now)
-        if not self.is_out:
-            self.log.append((now, "bad"))
-            if not self.is_outlier(now):
-                return 0.0
+        seconds = self.next_s(request.tenant, now)
+        if self.is_out:
+            self.log += [(now, f"trial {request.tenant}"), (now, f"out_again {seconds}")]
+            return seconds
+        self.log.append((now, f"bad {request.tenant}"))
+        if not self.is_outlier(request.tenant, now):
+            return 0.0
         self.log.append((now, f"out {seconds}"))
         return seconds
 
@@ -128,27 +152,32 @@ class Machine(RuleBasedStateMachine):
         self.now = 0.0
         self.eject_after = eject_after
         self.tested = self.make(EjectionLimits(eject_after))
-        self.models = {name: Model(eject_after) for name in NAMES[:count]}
+        self.asked: list[tuple[float, str]] = []
+        self.models = {name: Model(eject_after, self.asked) for name in NAMES[:count]}
 
-    @rule(seconds=st.sampled_from((0.0, 0.5, 3.0, 9.5, 10.0, 10.5, 20.0, 150.0, 400.0)))
+    @rule(seconds=st.sampled_from((0.0, 0.5, 3.0, 9.5, 10.0, 10.5, 20.0, 150.0, 600.0, 601.0)))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(which=st.integers(0, 99), ends=st.lists(st.sampled_from("sfffx"), max_size=12))
-    def ask(self, which: int, ends: list[str]) -> None:
+    @rule(
+        which=st.integers(0, 99),
+        ends=st.lists(st.tuples(st.sampled_from("sfffx"), st.sampled_from(TENANTS)), max_size=12),
+    )
+    def ask(self, which: int, ends: list[tuple[str, str]]) -> None:
         """Requests one after another, each of which ends at once."""
-        for end in ends:
-            self.begin(which)
+        for end, tenant in ends:
+            self.begin(which, tenant)
             self.end(-1, end)
 
-    @rule(which=st.integers(0, 99))
-    def begin(self, which: int) -> None:
+    @rule(which=st.integers(0, 99), tenant=st.sampled_from(TENANTS))
+    def begin(self, which: int, tenant: str) -> None:
         name = sorted(self.models)[which % len(self.models)]
         model = self.models[name]
         is_trial = model.is_out and self.now >= model.until and not model.on_trial
-        attempt = self.tested.begin(name, self.now)
+        attempt = self.tested.begin(name, self.now, tenant)
         assert attempt.is_trial == is_trial
-        model.requests.append(Request(name, len(model.outs) if model.is_out else -1, is_trial, attempt))
+        self.asked.append((self.now, tenant))
+        model.requests.append(Request(name, len(model.outs) if model.is_out else -1, is_trial, tenant, attempt))
 
     @rule(which=st.integers(-1, 99), how=st.sampled_from("sfx"))
     def end(self, which: int, how: str) -> None:
@@ -182,7 +211,7 @@ class Machine(RuleBasedStateMachine):
         name = sorted(self.models)[which % len(self.models)]
         left = self.models[name].requests
         self.tested.forget(name)
-        self.models[name] = Model(self.eject_after)
+        self.models[name] = Model(self.eject_after, self.asked)
         for request in left:
             if not request.ended:
                 assert self.tested.fail(request.attempt, self.now) == 0
@@ -218,17 +247,17 @@ def drive(make: Callable[[EjectionLimits], OutlierEjection], seed: int) -> None:
     random, machine = Random(seed), Machine()
     machine.make = make
     machine.start(random.randint(1, 5), random.choice((1, 2, 3, 5)))
+    tenants = random.choice(("a", "ab", TENANTS))
     for _ in range(40):
         which = random.randrange(100)
         match random.randrange(6):
             case 0:
                 machine.wait(random.choice((0.0, 0.5, 10.0, 20.0, 60.0)))
             case 1:
-                machine.ask(
-                    which, random.choices("sfx", random.choice(((2, 6, 1), (5, 5, 1))), k=random.randint(1, 12))
-                )
+                ends = random.choices("sfx", random.choice(((2, 6, 1), (5, 5, 1))), k=random.randint(1, 12))
+                machine.ask(which, [(end, random.choice(tenants)) for end in ends])
             case 2 | 3:
-                machine.begin(which)
+                machine.begin(which, random.choice(tenants))
             case 4:
                 machine.end(which, random.choice("sfx"))
             case _:
@@ -252,8 +281,8 @@ class EjectsAll(OutlierEjection):
 
 
 class TrialsAtWill(OutlierEjection):
-    def begin(self, worker: str, now: float) -> Attempt:
-        attempt = super().begin(worker, now)
+    def begin(self, worker: str, now: float, tenant: str = "") -> Attempt:
+        attempt = super().begin(worker, now, tenant)
         attempt.record.trial = None
         return attempt
 
@@ -265,10 +294,17 @@ class HearsThePast(OutlierEjection):
 
 
 class ForgetsTheShare(OutlierEjection):
-    def _judge(self, record: Any, now: float, *, failed: bool) -> None: ...
+    def _judge(self, record: Any, verdict: Any) -> None: ...
 
 
-@pytest.mark.parametrize("wrong", [NeverDoubles, EjectsAll, TrialsAtWill, HearsThePast, ForgetsTheShare])
+class KnowsNoTenants(OutlierEjection):
+    def begin(self, worker: str, now: float, tenant: str = "") -> Attempt:  # noqa: ARG002
+        return super().begin(worker, now)
+
+
+@pytest.mark.parametrize(
+    "wrong", [NeverDoubles, EjectsAll, TrialsAtWill, HearsThePast, ForgetsTheShare, KnowsNoTenants]
+)
 def test_mutant_the_model_notices(wrong: type[OutlierEjection]) -> None:
     with pytest.raises(AssertionError):
         for seed in range(60):

@@ -21,6 +21,7 @@ from semel.core.claims import Claims
 from semel.errors import Busy, ConfigError, DeadlineExceeded
 from semel.frontend.http.sse import EventFormat, EventStream, event
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, Place, RequestLimiter
+from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.telemetry import Meter
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
@@ -80,7 +81,7 @@ async def half(scope: Scope, receive: Receive, send: Send) -> None:
 
 def door(app: ASGIApp, limits: ConcurrencyLimits) -> tuple[ConcurrencyLimit, RequestLimiter, Meter]:
     gate, meter = RequestLimiter(limits), Meter()
-    return ConcurrencyLimit(app, gate, meter, lambda _: 0.0), gate, meter
+    return ConcurrencyLimit(app, gate, meter, lambda _: 0.0, AbortThrottle(RefusalLimits)), gate, meter
 
 
 def refusals(meter: Meter, code: str) -> float | None:

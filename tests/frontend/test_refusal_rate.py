@@ -1,20 +1,34 @@
-"""Refusals: at once while they are few, and only so many a second once they are not (S18)."""
+"""Refusals and aborts: at once while they are few, and only so many a second once they are not (S18, S31)."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import time
 import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+import httpx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
+from semel.core import Keyring, Submission
+from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits, RefusalThrottle
+from semel.testing.engine import EchoStream
 from tests.frontend.asgi import Exchange, stream_of
-from tests.frontend.rig import Rig
+from tests.frontend.rig import Rig, rig
+from tests.render.drawn import Drawing
+from tests.waiting import until
+from tests.web.test_server import served
 
 LIMITS = RefusalLimits(per_s=8.0, burst=16, max_wait_s=2.0)
 MIB = 1024**2
+CHAT = "/v1/chat/completions"
+KEYS = {"mallory": "mallory-0123456789abcdef", "alice": "alice-0123456789abcdef"}
+BODY = {"messages": [{"role": "user", "content": "?"}]}
 
 
 class Clock:
@@ -75,3 +89,116 @@ async def test_a_refusal_that_waits_holds_nothing_of_its_request(app: Rig) -> No
     assert app.service.budget.in_flight == 0
     await refused
     assert exchange.status == 400
+
+
+def test_after_a_burst_of_aborts_a_tenant_s_next_request_waits_and_nobody_else_s() -> None:
+    clock = Clock()
+    aborts = AbortThrottle(lambda: LIMITS, clock)
+    for number in range(20):
+        assert (aborts.wait_s("mallory"), aborts.wait_s("alice")) == (max(number - 16, 0) / 8, 0.0)
+        aborts.end("mallory", seconds=0.9)
+    assert aborts.wait_s("mallory") == 0.5
+    clock.now += 0.5
+    assert aborts.wait_s("mallory") == 0.0
+
+
+def test_who_waits_a_second_before_it_leaves_is_not_slowed_down_nor_is_a_tenant_alone() -> None:
+    """Without API keys all are one tenant, which is alone."""
+    clock = Clock()
+    aborts = AbortThrottle(lambda: LIMITS, clock)
+    for _ in range(100):
+        aborts.end("alice", seconds=1.0)
+        aborts.end("mallory", seconds=0.0)
+    assert aborts.wait_s("mallory") == 0.0
+    assert aborts.wait_s("alice") == 0.0
+    assert aborts.wait_s("mallory") > 0.0, "now there are two"
+    clock.now += 601.0
+    for _ in range(100):
+        aborts.end("mallory", seconds=0.0)
+    assert aborts.wait_s("mallory") == 0.0
+
+
+@given(st.integers(1, 16), st.integers(1, 400))
+def test_clients_that_abort_at_once_are_admitted_no_faster_than_the_rate(clients: int, seconds: int) -> None:
+    """Each sends its next request as soon as it has left the last one."""
+    clock = Clock()
+    aborts = AbortThrottle(lambda: LIMITS, clock)
+    aborts.wait_s("alice")
+    due = [clock.now] * clients
+    admitted, end = 0, clock.now + seconds / 10
+    waiting = [True] * clients
+    while (at := min(due)) < end and admitted < 5_000:
+        clock.now, client = at, due.index(at)
+        if waiting[client]:
+            due[client] = at + aborts.wait_s("mallory") + 1e-6
+        else:
+            aborts.end("mallory", seconds=0.01)
+            admitted += 1
+        waiting[client] = not waiting[client]
+    assert admitted <= LIMITS.burst + LIMITS.per_s * seconds / 10 + clients + 1
+
+
+class Open(AbortThrottle):
+    """The control: aborts are free."""
+
+    def end(self, tenant: str, seconds: float) -> None: ...
+
+
+@pytest.fixture
+async def two(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
+    async with rig(tmp_path, drawing.pipeline, keys=Keyring(KEYS.items())) as made:
+        made.service.refusals = RefusalLimits(per_s=10.0, burst=4, max_wait_s=2.0)
+        yield made
+
+
+async def aborted(port: int, tenant: str) -> None:
+    """Send a chat, and leave."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps(BODY).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEYS[tenant]}\r\nContent-Length: {len(data)}"
+    writer.write(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + data)
+    await writer.drain()
+    await asyncio.sleep(0.1)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_over_a_socket_aborts_delay_their_tenant_and_then_reach_no_engine(
+    two: Rig, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """Control: where aborts are free they reach it, and nobody is delayed."""
+    if is_open:
+        monkeypatch.setattr(AbortThrottle, "end", Open.end)
+    two.engine.pause_s = 0.5
+    reached: list[str] = []
+    submit = two.engine.submit
+
+    async def count(submission: Submission) -> EchoStream:
+        reached.append(submission.request_id)
+        return await submit(submission)
+
+    monkeypatch.setattr(two.engine, "submit", count)
+    async with served(two.app) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+
+        async def took_s(tenant: str) -> float:
+            began = time.monotonic()
+            answer = await client.get("/v1/models", headers={"Authorization": f"Bearer {KEYS[tenant]}"})
+            assert answer.status_code == 200
+            return time.monotonic() - began
+
+        async def abort(clients: int) -> None:
+            before = left()
+            await asyncio.gather(*(aborted(server.port, "mallory") for _ in range(clients)))
+            await until(lambda: left() == before + clients)
+
+        def left() -> float:
+            counts = two.metrics("semel_requests_total")
+            return sum(float(value) for name, value in counts.items() if 'status="499"' in name)
+
+        await took_s("alice")
+        await abort(30)
+        reached.clear()
+        await abort(10)
+        assert bool(reached) == is_open
+        assert await took_s("alice") < 0.5
+        assert (await took_s("mallory") > 0.5) == (not is_open)

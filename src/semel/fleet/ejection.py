@@ -5,6 +5,11 @@ while, and it is ejected: after some failures in a row, or when half of its requ
 gets trial requests, one at a time: the first that succeeds brings it back, one that fails puts it out for twice as
 long. A worker that has served for as long as it was out begins anew. Whoever fails, at least half of the fleet is
 available: the workers that are nearest to their return are let in then. Time must never go back.
+
+A tenant that knows how to make requests fail could have half of a fleet ejected (threats S31). So while others have
+asked within 10 minutes, the failures of one tenant eject nobody, however many they are, and its failed trials do not
+double the time: there have to be failures of a second one. A tenant that fails now and then does not count as the
+second where the share of failures is looked at: half of its own requests have to fail.
 """
 
 from __future__ import annotations
@@ -12,9 +17,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from semel.core.flag import flag
+from semel.core.recent_tenants import RecentTenants
 
 __all__ = ["FIRST_S", "MAX_S", "MIN_VERDICTS", "WINDOW_S", "Attempt", "EjectionLimits", "OutlierEjection"]
 
@@ -36,12 +42,24 @@ class EjectionLimits:
     eject_after: int = flag(
         3,
         "eject-after-failures",
-        help="Failures in a row after which a worker is ejected: it gets no requests for 10 s, and longer if "
-        "it fails again. Failing half of ten requests ejects it too. At most half of the workers are "
-        "ejected. 0 ejects none.",
+        help="Failures in a row after which a worker is ejected: it gets no requests for 10 s, and longer if it fails "
+        "again. Failing half of ten requests ejects it too. With several tenants, two of them must have failures. At "
+        "most half of the workers are ejected. 0 ejects none.",
         group="Fleet",
         min=0,
     )
+
+
+class _Verdict(NamedTuple):
+    at_s: float
+    failed: bool
+    tenant: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    verdicts: int = 0
+    failed: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,11 +69,17 @@ class _Record:
     streak: int = 0
     """Failures in a row."""
 
-    verdicts: deque[tuple[float, bool]] = field(default_factory=deque)
-    """When requests of the window ended, and whether they failed."""
+    failing: set[str] = field(default_factory=set)
+    """The tenants of these, or of the trials that failed since it is out."""
+
+    verdicts: deque[_Verdict] = field(default_factory=deque)
+    """How requests of the window ended."""
+
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    """The same by tenant."""
 
     failed: int = 0
-    """How many of them did."""
+    """How many of them failed."""
 
     charges: deque[float] = field(default_factory=deque)
     """When the failures were that count as load."""
@@ -70,12 +94,27 @@ class _Record:
     returned: float = 0.0
     trial: Attempt | None = None
 
+    def count(self, verdict: _Verdict, sign: int) -> None:
+        """Add a verdict to the window's sums, or take it out of them."""
+        tally = self.tallies.setdefault(verdict.tenant, _Tally())
+        tally.verdicts += sign
+        tally.failed += sign * verdict.failed
+        self.failed += sign * verdict.failed
+        if not tally.verdicts:
+            del self.tallies[verdict.tenant]
+
+    @property
+    def several_fail(self) -> bool:
+        """Whether of two tenants at least half of the requests have failed."""
+        return sum(2 * tally.failed >= tally.verdicts for tally in self.tallies.values()) > 1
+
 
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One request at one worker, until there is a verdict on it. Made by `OutlierEjection.begin`."""
 
     worker: str
+    tenant: str
     record: _Record = field(repr=False)
     ejection: int
     """Which ejection of the worker it began in, counted from 1; 0 if it was not ejected."""
@@ -91,16 +130,18 @@ class OutlierEjection:
         self._limits = limits or EjectionLimits()
         self._records: dict[str, _Record] = {}
         self._ejected: set[str] = set()
+        self._tenants = RecentTenants()
         self.charged: set[str] = set()
         """Workers of which failures may count as load."""
 
-    def begin(self, worker: str, now: float) -> Attempt:
-        """A request goes to a worker: as its trial, if there is to be one."""
+    def begin(self, worker: str, now: float, tenant: str = "") -> Attempt:
+        """A request of a tenant goes to a worker: as its trial, if there is to be one."""
+        self._tenants.see(tenant, now)
         record = self._records.setdefault(worker, _Record())
         if record.out_until is None:
-            return Attempt(worker, record, 0, is_trial=False)
+            return Attempt(worker, tenant, record, 0, is_trial=False)
         is_trial = record.trial is None and now >= record.out_until
-        attempt = Attempt(worker, record, record.ejections, is_trial=is_trial)
+        attempt = Attempt(worker, tenant, record, record.ejections, is_trial=is_trial)
         if is_trial:
             record.trial = attempt
         return attempt
@@ -111,11 +152,13 @@ class OutlierEjection:
             return False
         if record.out_until is None:
             record.streak = 0
-            self._judge(record, now, failed=False)
+            record.failing.clear()
+            self._judge(record, _Verdict(now, False, attempt.tenant))
             return False
         if attempt.ejection != record.ejections:
             return False  # it began before the worker was ejected, and tells nothing of today
         record.out_until, record.returned = None, now
+        record.failing.clear()
         self._ejected.discard(attempt.worker)
         return True
 
@@ -125,12 +168,18 @@ class OutlierEjection:
             return 0.0
         if record.out_until is None:
             record.streak += 1
-            self._judge(record, now, failed=True)
-            if not self._is_outlier(record):
+            record.failing.add(attempt.tenant)
+            self._judge(record, _Verdict(now, True, attempt.tenant))
+            if not self._is_outlier(record, is_alone=self._tenants.is_alone(attempt.tenant, now)):
                 return 0.0
             begins_anew = now - record.returned >= record.out_s
+            record.failing.clear()
             return self._eject(attempt.worker, record, now, FIRST_S if begins_anew else 2 * record.out_s)
-        return self._eject(attempt.worker, record, now, 2 * record.out_s) if attempt.is_trial else 0.0
+        if not attempt.is_trial:
+            return 0.0
+        record.failing.add(attempt.tenant)
+        doubles = len(record.failing) > 1 or self._tenants.is_alone(attempt.tenant, now)
+        return self._eject(attempt.worker, record, now, (1 + doubles) * record.out_s)
 
     def cancel(self, attempt: Attempt) -> None:
         """It ended in a way that tells nothing of its worker."""
@@ -192,17 +241,19 @@ class OutlierEjection:
             record.trial = None
         return record
 
-    def _judge(self, record: _Record, now: float, *, failed: bool) -> None:
-        record.verdicts.append((now, failed))
-        record.failed += failed
-        while record.verdicts[0][0] <= now - WINDOW_S:
-            record.failed -= record.verdicts.popleft()[1]
+    def _judge(self, record: _Record, verdict: _Verdict) -> None:
+        record.verdicts.append(verdict)
+        record.count(verdict, 1)
+        while record.verdicts[0].at_s <= verdict.at_s - WINDOW_S:
+            record.count(record.verdicts.popleft(), -1)
 
-    def _is_outlier(self, record: _Record) -> bool:
+    def _is_outlier(self, record: _Record, *, is_alone: bool) -> bool:
         if not self._limits.eject_after:
             return False
+        if record.streak >= self._limits.eject_after and (is_alone or len(record.failing) > 1):
+            return True
         many = len(record.verdicts) >= MIN_VERDICTS
-        return record.streak >= self._limits.eject_after or (many and 2 * record.failed >= len(record.verdicts))
+        return many and 2 * record.failed >= len(record.verdicts) and (is_alone or record.several_fail)
 
     def _eject(self, worker: str, record: _Record, now: float, seconds: float) -> float:
         record.out_s = min(seconds, MAX_S)
@@ -210,5 +261,6 @@ class OutlierEjection:
         record.ejections += 1
         record.streak = record.failed = 0
         record.verdicts.clear()
+        record.tallies.clear()
         self._ejected.add(worker)
         return record.out_s

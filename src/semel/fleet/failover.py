@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 def is_worker_fault(error: SemelError) -> bool:
     """Whether an error that a worker told of, or its loss, is the worker's own fault.
 
-    Not a request that is refused, nor a feature, which a client may have sent; nor an engine whose queue is full:
-    ejecting that worker would fill the queues of the others.
+    Not a request that is refused, or that ran into its own structured output (threats S31); nor a feature, which a
+    client may have sent; nor an engine whose queue is full: ejecting that worker would fill the queues of the others.
     """
     return isinstance(error, ServiceError) and error.status >= 500 and not isinstance(error, FeatureRejected | NotReady)
 
@@ -49,9 +49,9 @@ class FleetHealth:
         self._meter = meter or Meter()
         self._now = now
 
-    def begin(self, worker: str) -> Attempt:
-        """A request goes to a worker."""
-        return self._ejection.begin(worker, self._now())
+    def begin(self, worker: str, tenant: str = "") -> Attempt:
+        """A request of a tenant goes to a worker."""
+        return self._ejection.begin(worker, self._now(), tenant)
 
     def succeed(self, attempt: Attempt) -> None:
         """It was answered."""
@@ -142,7 +142,7 @@ class Failover:
         if self._attempt is not None and self._attempt is not self._suspect:
             self._health.cancel(self._attempt)
         self._is_second |= self._attempt is not None
-        self._attempt = self._health.begin(worker)
+        self._attempt = self._health.begin(worker, self._under_way.content.tenant)
 
     def pass_over(self) -> None:
         """The worker that it was prepared for does not serve any more: there is one other, as after a failure.

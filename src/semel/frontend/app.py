@@ -29,7 +29,7 @@ from semel.frontend.limits import NO_CORS, CorsSettings
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
 from semel.frontend.middleware.counting import RequestCounter
-from semel.frontend.middleware.refusal_rate import AddressThrottle
+from semel.frontend.middleware.refusal_rate import AbortThrottle, AddressThrottle
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
 from semel.frontend.routes.files import file_routes
@@ -119,7 +119,13 @@ def create_app(
             Middleware(RequestCounter, meter=meter),  # outside of the rest: what is refused counts as well
             Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
             Middleware(Authentication, keys=keys or Keyring(), count=count_refusal, wait_s=strangers.wait_s),
-            Middleware(ConcurrencyLimit, limiter=service.limiter, meter=meter, wait_s=service.refusal_wait_s),
+            Middleware(
+                ConcurrencyLimit,
+                limiter=service.limiter,
+                meter=meter,
+                wait_s=service.refusal_wait_s,
+                aborts=AbortThrottle(lambda: service.refusals),
+            ),
         ],
         exception_handlers={SemelError: on_error, HTTPException: on_http_error},
     )

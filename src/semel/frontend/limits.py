@@ -134,12 +134,14 @@ class ConcurrencyLimits:
 
 @dataclass(frozen=True, slots=True)
 class RefusalLimits:
-    """How fast one tenant is refused."""
+    """How fast one tenant is refused, and how fast its clients may abort requests."""
 
     per_s: float = flag(
         20.0,
         "max-refusals-per-s",
-        help="Error answers per second to one tenant; further ones are delayed, by 5 s at most. 0 delays none.",
+        help="Error answers per second to one tenant; further ones are delayed, by 5 s at most. As many requests per "
+        "second may be aborted within 1 s; after more, the tenant's next requests wait as long, while other tenants "
+        "send some. 0 delays none.",
         group="Limits",
         min=0,
     )

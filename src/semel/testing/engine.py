@@ -22,12 +22,12 @@ from semel.errors import EngineDead, EngineFailed, FeatureMissing, InvalidReques
 
 __all__ = ["EchoEngine", "EchoStream", "EngineFault", "echo"]
 
-EngineFault = Literal["submission", "first_token", "second_token", "hang", "death", "late_death"]
-"""Where an engine fails a request: when it gets it, or instead of a token. Or it makes no step from then on, or dies of
-it: instead of the first token, or of the second."""
+EngineFault = Literal["submission", "first_token", "second_token", "no_token_left", "hang", "death", "late_death"]
+"""Where an engine fails a request: when it gets it, or instead of a token. Or its structured output leaves no second
+token, or the engine makes no step from then on, or dies of it: instead of the first token, or of the second."""
 
 _HANG_S: Final = 0.05
-_FAULTY_TOKEN: Final[Mapping[EngineFault, int]] = {"second_token": 2, "late_death": 2}
+_FAULTY_TOKEN: Final[Mapping[EngineFault, int]] = {"second_token": 2, "no_token_left": 2, "late_death": 2}
 
 
 def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
@@ -231,6 +231,8 @@ async def _suffer(fault: EngineFault) -> None:
         await asyncio.Event().wait()
     if fault in ("death", "late_death"):
         raise EngineDead("the engine has died of the request, as asked")
+    if fault == "no_token_left":
+        raise InvalidRequest("structured_outputs: no token was left that it allows, as asked")
     raise _failure()
 
 

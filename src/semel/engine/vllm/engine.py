@@ -28,6 +28,7 @@ from semel.core import (
     Modality,
     Submission,
 )
+from semel.core.token_limits import check_tokens_left
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
@@ -260,6 +261,8 @@ class VllmEngine:
             self.count_items(admission.queries, admission.hits)
         self._steps.review()
         stream = VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
+        if params.structured_outputs is not None:
+            stream.form = constrained_field(submission) or "structured_outputs"
         if self._tier is not None and submission.arrivals:
             stream.on_close = partial(self._tier.end, submission.arrivals)
         return stream
@@ -338,6 +341,8 @@ class VllmEngine:
                 "without --worker-cls"
             )
         self._grammars.check_sizes(submission, params.structured_outputs)
+        if params.structured_outputs is not None:
+            check_tokens_left(sampling, constrained_field(submission) or "structured_outputs")
         return params, reader
 
     async def _reset(self) -> None:

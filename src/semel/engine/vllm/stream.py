@@ -50,6 +50,9 @@ class VllmStream:
         self._begun = False
         self._has_output = False
         self._finished = False
+        self.form: str | None = None
+        """The field of the request that its answer is held to, if there is one."""
+
         self.on_close: Callable[[], None] = _pass
         """Called when nothing more is wanted, and vLLM was told so."""
 
@@ -60,6 +63,7 @@ class VllmStream:
                 result = self._collector.get_nowait() or await self._collector.get()
                 self._finished = result.finished
                 if failed := [part for part in result.outputs if part.finish_reason == "error"]:
+                    self._begun = self._begun or bool(failed[0].token_ids)
                     raise self._failure(failed[0].stop_reason)
                 for output in outputs_of(result, is_first=not self._has_output):
                     self._has_output = True
@@ -87,6 +91,11 @@ class VllmStream:
             return InvalidRequest(f"the schema or grammar: {TOO_EXPENSIVE}")
         if reason == BUSY:
             return Busy(_BUSY)
+        if self._begun and self.form is not None:  # its grammar has rejected a token: no fault of the engine (S31)
+            return InvalidRequest(
+                f"{self.form}: no token was left that it allows; check it, and the sampling parameters that exclude "
+                "tokens"
+            )
         if self._begun or not self._referred:
             return EngineFailed("the engine gave up on the request; sending it again may succeed")
         return FeatureMissing(self._items.lost(self._referred))

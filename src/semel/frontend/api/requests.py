@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from semel.core import AnswerParsing
+from semel.core.token_limits import check_tokens_left
 from semel.errors import InvalidRequest
 from semel.frontend.api.faults import FORMS
 from semel.frontend.api.fields import Ignored
@@ -31,7 +32,13 @@ from semel.frontend.api.request_base import (
     Words,
 )
 from semel.frontend.api.response_options import ResponseOptions
-from semel.frontend.api.structured_outputs import ResponseFormat, StructuredOutputs, check_json, constraint
+from semel.frontend.api.structured_outputs import (
+    ResponseFormat,
+    StructuredOutputs,
+    check_json,
+    constrained_field,
+    constraint,
+)
 from semel.frontend.api.tools import Tool, ToolChoice, chosen, count_calls
 from semel.render import MESSAGE, ChatRequest
 
@@ -209,6 +216,8 @@ class _Sampled(OwnedRequest, Ignored):
                 "logprob_token_ids",
                 f"{sampling:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name fewer, or lower n",
             )
+        if (form := constrained_field(self.response_format, self.structured_outputs)) is not None:
+            check_tokens_left(self.__dict__, form)
         return self
 
     def sampling(self) -> Mapping[str, object]:

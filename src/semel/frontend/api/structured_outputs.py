@@ -20,6 +20,7 @@ __all__ = [
     "StructuredOutputs",
     "TextFormat",
     "check_json",
+    "constrained_field",
     "constraint",
 ]
 
@@ -110,6 +111,14 @@ def _checked_format(form: _Form) -> _Form:
 
 
 ResponseFormat = Annotated[_Form, Field(discriminator="type"), AfterValidator(_checked_format)]
+
+
+def constrained_field(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> str | None:
+    """The field that the answer is held to, if there is one."""
+    if form is not None and not isinstance(form, TextFormat):
+        return "response_format"
+    is_held = any((outputs or {}).get(kind) is not None for kind in _KINDS)
+    return "structured_outputs" if is_held else None
 
 
 def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Mapping[str, Any] | None:

@@ -26,6 +26,7 @@ from semel.frontend.http.errors import refusal
 from semel.frontend.http.sse import EventStream, stream_ending
 from semel.frontend.limits import ConcurrencyLimits
 from semel.frontend.middleware.authentication import PROBES
+from semel.frontend.middleware.refusal_rate import AbortThrottle
 from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.web.revocation import Revocation
@@ -217,8 +218,16 @@ class RequestLimiter:
 class ConcurrencyLimit:
     """Admits as many requests as the limiter allows, and ends those that take too long."""
 
-    def __init__(self, app: ASGIApp, limiter: RequestLimiter, meter: Meter, wait_s: Callable[[str], float]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limiter: RequestLimiter,
+        meter: Meter,
+        wait_s: Callable[[str], float],
+        aborts: AbortThrottle,
+    ) -> None:
         self._app = app
+        self._aborts = aborts
         self._limiter = limiter
         self._meter = meter
         self._wait_s = wait_s
@@ -230,22 +239,27 @@ class ConcurrencyLimit:
             await self._app(scope, receive, send)
             return
         tenant = scope.get("state", {}).get("tenant", "")
+        if wait_s := self._aborts.wait_s(tenant):
+            await asyncio.sleep(wait_s)
         try:
             place = self._limiter.enter(tenant)
         except ServiceError as error:
             await self._refuse(error, tenant, scope, receive, send)
             return
-        revocation = Revocation()
+        revocation, client = Revocation(), _Client(receive, send)
+        began_s = self._aborts.now()
         try:
             with revocation:
                 self._limiter.offer(place, revocation)
-                await self._serve(scope, receive, self._committing(place, revocation, send))
+                await self._serve(scope, client.receive, self._committing(place, revocation, client.send))
         except Busy as error:
             if error is not revocation.error:
                 raise
             await self._refuse(error, tenant, scope, receive, send)
         finally:
             self._limiter.leave(place)
+            if client.has_left:
+                self._aborts.end(tenant, self._aborts.now() - began_s)
 
     def _committing(self, place: Place, revocation: Revocation, send: Send) -> Send:
         """Sends a response, which cannot be called back once it has begun. No coroutine: there is a call per token."""
@@ -295,6 +309,31 @@ class ConcurrencyLimit:
                 await send({"type": "http.response.body", "body": stream_ending(scope, error), "more_body": False})
             else:
                 raise error from None  # a truncated response has no valid form: close the connection
+
+
+class _Client:
+    """What is known of the client while it is answered."""
+
+    __slots__ = ("_is_answered", "_receive", "_send", "has_left")
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._is_answered = False
+        self.has_left = False
+        """Whether it disconnected before its answer was complete."""
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._is_answered:
+            self.has_left = True
+        return message
+
+    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        """Send a part of the answer. No coroutine: there is a call per token."""
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self._is_answered = True
+        return self._send(message)
 
 
 class _Answer:

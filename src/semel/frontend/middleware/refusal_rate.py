@@ -1,7 +1,9 @@
-"""The rate limit of refusals: a burst is answered at once, more only at a limited rate (threats S18).
+"""The rate limit of refusals and aborts: a burst is free, more come only at a limited rate (threats S18, S31).
 
 A refusal is cheap, but a client that sends the next bad request right after each refusal could keep a frontend busy. A
-delayed refusal costs nothing while it waits, and slows down its client. Pure: the clock is passed in.
+delayed refusal costs nothing while it waits, and slows down its client. A client that leaves right after it has asked
+gets no refusal, so its tenant's next request waits instead: if nobody is there any more after that, it costs next to
+nothing. Pure: the clock is passed in.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.core.lru import LruMap
+from semel.core.recent_tenants import RecentTenants
 from semel.frontend.limits import RefusalLimits
 
-__all__ = ["AddressThrottle", "RefusalLimits", "RefusalThrottle"]
+__all__ = ["AbortThrottle", "AddressThrottle", "RefusalLimits", "RefusalThrottle"]
 
 _MAX_ADDRESSES: Final = 4_096
+_MAX_ABORT_S: Final = 1.0
+"""A client that waits longer than this does not send many."""
 
 
 class RefusalThrottle:
@@ -37,6 +42,36 @@ class RefusalThrottle:
         earliest = now - limits.burst / limits.per_s
         self._due = min(max(self._due, earliest) + 1 / limits.per_s, now + limits.max_wait_s)
         return max(self._due - now, 0.0)
+
+    def left_s(self) -> float:
+        """How long the last refusal still has to wait."""
+        return max(self._due - self._now(), 0.0)
+
+
+class AbortThrottle:
+    """Delays the requests of tenants that abort many of theirs, while other tenants are about (threats S31)."""
+
+    def __init__(self, limits: Callable[[], RefusalLimits], now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self._limits = limits
+        self._throttles: dict[str, RefusalThrottle] = {}
+        """There are as many tenants as the operator has named."""
+
+        self._tenants = RecentTenants()
+
+    def wait_s(self, tenant: str) -> float:
+        """How long a request of a tenant waits until it is admitted."""
+        now = self.now()
+        self._tenants.see(tenant, now)
+        throttle = self._throttles.get(tenant)
+        return 0.0 if throttle is None or self._tenants.is_alone(tenant, now) else throttle.left_s()
+
+    def end(self, tenant: str, seconds: float) -> None:
+        """A client has left a request of its tenant so long after it was admitted."""
+        if seconds < _MAX_ABORT_S:
+            if (throttle := self._throttles.get(tenant)) is None:
+                throttle = self._throttles[tenant] = RefusalThrottle(self._limits(), self.now)
+            throttle.wait_s()
 
 
 class AddressThrottle:
