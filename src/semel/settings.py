@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,6 +72,7 @@ __all__ = [
     "read_api_keys",
     "read_key",
     "read_transport_keys",
+    "run_folder",
     "trace_collector",
 ]
 
@@ -79,6 +83,18 @@ _DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_REMOVE_FOLDER: Final = """
+import os, shutil, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.stdin.buffer.read()
+for _ in range(20):
+    if not os.path.exists(sys.argv[1]):
+        break
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    time.sleep(0.5)
+"""
+"""Waits until nobody has the other end of its pipe. Those who end later may still write into the folder for a while."""
 
 CacheKind = Literal["shared", "lru"]
 
@@ -493,11 +509,25 @@ def default_folder(name: str) -> Iterator[None]:
     if name in os.environ:
         yield
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as folder,
-        default_variable(name, folder),
-    ):
+    with run_folder() as folder, default_variable(name, str(folder)):
         yield
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """Make a folder that only this user can read, for sockets and a key; it goes with this process, also if killed."""
+    folder = Path(tempfile.mkdtemp(prefix="semel-"))
+    command = (sys.executable, "-I", "-S", "-c", _REMOVE_FOLDER, str(folder))
+    try:
+        with subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+        ):
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def create_key(path: Path) -> Key:
