@@ -67,12 +67,14 @@ __all__ = [
     "default_variable",
     "embedding_store",
     "embedding_store_nodes",
+    "is_tenant",
     "kubernetes_api",
     "read_admin_key",
     "read_api_keys",
     "read_key",
     "read_transport_keys",
     "run_folder",
+    "tenant_key",
     "trace_collector",
 ]
 
@@ -601,17 +603,30 @@ def read_api_keys(path: Path | None, flag_keys: Sequence[str] = ()) -> Keyring:
         raise ConfigError(f"API keys: {error}") from None
 
 
+def is_tenant(text: str) -> bool:
+    """Whether a text can be the name of a tenant."""
+    return _TENANT.fullmatch(text) is not None
+
+
+def tenant_key(line: str) -> tuple[str, str] | None:
+    """The tenant of a line of an API keys file, and its key or the hash of it; None if the line has none."""
+    if not (fields := line.partition("#")[0].split()):
+        return None
+    if len(fields) != 2 or not is_tenant(fields[0]):
+        raise ValueError("must be a tenant of letters, digits, '.', '_' and '-', and its key")
+    return fields[0], fields[1]
+
+
 def _tenant_keys(path: Path) -> list[tuple[str, str]]:
     remedy = "write a line `TENANT KEY` into it for each of them"
     keys = []
     for number, line in enumerate(_read_secret(path, remedy=remedy).splitlines(), 1):
-        if not (fields := line.partition("#")[0].split()):
-            continue
-        if len(fields) != 2 or not _TENANT.fullmatch(fields[0]):
-            raise ConfigError(
-                f"{path}, line {number}: must be a tenant of letters, digits, '.', '_' and '-', and its key"
-            )
-        keys.append((fields[0], fields[1]))
+        try:
+            found = tenant_key(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if found is not None:
+            keys.append(found)
     if not keys:
         raise ConfigError(f"{path} has no keys; {remedy}")
     return keys
