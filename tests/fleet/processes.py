@@ -100,7 +100,7 @@ class Node:
         return [parent, *parent.children(recursive=True)]
 
     def kill(self) -> list[psutil.Process]:
-        """End it in an instant, as a machine does that runs out of memory; what it was. The others have to end with it."""
+        """End it in an instant, as a machine does that runs out of memory; what it was. The rest has to end with it."""
         family = self.family()
         self.process.kill()
         self.process.wait(END_S)
