@@ -126,7 +126,7 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
         return 0
     finally:
         if console.is_terminal:
-            output.hide()
+            output.show_warnings(partial(console.print, highlight=False, soft_wrap=True, markup=False))
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)

@@ -15,11 +15,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import DeadlineExceeded, ServiceError
+from semel.errors import ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import id_headers, refusal
 from semel.frontend.http.ignored_fields import ignored_fields_header
 from semel.frontend.middleware.authentication import PROBES, tenant_name
+from semel.frontend.middleware.concurrency import CUT_OFF
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.tracing import Tracing
@@ -65,16 +66,17 @@ class RequestContextMiddleware:
         with entered(request):
             try:
                 await self._app(scope, receive, answer)
-            except DeadlineExceeded as error:  # the response is incomplete, so the connection is closed
-                tell_fault(error)
-                logger.info("an answer was cut off: %s", error)
-            except Exception:  # the edge of the process: any error ends one request only
-                logger.exception("a request failed in a way that we do not expect")
-                if status is not None:
-                    raise
-                failure = ServiceError("internal error; the frontend's log says more")
-                await refusal(failure, scope)(scope, receive, answer)
+            except Exception as error:  # the edge of the process: any error ends one request only
+                if error is not scope.get(CUT_OFF):  # else the response is incomplete, so the connection is closed
+                    logger.exception("a request failed in a way that we do not expect")
+                    if status is not None:
+                        raise
+                    failure = ServiceError("internal error; the frontend's log says more")
+                    await refusal(failure, scope)(scope, receive, answer)
             finally:
+                if (cut := scope.get(CUT_OFF)) is not None:
+                    tell_fault(cut)
+                    logger.info("an answer was cut off: %s", cut)
                 route = getattr(scope.get("route"), "path", "unknown")
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
@@ -101,9 +103,15 @@ def _close(request: RequestContext, method: str, route: str, status: int) -> Non
 
 
 def _log(request: Request, route: str, status: int, seconds: float) -> None:
-    """One line, with the client's address and the tenant of its key; a proxy in front is the client."""
+    """One line, with the client's address and the tenant of its key; a proxy in front is the client.
+
+    The status is what was sent; of a response that was cut off after it, the line says so.
+    """
     client, tenant = "unknown" if request.client is None else request.client.host, tenant_name(request)
     fields = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
     fields |= {"client": client, "tenant": tenant or None}
-    values = (request.method, route, status, seconds, client, f" ({tenant})" if tenant else "")
-    access.info("%s %s %d in %.3f s for %s%s", *values, extra={"fields": fields})
+    end = ""
+    if CUT_OFF in request.scope:
+        end, fields["cut_off"] = ", cut off,", True
+    values = (request.method, route, status, end, seconds, client, f" ({tenant})" if tenant else "")
+    access.info("%s %s %d%s in %.3f s for %s%s", *values, extra={"fields": fields})
