@@ -281,7 +281,12 @@ async def test_a_drain_that_ends_cuts_streams_off_with_an_error_event_and_the_re
 ) -> None:
     caplog.set_level(logging.INFO)
     form = EventFormat(error=lambda error: f"event: error\ndata: {type(error).__name__}\n\n".encode(), done=b"")
-    applications = {"/chat": Streaming(), "/other": Streaming(form), "/silent": silent, "/half": half}
+    applications: dict[str, ASGIApp] = {
+        "/chat": Streaming(),
+        "/other": Streaming(form),
+        "/silent": silent,
+        "/half": half,
+    }
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         await applications[scope["path"]](scope, receive, send)
