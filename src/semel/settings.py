@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,11 +70,14 @@ __all__ = [
     "embedding_store",
     "embedding_store_nodes",
     "has_api_keys",
+    "is_tenant",
     "kubernetes_api",
     "read_admin_key",
     "read_api_keys",
     "read_key",
     "read_transport_keys",
+    "run_folder",
+    "tenant_key",
     "trace_collector",
 ]
 
@@ -83,6 +89,18 @@ _VLLM_KEY: Final = "VLLM_API_KEY"
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_REMOVE_FOLDER: Final = """
+import os, shutil, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.stdin.buffer.read()
+for _ in range(20):
+    if not os.path.exists(sys.argv[1]):
+        break
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    time.sleep(0.5)
+"""
+"""Waits until nobody has the other end of its pipe. Those who end later may still write into the folder for a while."""
 
 CacheKind = Literal["shared", "lru"]
 
@@ -552,11 +570,25 @@ def default_folder(name: str) -> Iterator[None]:
     if name in os.environ:
         yield
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="semel-", ignore_cleanup_errors=True) as folder,
-        default_variable(name, folder),
-    ):
+    with run_folder() as folder, default_variable(name, str(folder)):
         yield
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """Make a folder that only this user can read, for sockets and a key; it goes with this process, also if killed."""
+    folder = Path(tempfile.mkdtemp(prefix="semel-"))
+    command = (sys.executable, "-I", "-S", "-c", _REMOVE_FOLDER, str(folder))
+    try:
+        with subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+        ):
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def create_key(path: Path) -> Key:
@@ -664,17 +696,30 @@ def _given_keys(settings: ApiKeySettings) -> tuple[str, ...]:
     return (variable,)
 
 
+def is_tenant(text: str) -> bool:
+    """Whether a text can be the name of a tenant."""
+    return _TENANT.fullmatch(text) is not None
+
+
+def tenant_key(line: str) -> tuple[str, str] | None:
+    """The tenant of a line of an API keys file, and its key or the hash of it; None if the line has none."""
+    if not (fields := line.partition("#")[0].split()):
+        return None
+    if len(fields) != 2 or not is_tenant(fields[0]):
+        raise ValueError("must be a tenant of letters, digits, '.', '_' and '-', and its key")
+    return fields[0], fields[1]
+
+
 def _tenant_keys(path: Path) -> list[tuple[str, str]]:
     remedy = "write a line `TENANT KEY` into it for each of them"
     keys = []
     for number, line in enumerate(_read_secret(path, remedy=remedy).splitlines(), 1):
-        if not (fields := line.partition("#")[0].split()):
-            continue
-        if len(fields) != 2 or not _TENANT.fullmatch(fields[0]):
-            raise ConfigError(
-                f"{path}, line {number}: must be a tenant of letters, digits, '.', '_' and '-', and its key"
-            )
-        keys.append((fields[0], fields[1]))
+        try:
+            found = tenant_key(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if found is not None:
+            keys.append(found)
     if not keys:
         raise ConfigError(f"{path} has no keys; {remedy}")
     return keys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from semel.core import Keyring
 from semel.core.flag import fill
 from semel.errors import ConfigError
 from semel.key_files import ProcessKeys, admin_key_file, frontend_keys, process_keys, worker_keys
-from semel.settings import FrontendSettings, WorkerSettings, create_key, read_transport_keys
+from semel.settings import FrontendSettings, WorkerSettings, create_key, read_api_keys, read_transport_keys
 
 FILES = {
     "frontend/identity.key",
@@ -152,3 +154,94 @@ def test_an_api_key_is_hashed_as_the_keyring_reads_it_and_comes_over_standard_in
     for wrong in ("", "short\n", "with a blank in the middle of it\n"):
         with pytest.raises(ConfigError, match="no API key"):
             key("hash", "acme", text=wrong)
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """Files are for all to read, unless somebody says otherwise."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def refused(*words: object, text: str = "") -> str:
+    """What the error of a command says."""
+    with pytest.raises(ConfigError) as raised:
+        key(*words, text=text)
+    return str(raised.value)
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_an_api_key_is_added_and_revoked_in_a_file_that_frontends_take(tmp_path: Path) -> None:
+    """Control: the file that one writes by hand and moves is refused, so that the revoked key stays in force."""
+    path = tmp_path / "keys"
+    acme, umbra = (key("api-add", path, tenant).strip() for tenant in ("acme", "umbra"))
+    new = key("api-add", path, "acme").strip()
+    ring = read_api_keys(path)
+    assert [ring.tenant(one) for one in (acme, umbra, new)] == ["acme", "umbra", "acme"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not [one for one in (acme, umbra, new) if one in path.read_text()], "only hashes are stored"
+    key("api-remove", path, "acme", "--key-from-stdin", text=f"{acme}\n")
+    ring.replace(read_api_keys(path))
+    assert [ring.tenant(one) for one in (acme, umbra, new)] == [None, "umbra", "acme"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    by_hand = tmp_path / "by-hand"
+    by_hand.write_text(path.read_text())
+    by_hand.replace(path)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        read_api_keys(path)
+
+
+def test_what_is_not_of_the_tenant_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text("# of production\numbra umbra-0123456789abcdef # by hand\n\nacme acme-0123456789abcdef\n")
+    key("api-remove", path, "acme")
+    assert path.read_text() == "# of production\numbra umbra-0123456789abcdef # by hand\n\n"
+
+
+def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
+    key("api-add", tmp_path / "real", "acme")
+    (tmp_path / "keys").symlink_to(tmp_path / "real")
+    made = key("api-add", tmp_path / "keys", "acme").strip()
+    assert (tmp_path / "keys").is_symlink()
+    assert read_api_keys(tmp_path / "real").tenant(made) == "acme"
+
+
+def test_what_would_leave_a_key_in_force_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    made = key("api-add", path, "acme").strip()
+    before = path.read_text()
+    assert "would have no keys" in refused("api-remove", path, "acme")
+    assert "no such key" in refused("api-remove", path, "umbra")
+    assert "no such key" in refused("api-remove", path, "acme", "--key-from-stdin", text="k" * 20 + "\n")
+    path.chmod(0o644)
+    assert "chmod 600" in refused("api-remove", path, "acme")
+    path.chmod(0o600)
+    assert path.read_text() == before
+    assert read_api_keys(path).tenant(made) == "acme"
+
+
+def test_no_error_of_api_keys_shows_a_key(tmp_path: Path) -> None:
+    path, secret = tmp_path / "keys", "secret-0123456789abcdef"
+    path.touch(mode=0o600)
+    for text in (f"acme {secret} more", f"{secret} acme", f"acme {secret}\numbra {secret}", f"acme {secret}é", secret):
+        path.write_text(text)
+        for words in (("api-add", path, "umbra"), ("api-remove", path, "acme")):
+            assert secret not in refused(*words)
+    path.write_text(f"acme {secret}\numbra {secret}2")
+    for words in (("api-add", path, f"{secret}!"), ("api-remove", path, secret), ("api-remove", path, f"{secret}!")):
+        assert secret not in refused(*words)
+    assert secret not in refused("api-add", tmp_path / "none" / "keys", "acme")
+
+
+def test_a_key_that_cannot_be_stored_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("semel.cli.keys.os.fsync", full)
+    done = CliRunner().invoke(app, ["key", "api-add", str(tmp_path / "keys"), "acme"])
+    assert isinstance(done.exception, ConfigError)
+    assert done.output == ""
+    assert not (tmp_path / "keys").exists()

@@ -54,9 +54,13 @@ async def test_at_a_terminal_a_start_goes_to_a_file_and_only_what_follows_is_sho
         output.begin()
         assert not path.exists()
         await printed(output, "a request\n")
-        output.hide()
-        await printed(output, "ending\n")
+        warnings: list[str] = []
+        output.show_warnings(warnings.append)
+        cut = "WARNING 2026-01-01 00:00:00,000 semel.compose.draining: 1 requests are cut off"
+        await printed(output, f"ending\nINFO 2026-01-01 00:00:00,000 semel.access: POST\n{cut}\n")
+        await printed(output, "(EngineCore pid=1) WARNING 01-01 00:00:00 [core.py:1] semel: ended\n")
         assert shown(output, capfd) == "a request\n"
+        assert warnings == [cut]
     finally:
         output.close(keep_file=False)
 

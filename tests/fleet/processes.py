@@ -100,15 +100,9 @@ class Node:
         return [parent, *parent.children(recursive=True)]
 
     def kill(self) -> list[psutil.Process]:
-        """End it and its group in an instant, as a machine does that runs out of memory; what it was.
-
-        Spared is Python's own resource tracker: it gives back the segments of processes that cannot do so any more.
-        """
+        """End it in an instant, as a machine does that runs out of memory; what it was. The rest has to end with it."""
         family = self.family()
-        group = [process for process in family if os.getpgid(process.pid) == self.process.pid]
-        for process in group:
-            if "resource_tracker" not in " ".join(process.cmdline()):
-                process.kill()
+        self.process.kill()
         self.process.wait(END_S)
         return family
 

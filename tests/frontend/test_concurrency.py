@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring, Output
 from semel.core.claims import Claims
-from semel.errors import Busy, ConfigError, DeadlineExceeded
+from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady
 from semel.frontend.http.sse import EventFormat, EventStream, event
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, Place, RequestLimiter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits
@@ -275,6 +275,62 @@ async def test_a_timeout_of_the_application_itself_is_no_deadline_of_ours() -> N
     with pytest.raises(TimeoutError, match="of its own"):
         await Exchange().run(app, CHAT, stream_of([BODY]))
     assert (gate.requests, refusals(meter, "deadline_exceeded")) == (0, None)
+
+
+async def test_a_drain_that_ends_cuts_streams_off_with_an_error_event_and_the_rest_with_503(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    form = EventFormat(error=lambda error: f"event: error\ndata: {type(error).__name__}\n\n".encode(), done=b"")
+    applications: dict[str, ASGIApp] = {
+        "/chat": Streaming(),
+        "/other": Streaming(form),
+        "/silent": silent,
+        "/half": half,
+    }
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        await applications[scope["path"]](scope, receive, send)
+
+    app, gate, meter = door(route, ConcurrencyLimits())
+    context = RequestContextMiddleware(app, NO_TRACING, log_requests=True)
+    async with served(context) as made, httpx.AsyncClient(base_url=f"http://127.0.0.1:{made.port}") as client:
+        asked = [asyncio.create_task(client.post(path, content=BODY, timeout=30)) for path in applications]
+        await until(lambda: gate.requests == len(asked))
+        await asyncio.sleep(0.1)  # what streams has said its first word
+        gate.close("the frontend is shutting down")
+        gate.cut_off(NotReady("the frontend is shutting down: send it again"))
+        assert await gate.until_empty(10)
+        chat, other, refused, cut = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(chat, httpx.Response)
+    assert isinstance(other, httpx.Response)
+    assert isinstance(refused, httpx.Response)
+    first, error, done = [line for line in chat.text.split("\n\n") if line]
+    assert (first, done) == ('data: {"text":"one"}', "data: [DONE]")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "not_ready"
+    assert other.text.endswith("event: error\ndata: NotReady\n\n")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    assert isinstance(cut, httpx.RemoteProtocolError), "half a body has no valid end"
+    assert refusals(meter, "not_ready") == len(asked)
+    assert "Traceback" not in caplog.text
+    lines = [record.getMessage() for record in caplog.records if record.name == "semel.access"]
+    assert sorted(" cut off," in line for line in lines) == [False, True, True, True], lines
+
+
+async def test_what_has_been_answered_is_not_cut_off() -> None:
+    left = asyncio.Event()
+
+    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("ok")(scope, receive, send)
+        left.set()
+        await asyncio.Event().wait()
+
+    app, gate, meter = door(closing, ConcurrencyLimits())
+    late, task = await begin(app)
+    await left.wait()
+    gate.cut_off(NotReady("the frontend is shutting down"))
+    await task
+    assert (late.status, bytes(late.body), refusals(meter, "not_ready")) == (200, b"ok", None)
 
 
 async def test_a_client_that_leaves_a_stream_aborts_it_and_makes_room() -> None:

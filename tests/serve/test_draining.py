@@ -59,10 +59,10 @@ def started(home: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def rehearsing(model: Path, home: Path) -> Iterator[Served]:
+def rehearsing(model: Path, home: Path, drain_s: str = DRAIN_S) -> Iterator[Served]:
     """`semel testing serve`, ready."""
     port = free_port()
-    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--preprocessing-processes", "1")
+    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", drain_s, "--preprocessing-processes", "1")
     with started(home, "testing", "serve", str(model), *flags) as process:
         served = Served(process, f"http://127.0.0.1:{port}", home, home / "testing.log", 0.0)
         until_ready(served)
@@ -222,6 +222,51 @@ async def _stop_under_stream(served: Served) -> None:
         await begun.acquire()
         served.process.terminate()
         await _refuses(served.url)
+
+
+CUT = {
+    CHAT: (body_of(stream=True, max_tokens=10_000), "error"),
+    "/v1/responses": ({"input": "Count.", "stream": True, "max_output_tokens": 10_000}, "response.failed"),
+    "/v1/messages": (body_of(stream=True, max_tokens=10_000), "error"),
+}
+"""Streams that outlast a drain, each with what its last event says."""
+
+
+async def cut_off(client: httpx.AsyncClient, path: str, begun: asyncio.Semaphore) -> str:
+    """The last event of a stream."""
+    last = ""
+    async with client.stream("POST", path, json=CUT[path][0]) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            begun.release()
+            if line.startswith("data: {"):
+                last = line.removeprefix("data: ")
+    return last
+
+
+async def stop_under_streams(served: Served) -> None:
+    """A drain that is too short for what is under way: each stream says so in the form of its API."""
+    begun = asyncio.Semaphore(0)
+    async with client_of(served) as client, asyncio.TaskGroup() as load:
+        streams = {path: load.create_task(cut_off(client, path, begun)) for path in CUT}
+        await in_flight(client, len(CUT))
+        for _ in range(20 * len(CUT)):
+            await begun.acquire()
+        served.process.terminate()
+    for path, stream in streams.items():
+        assert CUT[path][1] in stream.result(), stream.result()
+        assert "shutting down" in stream.result(), stream.result()
+    assert json.loads(streams[CHAT].result())["error"]["code"] == "not_ready"
+
+
+def test_streams_that_a_drain_cuts_off_end_with_an_error_event(tiny: Folder, tmp_path: Path) -> None:
+    with rehearsing(tiny("qwen2-vl"), tmp_path, drain_s="1") as served:
+        asyncio.run(asyncio.wait_for(stop_under_streams(served), 120))
+        assert served.process.wait(60) == 0
+        log = served.log.read_text()
+        assert f"{len(CUT)} requests are cut off: raise --drain-s" in log
+        assert log.count("200, cut off, in") == len(CUT)
+        assert "Traceback" not in log, log[-3_000:]
 
 
 def test_a_second_signal_ends_serve_at_once(tiny: Folder, tmp_path: Path) -> None:

@@ -26,7 +26,17 @@ from semel.bench.ports import free_port
 from semel.settings import create_key
 from tests.conftest import Folder
 from tests.serve.served import SEMEL, Served, until
-from tests.serve.test_draining import DRAIN_S, RATE, TOKENS, client_of, rehearsing, started, streamed, until_ready
+from tests.serve.test_draining import (
+    DRAIN_S,
+    RATE,
+    TOKENS,
+    client_of,
+    rehearsing,
+    started,
+    stop_under_streams,
+    streamed,
+    until_ready,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -56,11 +66,12 @@ def in_terminal(home: Path, *command: str) -> Iterator[tuple[subprocess.Popen[by
         process.wait(10)
 
 
-def shown(terminal: int) -> None:
+def shown(terminal: int, printed: bytearray | None = None) -> None:
     """Take what is printed, so that nobody has to wait for it."""
+    printed = bytearray() if printed is None else printed
     try:
-        while os.read(terminal, 1 << 16):
-            pass
+        while some := os.read(terminal, 1 << 16):
+            printed += some
     except OSError:
         return
 
@@ -95,6 +106,20 @@ def test_serve_drains_when_its_terminal_goes_and_leaves_no_key(tiny: Folder, tmp
         assert process.wait(60) == 0
         assert not [one for one in family if one.is_running() and one.status() != "zombie"]
         assert not folder.exists()
+
+
+@pytest.mark.nightly
+def test_at_a_terminal_the_warning_of_a_drain_stands_above_the_spinner(tiny: Folder, tmp_path: Path) -> None:
+    port, printed = free_port(), bytearray()
+    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", "1", "--preprocessing-processes", "1")
+    with in_terminal(tmp_path, "testing", "serve", str(tiny("qwen2-vl")), *flags) as (process, terminal):
+        threading.Thread(target=shown, args=(terminal, printed), daemon=True).start()
+        served = Served(process, f"http://127.0.0.1:{port}", tmp_path, tmp_path / "none.log", 0.0)
+        until(lambda: b"semel is ready" in printed or process.poll() is not None, 240)
+        asyncio.run(asyncio.wait_for(stop_under_streams(served), 120))
+        assert process.wait(60) == 0
+        until(lambda: b"requests are cut off: raise --drain-s" in printed, 10)
+        assert b"Traceback" not in printed
 
 
 def test_a_frontend_and_a_worker_drain_on_a_hang_up(tiny: Folder, tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import sys
 
 from semel.cli.app import app
 from semel.cli.error_line import print_error
+from semel.engine.owner import end_with_owner
 from semel.errors import SemelError
 
 __all__ = ["main"]
+
+end_with_owner()  # a process that an engine spawns imports this module first, and calls nothing else of ours for long
 
 
 def main() -> None:

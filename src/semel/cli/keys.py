@@ -1,12 +1,15 @@
-"""`semel key`: makes, shows and rotates the keys of a fleet."""
+"""`semel key`: makes, shows and rotates the keys of a fleet, and adds and revokes those of its clients."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from getpass import getpass
@@ -17,13 +20,21 @@ import typer
 from rich.console import Console
 
 from semel.cli.flags import Call, HelpGroup, command
-from semel.core.flag import REQUIRED, flag
+from semel.core.flag import REQUIRED, flag, same_flag
 
 if TYPE_CHECKING:
     from semel.wire.proof import Role
     from semel.wire.zmq.key_pairs import KeyPairs
 
-__all__ = ["HashSettings", "KeyFileSettings", "KeyFolderSettings", "NewKeyFolderSettings", "key"]
+__all__ = [
+    "ApiKeyRemovalSettings",
+    "ApiKeySettings",
+    "HashSettings",
+    "KeyFileSettings",
+    "KeyFolderSettings",
+    "NewKeyFolderSettings",
+    "key",
+]
 
 _FLEET: Final = "fleet"
 
@@ -43,6 +54,7 @@ key = typer.Typer(
 console = Console()
 
 _ADMIN_BYTES: Final = 32
+_API_KEY_BYTES: Final = 24
 _PRIVATE_FOLDER: Final = stat.S_IRWXU
 _PRIVATE_FILE: Final = stat.S_IRUSR | stat.S_IWUSR
 
@@ -75,6 +87,25 @@ class HashSettings:
     """What `semel key hash` takes."""
 
     tenant: str = flag(REQUIRED, help="The tenant whose API key it is.", group="Keys", is_positional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeySettings:
+    """What `semel key api-add` takes."""
+
+    path: Path = flag(REQUIRED, help="The file of --api-keys-file.", group="Keys", is_positional=True)
+    tenant: str = flag(REQUIRED, help="The tenant.", group="Keys", is_positional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeyRemovalSettings:
+    """What `semel key api-remove` takes."""
+
+    path: Path = same_flag(ApiKeySettings, "path")
+    tenant: str = same_flag(ApiKeySettings, "tenant")
+    key_from_stdin: bool = flag(
+        False, help="Revoke only the key that is read from standard input, not all of the tenant.", group="Keys"
+    )
 
 
 @command(key, NewKeyFolderSettings)
@@ -154,7 +185,87 @@ def fleet(call: Call[KeyFileSettings]) -> None:
 @command(key, HashSettings, "hash")
 def hash_api_key(call: Call[HashSettings]) -> None:
     """Hash a client's API key, which is read from standard input: the line for --api-keys-file."""
-    from semel.core.keyring import MIN_KEY_CHARS, hash_key, is_key
+    from semel.core.keyring import hash_key
+
+    _say(f"{call.settings.tenant} {hash_key(_read_api_key())}")
+
+
+@command(key, ApiKeySettings, "api-add")
+def api_add(call: Call[ApiKeySettings]) -> None:
+    """Make an API key for a tenant: its hash goes into the file, and the key is printed this once."""
+    from semel.core.keyring import hash_key
+    from semel.errors import ConfigError
+    from semel.settings import is_tenant
+
+    path, tenant = call.settings.path, call.settings.tenant
+    if not is_tenant(tenant):
+        raise ConfigError(
+            "that is no name of a tenant: it has at most 64 letters, digits, '.', '_' and '-'; the key is made here, "
+            "so give none"
+        )
+    made = secrets.token_urlsafe(_API_KEY_BYTES)
+    with _edited(path) as lines:
+        lines.append(f"{tenant} {hash_key(made)}")
+    _say(made)
+
+
+@command(key, ApiKeyRemovalSettings, "api-remove")
+def api_remove(call: Call[ApiKeyRemovalSettings]) -> None:
+    """Revoke the API keys of a tenant: all of them, or with --key-from-stdin the one that is read there."""
+    from semel.core.keyring import Keyring
+    from semel.errors import ConfigError
+    from semel.settings import tenant_key
+
+    path, tenant = call.settings.path, call.settings.tenant
+    one = _read_api_key() if call.settings.key_from_stdin else None
+    removed = 0
+    with _edited(path) as lines:
+        for line in list(lines):
+            found = tenant_key(line)
+            if found is None or found[0] != tenant or (one is not None and Keyring([found]).tenant(one) is None):
+                continue
+            lines.remove(line)
+            removed += 1
+        if not removed:
+            raise ConfigError(f"{path} has no such key of that tenant; nothing was changed")
+        if not any(tenant_key(line) for line in lines):
+            raise ConfigError(
+                f"{path} would have no keys then, and frontends would keep the old ones: add another first, or end "
+                "the frontends; nothing was changed"
+            )
+    _say(f"{path}: {removed} keys of {tenant} are revoked; frontends refuse them within a second.")
+
+
+@contextmanager
+def _edited(path: Path) -> Iterator[list[str]]:
+    """The lines of a file of API keys, which replace it in one step with mode 0600; one by one, if several edit it.
+
+    A file that frontends would not take is refused before and after: they would go on with the keys that they have.
+    """
+    from semel.errors import ConfigError
+    from semel.settings import ApiKeySettings, read_api_keys
+
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"cannot change {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if path.exists():
+            path = path.resolve()
+            read_api_keys(ApiKeySettings(api_keys_file=path))
+            owner, lines = path.stat(), path.read_text(encoding="ascii").splitlines()
+        else:
+            owner, lines = None, []
+        yield lines
+        _write(path, "".join(f"{line}\n" for line in lines), owner)
+        read_api_keys(ApiKeySettings(api_keys_file=path))
+    finally:
+        os.close(folder)
+
+
+def _read_api_key() -> str:
+    from semel.core.keyring import MIN_KEY_CHARS, is_key
     from semel.errors import ConfigError
 
     text = getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
@@ -163,7 +274,7 @@ def hash_api_key(call: Call[HashSettings]) -> None:
             f"that is no API key: it needs at least {MIN_KEY_CHARS} printable ASCII characters and no blank; give one "
             "on standard input, as with `openssl rand -hex 16`"
         )
-    _say(f"{call.settings.tenant} {hash_key(text)}")
+    return text
 
 
 def _load(folder: Path) -> KeyPairs:
@@ -189,8 +300,8 @@ def _save(folder: Path, pairs: KeyPairs) -> None:
         _write(folder / keys.role / TRANSPORT_FILE, encode_keys(keys))
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, in one step: nobody reads half of it."""
+def _write(path: Path, text: str, owner: os.stat_result | None = None) -> None:
+    """Write a file that only its owner can read, in one step: nobody reads half of it. It keeps the owner it had."""
     from semel.errors import ConfigError
 
     new = path.with_name(f".{path.name}.new")
@@ -200,6 +311,8 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+            if owner is not None and (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
         new.replace(path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

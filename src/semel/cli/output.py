@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +26,8 @@ __all__ = ["Output", "StandardError"]
 
 _PIPE_BYTES: Final = 1 << 16  # as many as one holds
 _MAX_FILE_BYTES: Final = 1 << 26
+_WARNING: Final = re.compile(rb"(?:WARNING|ERROR|CRITICAL) \S+ \S+ semel[.\w]*: ")
+"""How a line of `telemetry.logs` begins."""
 
 
 class StandardError(io.TextIOBase):
@@ -101,9 +104,10 @@ class Output:
         self.log, self._is_visible = None, True
         self._drop_file()
 
-    def hide(self) -> None:
-        """Show nothing any more."""
-        self._is_visible = False
+    def show_warnings(self, show: Callable[[str], None]) -> None:
+        """Show nothing any more but the warnings and errors of semel itself."""
+        self.read()
+        self._show, self._is_visible = _warnings(show), True
 
     def close(self, *, keep_file: bool) -> None:
         """Give the pipe back; whoever prints to it thereafter prints to nobody."""
@@ -135,6 +139,20 @@ class Output:
             self._file.close()
             self.path.unlink(missing_ok=True)
             self._file = self.path = None
+
+
+def _warnings(show: Callable[[str], None]) -> Callable[[bytes], None]:
+    """Takes the lines on that are semel's own and no mere information, each without its end."""
+    rest = b""
+
+    def take(printed: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + printed).split(b"\n")
+        for line in lines:
+            if _WARNING.match(line):
+                show(line.decode(errors="replace"))
+
+    return take
 
 
 def _json_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-import shutil
 import ssl
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,7 @@ from semel.cli.progress import Progress
 from semel.cli.supervisor import Child, end_at_once, ending
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
-from semel.settings import ServerSettings, ServingSettings, create_key
+from semel.settings import ServerSettings, ServingSettings, create_key, run_folder
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.logs import LogFormat, log_to_stderr
 from semel.web.address import bind
@@ -106,11 +104,10 @@ def serve(options: ServeOptions) -> int:
     log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s", writer=stderr.writer)
     logger.setLevel(logging.INFO)
     bind(options.server.host, options.server.port).close()  # before half a minute of loading
-    folder = Path(tempfile.mkdtemp(prefix="semel-"))  # mode 0700: sockets and key live here
     try:
-        return asyncio.run(_supervise(options, folder))
+        with run_folder() as folder:
+            return asyncio.run(_supervise(options, folder))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         stderr.writer.flush()
 
 
@@ -132,7 +129,7 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
         return 0
     finally:
         if console.is_terminal:
-            output.hide()
+            output.show_warnings(partial(console.print, highlight=False, soft_wrap=True, markup=False))
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)

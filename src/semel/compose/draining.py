@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from semel.errors import NotReady
 from semel.shutdown import ShutdownSignal
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["drain", "leave"]
 
 _REASON: Final = "the frontend is shutting down"
+_CUT_OFF_S: Final = 1.0
+"""How long clients have to read the error of a request that is cut off."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,3 +39,5 @@ async def drain(service: FrontendState, server: HttpServer, stopping: ShutdownSi
     await stopping.unless_forced(service.limiter.until_empty(within_s))
     if service.limiter.requests:
         logger.warning("%d requests are cut off: raise --drain-s to let them end", service.limiter.requests)
+        service.limiter.cut_off(NotReady(f"{_REASON}, and cut this request off: send it again"))
+        await service.limiter.until_empty(_CUT_OFF_S)

@@ -22,6 +22,7 @@ from semel.compose.reloading import ReloadedFiles
 from semel.compose.rotation import follow_keys
 from semel.core import EngineWindow, Modality
 from semel.embeddings.settings import EmbeddingStoreSettings
+from semel.engine.owner import owning
 from semel.engine.progress import ProgressLimits
 from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import EngineHung
@@ -167,6 +168,7 @@ async def run_worker(options: WorkerOptions) -> None:
         metrics=page.path,
     )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(owning())
         stack.enter_context(default_folder(SOCKET_FOLDER))  # its processes leave the sockets between them behind
         if options.collector is not None:
             stack.enter_context(default_variable(TRACES_PROTOCOL, options.collector.protocol))

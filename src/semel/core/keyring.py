@@ -52,10 +52,10 @@ class Keyring:
     def __init__(self, keys: Iterable[tuple[str, str]] = ()) -> None:
         self._secret = secrets.token_bytes(blake3.key_size)
         self._tenants: dict[bytes, str] = {}
-        for tenant, key in keys:
-            found = self._index(_stored_hash(tenant, key))
-            if (other := self._tenants.setdefault(found, tenant)) != tenant:
-                raise ValueError(f"{tenant!r} has the same key as {other!r}")
+        for number, (tenant, key) in enumerate(keys, 1):
+            found = self._index(_stored_hash(number, key))
+            if self._tenants.setdefault(found, tenant) != tenant:
+                raise ValueError(f"key {number} is the same key as that of another tenant: give each its own")
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -81,15 +81,15 @@ def _sha256(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def _stored_hash(tenant: str, text: str) -> bytes:
-    """The hash of a key that is stored as it is, or hashed."""
+def _stored_hash(number: int, text: str) -> bytes:
+    """The hash of a key that is stored as it is, or hashed. An error has no name of a tenant: it may be the key."""
     if is_hashed(text):
         digits = text.removeprefix(_HASHED)
         if not _HASH.fullmatch(digits):
-            raise ValueError(f"the key of {tenant!r} is not a hash: {_HASHED} needs 64 hexadecimal digits after it")
+            raise ValueError(f"key {number} is not a hash: {_HASHED} needs 64 hexadecimal digits after it")
         return bytes.fromhex(digits)
     if len(text) < MIN_KEY_CHARS:
-        raise ValueError(f"the key of {tenant!r} is too short ({len(text)} of {MIN_KEY_CHARS} characters)")
+        raise ValueError(f"key {number} is too short ({len(text)} of {MIN_KEY_CHARS} characters)")
     if not is_sendable(text):
-        raise ValueError(f"the key of {tenant!r} has a blank, or a character that is not printable ASCII")
+        raise ValueError(f"key {number} has a blank, or a character that is not printable ASCII")
     return _sha256(text)

@@ -121,6 +121,10 @@ class HttpServer:
         """Accept no more connections and end `serve`. Open connections get a moment to finish, unless `at_once`."""
         self._server.should_exit = True
         self._server.force_exit = at_once
+        if at_once:  # their requests see that the client has left, and end in order
+            for connection in list(self._server.server_state.connections):
+                assert isinstance(connection, Connection)
+                connection.transport.abort()
 
 
 def operator_routes(meter: Meter, reason: Callable[[], str]) -> list[Route]:

@@ -19,6 +19,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecod
 from vllm.v1.request import RequestStatus
 
 from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Residency, Settlement
+from semel.engine.owner import end_with_owner
 from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat import num_embeds
 from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
@@ -107,6 +108,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             return stock.create_manager(cache_size=cache_size, vllm_config=vllm_config)
         config = EncoderCacheConfig.parse(vllm_config.ec_manager_config.manager_config)
         if config.metrics is not None:  # the engine is a worker of semel's
+            end_with_owner()
             exit_quickly_when_done()
         return cls(
             cache_size if is_encoder_decoder else _capacity(config, cache_size),

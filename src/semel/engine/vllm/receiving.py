@@ -21,6 +21,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from semel.engine.owner import end_with_owner
 from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat import (
     communicator_segments,
@@ -45,6 +46,7 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         """Make the model runner."""
+        end_with_owner()
         exit_quickly_when_done()
         super().init_device()
         for segment in communicator_segments(self.rank):

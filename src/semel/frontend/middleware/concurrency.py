@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,7 +32,10 @@ from semel.telemetry.meter import Meter, Sample
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.web.revocation import Revocation
 
-__all__ = ["ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
+__all__ = ["CUT_OFF", "ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
+
+CUT_OFF: Final = "semel.cut_off"
+"""The key under which the scope of a request has the error that cut its response off."""
 
 _MAX_SCATTER: Final = 2.0
 """A client comes again after at most so many times what it was told (`semel.web.errors`)."""
@@ -40,7 +44,7 @@ _MAX_SCATTER: Final = 2.0
 class Place:
     """The place of one request in flight."""
 
-    __slots__ = ("is_free", "revocation", "tenant")
+    __slots__ = ("ending", "is_free", "revocation", "tenant")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -49,6 +53,9 @@ class Place:
 
         self.revocation: Revocation | None = None
         """The scope in which it can be called back, if there is one."""
+
+        self.ending: Revocation | None = None
+        """The scope in which it can be cut off, also when its response has begun."""
 
 
 class RequestLimiter:
@@ -62,6 +69,7 @@ class RequestLimiter:
         """By tenant within its share: requests that were refused because all places had begun, and how long to wait
         for them."""
 
+        self._places: set[Place] = set()
         self._called_back: Counter[str] = Counter()
         self._total = 0
         self._closed = ""
@@ -98,6 +106,12 @@ class RequestLimiter:
     def close(self, reason: str) -> None:
         """Refuse all new requests from now on, for this reason. Requests in flight continue."""
         self._closed = reason
+
+    def cut_off(self, error: NotReady) -> None:
+        """End every request in flight with this error: as its response, or as the last event of its stream."""
+        for place in self._places:
+            if place.ending is not None:
+                place.ending.revoke(error)
 
     async def until_empty(self, within_s: float) -> bool:
         """Wait for at most `within_s` until no request is in flight. Returns whether that is so."""
@@ -143,7 +157,8 @@ class RequestLimiter:
                 self._wanted[tenant] = count - 1, until
         self._total += 1
         self._empty.clear()
-        return Place(tenant)
+        self._places.add(place := Place(tenant))
+        return place
 
     def offer(self, place: Place, revocation: Revocation) -> None:
         """Let a request be called back in this scope, until its response begins."""
@@ -158,6 +173,7 @@ class RequestLimiter:
     def leave(self, place: Place) -> None:
         """Record that a request has ended."""
         self._free(place)
+        self._places.discard(place)
         self._total -= 1
         if not self._total:
             self._empty.set()
@@ -246,40 +262,56 @@ class ConcurrencyLimit:
         except ServiceError as error:
             await self._refuse(error, tenant, scope, receive, send)
             return
-        revocation, client = Revocation(), _Client(receive, send)
+        place.ending, revocation = Revocation(), Revocation()
+        client = _Client(receive, send)
+        answer = _Answer(client.send, partial(self._commit, place, revocation))
         began_s = self._aborts.now()
         try:
-            with revocation:
+            with place.ending, revocation:
                 self._limiter.offer(place, revocation)
-                await self._serve(scope, client.receive, self._committing(place, revocation, client.send))
-        except Busy as error:
-            if error is not revocation.error:
+                await self._serve(scope, client.receive, answer)
+        except ServiceError as error:
+            if error is place.ending.error:
+                await self._cut_off(error, answer, scope, receive)
+            elif error is revocation.error:
+                await self._refuse(error, tenant, scope, receive, send)
+            else:
                 raise
-            await self._refuse(error, tenant, scope, receive, send)
         finally:
             self._limiter.leave(place)
             if client.has_left:
                 self._aborts.end(tenant, self._aborts.now() - began_s)
 
-    def _committing(self, place: Place, revocation: Revocation, send: Send) -> Send:
-        """Sends a response, which cannot be called back once it has begun. No coroutine: there is a call per token."""
-        has_begun = False
+    def _commit(self, place: Place, revocation: Revocation) -> None:
+        """A response cannot be called back once it has begun."""
+        revocation.end()
+        self._limiter.commit(place)
 
-        def commit_and_send(message: MutableMapping[str, Any]) -> Awaitable[None]:
-            nonlocal has_begun
-            if not has_begun:
-                has_begun = True
-                revocation.end()
-                self._limiter.commit(place)
-            return send(message)
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        if not (limit_s := self._limiter.limits.max_request_s):
+            await self._app(scope, receive, answer.send)
+            return
+        try:
+            async with asyncio.timeout(limit_s) as timeout:
+                await self._app(scope, receive, answer.send)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            error = DeadlineExceeded(f"the request took longer than {limit_s:g} s; raise it with --request-timeout-s")
+            await self._cut_off(error, answer, scope, receive)
 
-        return commit_and_send
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._limiter.limits.max_request_s:
-            await self._in_time(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+    async def _cut_off(self, error: ServiceError, answer: _Answer, scope: Scope, receive: Receive) -> None:
+        """End a request with an error, wherever it is."""
+        if answer.is_complete:
+            return
+        self._meter.count(REFUSALS, error.code)
+        if not answer.has_begun:
+            await refusal(error, scope)(scope, receive, answer.send)
+            return
+        scope[CUT_OFF] = error
+        if not answer.is_events:
+            raise error from None  # a truncated response has no valid form: close the connection
+        await answer.send({"type": "http.response.body", "body": stream_ending(scope, error), "more_body": False})
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(REFUSALS, error.code)
@@ -289,26 +321,6 @@ class ConcurrencyLimit:
         else:
             await asyncio.sleep(self._wait_s(tenant))
         await answer(scope, receive, send)
-
-    async def _in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = _Answer(send)
-        limit_s = self._limiter.limits.max_request_s
-        try:
-            async with asyncio.timeout(limit_s) as timeout:
-                await self._app(scope, receive, answer.send)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            if answer.is_complete:
-                return
-            error = DeadlineExceeded(f"the request took longer than {limit_s:g} s; raise it with --request-timeout-s")
-            self._meter.count(REFUSALS, error.code)
-            if not answer.begun:
-                await refusal(error, scope)(scope, receive, send)
-            elif answer.is_events:
-                await send({"type": "http.response.body", "body": stream_ending(scope, error), "more_body": False})
-            else:
-                raise error from None  # a truncated response has no valid form: close the connection
 
 
 class _Client:
@@ -337,17 +349,27 @@ class _Client:
 
 
 class _Answer:
-    """The state of a response that is being sent."""
+    """A response that is being sent. Most of its messages are events, one for each token: they cost no coroutine."""
 
-    def __init__(self, send: Send) -> None:
+    __slots__ = ("_on_begin", "_send", "has_begun", "is_complete", "is_events")
+
+    def __init__(self, send: Send, on_begin: Callable[[], None]) -> None:
         self._send = send
-        self.begun = self.is_events = self.is_complete = False
+        self._on_begin = on_begin
+        self.has_begun = self.is_events = self.is_complete = False
 
-    async def send(self, message: MutableMapping[str, Any]) -> None:
+    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        if not self.has_begun:
+            return self._begin(message)
+        return self._send(message) if message.get("more_body") else self._end(message)
+
+    async def _begin(self, message: MutableMapping[str, Any]) -> None:
+        self._on_begin()
         await self._send(message)  # a cancellation can only come before this sends anything
-        if not self.begun:
-            self.begun = True
-            kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
-            self.is_events = any(kind.startswith(EventStream.media_type.encode()) for kind in kinds)
-        elif not message.get("more_body"):
-            self.is_complete = True
+        self.has_begun = True
+        kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
+        self.is_events = any(kind.startswith(EventStream.media_type.encode()) for kind in kinds)
+
+    async def _end(self, message: MutableMapping[str, Any]) -> None:
+        await self._send(message)
+        self.is_complete = True

@@ -15,11 +15,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import DeadlineExceeded, InvalidKey, ServiceError
+from semel.errors import InvalidKey, ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import id_headers, refusal
 from semel.frontend.http.ignored_fields import ignored_fields_header
 from semel.frontend.middleware.authentication import PROBES, tenant_name
+from semel.frontend.middleware.concurrency import CUT_OFF
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.sampling import SampledLog
@@ -67,16 +68,17 @@ class RequestContextMiddleware:
         with entered(request):
             try:
                 await self._app(scope, receive, answer)
-            except DeadlineExceeded as error:  # the response is incomplete, so the connection is closed
-                tell_fault(error)
-                logger.info("an answer was cut off: %s", error)
-            except Exception:  # the edge of the process: any error ends one request only
-                logger.exception("a request failed in a way that we do not expect")
-                if status is not None:
-                    raise
-                failure = ServiceError("internal error; the frontend's log says more")
-                await refusal(failure, scope)(scope, receive, answer)
+            except Exception as error:  # the edge of the process: any error ends one request only
+                if error is not scope.get(CUT_OFF):  # else the response is incomplete, so the connection is closed
+                    logger.exception("a request failed in a way that we do not expect")
+                    if status is not None:
+                        raise
+                    failure = ServiceError("internal error; the frontend's log says more")
+                    await refusal(failure, scope)(scope, receive, answer)
             finally:
+                if (cut := scope.get(CUT_OFF)) is not None:
+                    tell_fault(cut)
+                    logger.info("an answer was cut off: %s", cut)
                 route = getattr(scope.get("route"), "path", "unknown")
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
@@ -85,14 +87,18 @@ class RequestContextMiddleware:
     def _log(self, request: Request, route: str, status: int, seconds: float) -> None:
         """Log one line, with the client's address and the tenant of its key; a proxy in front is the client.
 
-        Without a key anybody can cause lines, so those of refused keys are sampled (threats S28).
+        The status is what was sent; of a response that was cut off after it, the line says so. Without a key anybody
+        can cause lines, so those of refused keys are sampled (threats S28).
         """
         client, tenant = "unknown" if request.client is None else request.client.host, tenant_name(request)
         fields = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
         fields |= {"client": client, "tenant": tenant or None}
-        values = (request.method, route, status, seconds, client, f" ({tenant})" if tenant else "")
+        end = ""
+        if CUT_OFF in request.scope:
+            end, fields["cut_off"] = ", cut off,", True
+        values = (request.method, route, status, end, seconds, client, f" ({tenant})" if tenant else "")
         log = self._strangers.log if status == InvalidKey.status else access.info
-        log("%s %s %d in %.3f s for %s%s", *values, extra={"fields": fields})
+        log("%s %s %d%s in %.3f s for %s%s", *values, extra={"fields": fields})
 
 
 def _client_id(request: Request) -> str | None:
