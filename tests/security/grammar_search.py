@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from semel.errors import SemelError
 from semel.testing.models import build
 from tests.engine.engines import Start, running_as_worker
 from tests.engine.parity import Rig
+from tests.security.target import ENVIRONMENT
 
 MALLORY, ALICE = (Tenant(name).prefix_salt for name in ("mallory", "alice"))
 START: Final = Start("qwen2-vl", ("--max-model-len", "4096", "--max-num-seqs", "32"))
@@ -173,4 +175,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=27)
     parser.add_argument("--seconds", type=float, default=3_600.0)
     parser.add_argument("--max-step-ms", type=float, default=250.0)
+    os.environ |= ENVIRONMENT
     sys.exit(asyncio.run(main(parser.parse_args())))
