@@ -173,14 +173,6 @@ async def test_a_request_that_runs_into_its_own_regex_is_at_fault_itself_S31(
     await rig.answer(good)
 
 
-async def test_a_regex_that_ends_before_min_tokens_ends_the_answer_S31(rig: Rig, good: Rendered) -> None:
-    """Control: what is refused beside a structured output fails there; this does not."""
-    fields: dict[str, Any] = {"structured_outputs": {"regex": "[ab]{2}"}, "min_tokens": 16, "max_tokens": 32}
-    outputs = [output async for output in await rig.engine.submit(submission(good, **fields))]
-    assert outputs[-1].finish_reason == "stop"
-    assert set("".join(output.text for output in outputs)) <= set("ab")
-
-
 async def test_a_prompt_longer_than_the_model_takes_says_what_to_do(rig: Rig) -> None:
     rendered = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": "word " * 40_000}]))
     with pytest.raises(PromptTooLong, match="--max-model-len"):

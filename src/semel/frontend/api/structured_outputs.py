@@ -117,8 +117,8 @@ def constrained_field(form: ResponseFormat | None, outputs: StructuredOutputs | 
     """The field that the answer is held to, if there is one."""
     if form is not None and not isinstance(form, TextFormat):
         return "response_format"
-    is_held = any((outputs or {}).get(kind) is not None for kind in _KINDS)
-    return "structured_outputs" if is_held else None
+    kinds = [kind for kind in _KINDS if (outputs or {}).get(kind) is not None]
+    return "structured_outputs" if kinds else None
 
 
 def constraint(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Mapping[str, Any] | None:
