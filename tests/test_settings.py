@@ -178,7 +178,7 @@ def test_api_keys_are_read_with_their_tenants(tmp_path: Path) -> None:
         ("", "has no keys"),
         ("acme\n", "line 1: must be a tenant"),
         (f"acme {'a' * 16}\nac/me {'b' * 16}\n", "line 2: must be a tenant"),
-        ("acme short\n", r"the key of 'acme' is too short \(5 of 16 characters\)"),
+        ("acme short\n", r"key 1 is too short \(5 of 16 characters\)"),
         (f"acme {'a' * 16}\numbra {'a' * 16}\n", "same key"),
     ],
 )

@@ -14,7 +14,14 @@ from semel.core import Keyring
 from semel.core.flag import fill
 from semel.errors import ConfigError
 from semel.key_files import ProcessKeys, admin_key_file, frontend_keys, process_keys, worker_keys
-from semel.settings import FrontendSettings, WorkerSettings, create_key, read_api_keys, read_transport_keys
+from semel.settings import (
+    ApiKeySettings,
+    FrontendSettings,
+    WorkerSettings,
+    create_key,
+    read_api_keys,
+    read_transport_keys,
+)
 
 FILES = {
     "frontend/identity.key",
@@ -177,12 +184,12 @@ def test_an_api_key_is_added_and_revoked_in_a_file_that_frontends_take(tmp_path:
     path = tmp_path / "keys"
     acme, umbra = (key("api-add", path, tenant).strip() for tenant in ("acme", "umbra"))
     new = key("api-add", path, "acme").strip()
-    ring = read_api_keys(path)
+    ring = read_api_keys(ApiKeySettings(api_keys_file=path))
     assert [ring.tenant(one) for one in (acme, umbra, new)] == ["acme", "umbra", "acme"]
     assert path.stat().st_mode & 0o777 == 0o600
     assert not [one for one in (acme, umbra, new) if one in path.read_text()], "only hashes are stored"
     key("api-remove", path, "acme", "--key-from-stdin", text=f"{acme}\n")
-    ring.replace(read_api_keys(path))
+    ring.replace(read_api_keys(ApiKeySettings(api_keys_file=path)))
     assert [ring.tenant(one) for one in (acme, umbra, new)] == [None, "umbra", "acme"]
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -190,7 +197,7 @@ def test_an_api_key_is_added_and_revoked_in_a_file_that_frontends_take(tmp_path:
     by_hand.write_text(path.read_text())
     by_hand.replace(path)
     with pytest.raises(ConfigError, match="can be read by others"):
-        read_api_keys(path)
+        read_api_keys(ApiKeySettings(api_keys_file=path))
 
 
 def test_what_is_not_of_the_tenant_stays_as_it_was(tmp_path: Path) -> None:
@@ -206,7 +213,7 @@ def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
     (tmp_path / "keys").symlink_to(tmp_path / "real")
     made = key("api-add", tmp_path / "keys", "acme").strip()
     assert (tmp_path / "keys").is_symlink()
-    assert read_api_keys(tmp_path / "real").tenant(made) == "acme"
+    assert read_api_keys(ApiKeySettings(api_keys_file=tmp_path / "real")).tenant(made) == "acme"
 
 
 def test_what_would_leave_a_key_in_force_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
@@ -220,7 +227,7 @@ def test_what_would_leave_a_key_in_force_is_an_error_and_changes_nothing(tmp_pat
     assert "chmod 600" in refused("api-remove", path, "acme")
     path.chmod(0o600)
     assert path.read_text() == before
-    assert read_api_keys(path).tenant(made) == "acme"
+    assert read_api_keys(ApiKeySettings(api_keys_file=path)).tenant(made) == "acme"
 
 
 def test_no_error_of_api_keys_shows_a_key(tmp_path: Path) -> None:
