@@ -34,6 +34,14 @@ def test_key_makes_a_key_that_only_its_owner_reads_and_never_replaces_one(
     assert path.read_bytes() == before
 
 
+def test_a_model_that_a_list_took_is_asked_for_before_the_list_and_no_key_is_shown() -> None:
+    done = semel("serve", "--api-key", "sk-secret", "model")
+    assert done.returncode == 2
+    assert "missing argument 'MODEL': what follows --api-key are its values" in done.stderr
+    assert "sk-secret" not in done.stderr
+    assert "--api-key" not in semel("serve").stderr
+
+
 @pytest.mark.slow
 def test_testing_model_writes_a_model_folder(tmp_path: Path) -> None:
     done = semel("testing", "model", "qwen2-vl", str(tmp_path / "tiny"))

@@ -61,12 +61,17 @@ class FlagCommand(TyperCommand):
         if topic:
             typer.echo(self._help(ctx, topic))
             raise typer.Exit
+        written = args
         if self.server_flags or any(one.is_list and not one.is_positional for one in self.flags):
             args = self._expand(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
-            raise _FlagError(_one_line(error), ctx=ctx) from None
+            message = _one_line(error)
+            lists = {one.spelling for one in self.flags if one.is_list and not one.is_positional}
+            if message.startswith("missing argument") and (taker := next((w for w in written if w in lists), None)):
+                message = f"{message.rstrip('.')}: what follows {taker} are its values, so write it before that flag"
+            raise _FlagError(message, ctx=ctx) from None
 
     def _expand(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite what a user of vLLM writes as flags that this command has."""
