@@ -123,6 +123,7 @@ DIFFERENCES: Mapping[str, tuple[str, Change, str]] = {
         "embeddings",
     ),
     "an attention mask": ("idefics3", tensor("pixel_attention_mask", lambda a: a * 0), "pixel_attention_mask"),
+    "a number that no encoder can take": ("llava", tensor("pixel_values", lambda a: a * 0 + 3e38), "beyond ±65,504"),
     "a number that is not one": ("llava", tensor("pixel_values", lambda a: a * np.nan), "values that are no numbers"),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from semel.core import Digest, Tenant
 from semel.errors import AmbiguousMedia
 from semel.render import media_names
-from semel.render.media_names import MediaNames
+from semel.render.media_names import MediaNames, _key_of
 from tests.frontend.rig import Rig
 from tests.frontend.test_file_references import (
     ACME,
@@ -81,7 +81,7 @@ async def test_mutant_the_last_content_wins_and_an_old_name_means_a_new_image(
     served: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bind(self: MediaNames, tenant: Tenant, name: str, content: Digest) -> None:
-        self._memory(tenant).names.put((tenant.salt, name), content)
+        self._memory(tenant).names.put(_key_of(tenant, name), content)
 
     monkeypatch.setattr(MediaNames, "bind", bind)
     await prompt_of(served, chat(named(1)))
@@ -178,3 +178,13 @@ async def test_the_openai_package_shows_the_ids(served: Rig) -> None:
     )
     file = await client.files.create(file=("a.png", PNG + b"1"), purpose="user_data")
     assert (answer.model_extra or {})["media_ids"] == [file.id]
+
+
+@pytest.mark.parametrize("salt", [None, "", "x" * 4_096, "\ud800"])
+def test_a_name_takes_32_bytes_however_long_it_and_its_salt_are(salt: str | None) -> None:
+    names, tenant, content = MediaNames(), Tenant("acme", salt), Digest(bytes([7]) * 32)
+    names.bind(tenant, "n" * 256, content)
+    assert names.content(tenant, "n" * 256, "") == content
+    assert [len(key) for key in names._memory(tenant).names] == [32]
+    for other in (None, "", "n", "x" * 4_095):
+        assert other == salt or names.content(Tenant("acme", other), "n" * 256, "") is None

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 from semel.cache import SharedCache, Window
-from semel.core import Target
+from semel.core import Layout, Target
 from semel.media import DecodeLimits
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pipe import (
@@ -26,8 +26,10 @@ from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
 from semel.processing.pool.processes import ProcessSet
 from semel.processing.pool.staging import Staging
+from semel.wire.layout_runs import runs_of
 
 MAX_MEMORY_BYTES = 1 << 30
+ONE_TOKEN = runs_of(Layout((7,)))
 
 _pids = count(1_000_000)
 
@@ -47,13 +49,14 @@ class Peer:
 
     async def send(self, answer: Answer, payload_bytes: int = 0) -> None:
         """An answer, and so many bytes of payload behind it."""
-        loop, chunk = asyncio.get_running_loop(), bytes(64 << 10)
-        await loop.sock_sendall(self._pipe, encode(answer, payload_bytes))
-        left = payload_bytes
-        while left:
-            await loop.sock_sendall(self._pipe, chunk[:left])
-            left -= (sent := min(left, len(chunk)))
-            self.sent_bytes += sent
+        await asyncio.get_running_loop().sock_sendall(self._pipe, encode(answer, payload_bytes))
+        await self.send_bytes(bytes(payload_bytes))
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Bytes as they are, counted as far as they are taken."""
+        for start in range(0, len(data), 64 << 10):
+            await asyncio.get_running_loop().sock_sendall(self._pipe, chunk := data[start : start + (64 << 10)])
+            self.sent_bytes += len(chunk)
 
     async def _read(self, size: int) -> bytes:
         data = b""

@@ -46,6 +46,7 @@ from semel.processing.pool.pipe import (
     read_header,
 )
 from semel.processing.pool.pool import Pool
+from semel.wire.layout_runs import runs_of
 from tests.waiting import until
 
 Folder = Callable[[str], Path]
@@ -392,6 +393,9 @@ def test_the_pool_s_own_process_imports_neither_torch_nor_transformers_nor_numpy
     assert child.stdout.strip() == ""
 
 
+NOTHING = runs_of(Layout(()))
+
+
 def through_the_pipe(feature: Feature) -> Feature:
     made = made_of(7, feature)
     payload = b"".join(payload_of(made, feature))
@@ -421,7 +425,7 @@ def test_lengths_are_checked_before_anything_is_allocated_S10() -> None:
         read_header(b"\xff" * 12, max_payload_bytes=1 << 30)
     with pytest.raises(ProtocolError, match="the limits are"):
         read_header(encode(Failed("ServiceError", "no"), 1_001)[:12], max_payload_bytes=1_000)
-    too_little = Made(0, "image", (TensorHead("pixels", "uint8", (10, 10)),), (), None)
+    too_little = Made(0, "image", (TensorHead("pixels", "uint8", (10, 10)),), NOTHING)
     with pytest.raises(ProtocolError, match="100 bytes of payload came with 99"):
         decode_answer(encode(too_little)[12:], payload_bytes=99)
 
@@ -439,7 +443,7 @@ def test_what_is_not_an_answer_is_a_breach_of_the_protocol_S10(body: bytes) -> N
 )
 def test_a_tensor_that_cannot_be_is_a_breach_of_the_protocol_S10(head: TensorHead) -> None:
     with pytest.raises(ProtocolError, match="described no feature"):
-        feature_of(Made(0, "image", (head,), (), None), memoryview(b""))
+        feature_of(Made(0, "image", (head,), NOTHING), memoryview(b""))
 
 
 @pytest.mark.parametrize("name", ["SystemExit", "error_for", "ClassVar", ""])

@@ -130,7 +130,7 @@ async def test_texts_and_tokens_cross_the_pipe_unchanged() -> None:
 
 
 def replace_item(answer: Tokens) -> Tokens:
-    return Tokens(answer.item + 1, answer.counts)
+    return Tokens(answer.item + 1, answer.texts, answer.tokens)
 
 
 def test_a_remote_tokenizer_answers_as_a_local_one(tiny: Folder) -> None:
@@ -186,7 +186,7 @@ async def check_texts_wait_by_tenant(calls: Callable[[Pool], tuple[Encode, Decod
                 continue
             assert isinstance(order, Tokenize)
             orders.append(order.sizes[0])
-            await peer.send(Tokens(order.item, (0,)))
+            await peer.send(Tokens(order.item, 1, 0), 4)
 
     async def ask(tenant: str, text: str) -> None:
         with entered(RequestContext("r")), entered_as(tenant):

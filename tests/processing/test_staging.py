@@ -13,7 +13,7 @@ from semel.cache.shared.segment import Segment
 from semel.core import Feature, Layout, Media, Tensor
 from semel.processing.pool.pipe import Made, Offer, TensorHead, Tokenize, Tokens, Work, Write
 from semel.processing.pool.staging import Staging
-from tests.processing.scripted_pool import Peer, scripted_pool
+from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 
 MIB = 1 << 20
 
@@ -87,14 +87,14 @@ async def check_a_process_finds_nothing_of_another_tenant() -> None:
             order, data = await peer.receive()
             found.append(peer.memory.view(nbytes - 1, 1).tobytes())
             if isinstance(order, Tokenize):
-                await peer.send(Tokens(order.item, (0,)))
+                await peer.send(Tokens(order.item, 1, 0), 4)
                 continue
             assert isinstance(order, Work)
             await peer.send(Offer(order.item, nbytes, 1))
             assert isinstance((await peer.receive())[0], Write)
             peer.memory.view(0, nbytes)[:] = data * nbytes
             head = TensorHead("pixels", "uint8", (nbytes,))
-            await peer.send(Made(order.item, "image", (head,), (7,), None, is_written=True))
+            await peer.send(Made(order.item, "image", (head,), ONE_TOKEN, is_written=True))
 
     cache = SharedCache.create(64 * MIB)
     try:

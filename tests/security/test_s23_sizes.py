@@ -15,14 +15,15 @@ import msgspec
 import pytest
 
 from semel.cache import SharedCache
-from semel.core import Media
+from semel.core import Layout, Media
 from semel.errors import ProtocolError, ServiceError
 from semel.processing.pool import process as process_module
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pipe import Answer, Heard, Made, Offer, Send, TensorHead, Text, Tokens, Write, decode_answer
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
-from tests.processing.scripted_pool import Peer, scripted_pool
+from semel.wire.layout_runs import runs_of
+from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 
 MIB = 1 << 20
 LIE_BYTES = 32 * MIB
@@ -39,7 +40,7 @@ class Trial:
 
 
 def made(item: int, nbytes: int, *, tokens: int = 1, is_written: bool = False) -> Made:
-    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), (7,) * tokens, None, is_written)
+    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), runs_of(Layout((7,) * tokens)), is_written)
 
 
 async def send_what_was_not_offered(peer: Peer) -> None:
@@ -74,14 +75,14 @@ async def offer_less_than_nothing(peer: Peer) -> None:
     await peer.receive()
     await peer.send(Offer(0, -LIE_BYTES, 1))
     await peer.receive()
-    await peer.send(Made(0, "image", (), (7,), None))
+    await peer.send(Made(0, "image", (), ONE_TOKEN))
 
 
 async def offer_a_layout(peer: Peer) -> None:
     await peer.receive()
     await peer.send(Offer(0, LIE_BYTES, 1))
     await peer.receive()
-    await peer.send(Made(0, "image", (), (7,), None))
+    await peer.send(Made(0, "image", (), ONE_TOKEN))
 
 
 async def send_pieces_that_were_not_offered(peer: Peer) -> None:
@@ -98,7 +99,7 @@ async def send_more_pieces_than_were_offered(peer: Peer) -> None:
 
 async def send_many_tokens_of_a_short_text(peer: Peer) -> None:
     await peer.receive()
-    await peer.send(Tokens(0, (LIE_BYTES // 4,)), LIE_BYTES)
+    await peer.send(Tokens(0, 1, LIE_BYTES // 4 - 1), LIE_BYTES)
 
 
 async def send_a_long_text_of_few_tokens(peer: Peer) -> None:
@@ -195,15 +196,12 @@ async def test_control_without_the_bounds_each_lie_works_S23_S21(lie: Lie, monke
     """As it was: any answer up to the memory of a process, to any order, and any number in an offer."""
     shipped = PoolProcess.ask
 
-    async def ask(
-        self: PoolProcess, order: bytes, payload: bytes = b"", *, max_payload_bytes: int = 0
-    ) -> tuple[Answer, memoryview]:
-        del max_payload_bytes
-        return await shipped(self, order, payload, max_payload_bytes=1 << 62)
+    async def ask(self: PoolProcess, order: bytes, payload: bytes = b"", **limits: int) -> tuple[Answer, memoryview]:
+        return await shipped(self, order, payload, **limits | {"max_payload_bytes": 1 << 62})
 
     monkeypatch.setattr(PoolProcess, "ask", ask)
     monkeypatch.setattr(Offer, "check_answer", lambda *_: None)
-    monkeypatch.setattr("semel.processing.pool.job.LayoutJob.is_offered", True)
+    monkeypatch.setattr("semel.processing.pool.job.LayoutJob.admit", lambda *_: None)
     monkeypatch.setattr(process_module, "decode_answer", decode_any_offer)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         await check_is_not_believed(lie)
@@ -212,14 +210,14 @@ async def test_control_without_the_bounds_each_lie_works_S23_S21(lie: Lie, monke
 @pytest.mark.parametrize(("dimensions", "is_taken"), [(16, True), (17, False)])
 def test_a_shape_has_few_dimensions_S23(dimensions: int, is_taken: bool) -> None:
     """The product of a million of them takes the event loop for minutes."""
-    body = msgspec.msgpack.encode(Made(0, "image", (TensorHead("pixels", "uint8", (1,) * dimensions),), (7,), None))
+    body = msgspec.msgpack.encode(Made(0, "image", (TensorHead("pixels", "uint8", (1,) * dimensions),), ONE_TOKEN))
     with nullcontext() if is_taken else pytest.raises(ProtocolError):
         decode_answer(body, payload_bytes=1)
 
 
 def test_no_size_in_an_answer_is_negative_S23() -> None:
     head = TensorHead("pixels", "uint8", (-1,))
-    for wrong in (Made(0, "image", (head,), (7,), None), Heard(0, 1, 1, (2, -1)), Tokens(0, (2, -1)), Text(0, -1)):
+    for wrong in (Made(0, "image", (head,), ONE_TOKEN), Heard(0, 1, 1, (2, -1)), Tokens(0, 2, -1), Text(0, -1)):
         payload_bytes = max(wrong.payload_bytes, 0)
         with pytest.raises(ProtocolError, match="not an answer"):
             decode_answer(msgspec.msgpack.encode(wrong), payload_bytes=payload_bytes)

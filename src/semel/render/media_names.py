@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core import Digest, LruMap, Modality, Tenant
+from semel.core import Digest, LruMap, Modality, Tenant, hash_parts
 from semel.errors import AmbiguousMedia
 
 __all__ = ["MAX_NAME_CHARS", "MediaNames"]
@@ -27,7 +27,7 @@ class _Memory:
 
     def __init__(self, max_entries: int) -> None:
         self.contents: LruMap[Digest, Modality] = LruMap(max_entries)
-        self.names: LruMap[tuple[str | None, str], Digest] = LruMap(max_entries)
+        self.names: LruMap[bytes, Digest] = LruMap(max_entries)
         self.digests: LruMap[Digest, Digest] = LruMap(max_entries)
 
 
@@ -48,13 +48,13 @@ class MediaNames:
 
     def bind(self, tenant: Tenant, name: str, content: Digest) -> None:
         """A tenant has sent a content under a name."""
-        names, key = self._memory(tenant).names, (tenant.salt, name)
+        names, key = self._memory(tenant).names, _key_of(tenant, name)
         bound = names.get(key)
         names.put(key, content if bound in (None, content) else _AMBIGUOUS)
 
     def content(self, tenant: Tenant, name: str, where: str) -> Digest | None:
         """The content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
-        content = self._memory(tenant).names.get((tenant.salt, name))
+        content = self._memory(tenant).names.get(_key_of(tenant, name))
         if content == _AMBIGUOUS:
             raise AmbiguousMedia.of(where, "its uuid was sent with two contents: send the media itself")
         return content
@@ -71,3 +71,9 @@ class MediaNames:
         if (memory := self._memories.get(tenant.name)) is None:
             memory = self._memories[tenant.name] = _Memory(self._max_entries)
         return memory
+
+
+def _key_of(tenant: Tenant, name: str) -> bytes:
+    """32 bytes for a name and the tenant's salt, however long they are; a missing salt is not an empty one."""
+    salt = b"" if tenant.salt is None else b"\x01" + tenant.salt.encode(errors="surrogatepass")
+    return hash_parts((salt, name.encode(errors="surrogatepass"))).digest()

@@ -18,8 +18,10 @@ from typing import Final
 from blake3 import blake3
 
 from semel.core import Digest, Key
+from semel.core.slices import in_slices
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
 from semel.media.signature import SIGNATURE_BYTES, modality_of
+from semel.store.clock import FileClock
 from semel.store.file import StoredFile
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
 from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, owner_of, path_of, short_name
@@ -64,16 +66,23 @@ class ObjectMediaStore:
     """Files as objects. `refresh` has to succeed once before there are any, and `run` keeps to the bounds."""
 
     def __init__(
-        self, objects: Objects, *, key: Key, capacity_bytes: int, ttl_s: int, clock: Callable[[], float] = time.time
+        self,
+        objects: Objects,
+        *,
+        key: Key,
+        capacity_bytes: int,
+        ttl_s: int,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._objects = objects
         self._key = key
         self._ttl_s = ttl_s
-        self._clock = clock
+        self._clock = clock or FileClock()
         self._index = FileIndex(capacity_bytes)
         self._counts = _Counts()
         self._expired: list[StoredFile] = []
         """Out of the index, and to be deleted."""
+        self._deleting: set[asyncio.Task[None]] = set()
         self._is_ready = False
 
     def __repr__(self) -> str:
@@ -101,14 +110,14 @@ class ObjectMediaStore:
             file = renewed(file, others, now_s)
         await self._make_room(nbytes)
         try:
-            evicted = self._index.reserve(owner, nbytes, now_s)
+            evicted = await in_slices(self._index.reserving(owner, nbytes, now_s))
         except NoRoom:
             raise MediaTooLarge(
                 f"the file has {nbytes:,} bytes, and the media store has no room for it: send a smaller one, or raise "
                 "it with --media-store-gb"
             ) from None
         try:
-            await self._evict(evicted, payer)
+            await self._evict(evicted)
         except BaseException:
             self._index.cancel(owner, nbytes)
             raise
@@ -128,7 +137,7 @@ class ObjectMediaStore:
             return None
         self._counts.hits += 1
         if self._index.get(owner, digest, now_s) is None:
-            await self._adopt(file, now_s, payer)
+            await self._adopt(file, now_s)
         return file
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
@@ -224,7 +233,7 @@ class ObjectMediaStore:
             replaced += (expired := [file for file in files if file.expires_s <= now_s])
             self._counts.expirations += len(expired)
         for evicted in listing.finish(self._clock()):
-            await self._evict(evicted, FRONTEND)
+            await self._evict(evicted)
             await asyncio.sleep(0)
         self._is_ready = True
         await self._try_to_delete(replaced, FRONTEND)
@@ -294,18 +303,24 @@ class ObjectMediaStore:
             found += [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
         return found
 
-    async def _adopt(self, file: StoredFile, now_s: float, payer: Payer) -> None:
+    async def _adopt(self, file: StoredFile, now_s: float) -> None:
         """Enter a file that another frontend has stored. Without room it is not entered, and the next listing looks."""
         try:
-            evicted = self._index.reserve(file.owner, file.nbytes, now_s)
+            evicted = await in_slices(self._index.reserving(file.owner, file.nbytes, now_s))
         except NoRoom:
             return
         self._index.commit(file)
-        await self._evict(evicted, payer)
+        await self._evict(evicted)
 
-    async def _evict(self, files: list[StoredFile], payer: Payer) -> None:
+    async def _evict(self, files: list[StoredFile]) -> None:
+        """Delete what had to go. That goes on if the client for whom it had to has gone."""
+        if not files:
+            return
         self._counts.evictions += len(files)
-        await self._try_to_delete(files, payer)
+        deleting = asyncio.create_task(self._try_to_delete(files, FRONTEND))
+        self._deleting.add(deleting)
+        deleting.add_done_callback(self._deleting.discard)
+        await asyncio.shield(deleting)
 
     async def _try_to_delete(self, files: Iterable[StoredFile], payer: Payer) -> None:
         """Delete objects. What cannot be deleted now is found by the next listing."""

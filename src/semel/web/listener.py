@@ -99,7 +99,10 @@ class Listener:
                     if not is_failing:
                         logger.warning("cannot accept connections: %s", error.strerror)
                     is_failing = True
+                    # What waits would wake the event loop again and again.
+                    loop.remove_reader(self._socket)
                     await asyncio.sleep(_RETRY_S)
+                    loop.add_reader(self._socket, ready.set)
         finally:
             loop.remove_reader(self._socket)
 

@@ -31,6 +31,7 @@ __all__ = ["VllmModel"]
 _MIN_PROBES: Final = 2
 _MAX_COUNTED_BYTES: Final = 1 << 20
 _MAX_COUNTED_FLOATS: Final = 64
+_MAX_VALUE: Final = 65_504.0  # of float16: an encoder makes infinities of what is larger, and then NaN
 _FOREIGN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,11 @@ class VllmModel:
         """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
         for name, tensor in feature.tensors.items():
             values = to_torch(tensor)
-            if values.is_floating_point() and not bool(values.isfinite().all()):
-                return f"{name} has values that are no numbers"
+            if not values.is_floating_point() or not values.numel():
+                continue
+            lowest, highest = values.aminmax()  # one that is no number is both
+            if not -_MAX_VALUE <= float(lowest) <= float(highest) <= _MAX_VALUE:
+                return f"{name} has values that are no numbers, or beyond ±{_MAX_VALUE:,.0f}"
         return self._family.check(self._hf_config, feature)
 
     def admit(self, feature: Feature, contract: Contract) -> None:

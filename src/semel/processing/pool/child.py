@@ -259,15 +259,14 @@ def _answer_text(
 
 
 def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory: Window | None) -> None:
-    if made.tensor_bytes:
-        pipe.sendall(encode(Offer(made.item, made.tensor_bytes, len(made.token_ids))))
-        order, _ = _receive(pipe, max_payload_bytes=0)
-        if isinstance(order, Drop):
-            pipe.sendall(encode(Dropped()))
-            return
-        if isinstance(order, Write) and memory is not None:
-            pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
-            return
+    pipe.sendall(encode(Offer(made.item, made.tensor_bytes, len(feature.layout))))
+    order, _ = _receive(pipe, max_payload_bytes=0)
+    if isinstance(order, Drop):
+        pipe.sendall(encode(Dropped()))
+        return
+    if isinstance(order, Write) and memory is not None:
+        pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
+        return
     pipe.sendall(head)
     for piece in payload_of(made, feature):
         pipe.sendall(piece)

@@ -101,7 +101,7 @@ class Job(ABC, Generic[_T]):
     @property
     def max_answer_bytes(self) -> int:
         """The bytes that a process may send without an offer."""
-        return self.max_growth * max(len(self.media.data), _SMALL_BYTES)
+        return self.max_growth * max(len(self.order) + len(self.media.data), _SMALL_BYTES)
 
     def trace(self, began: float) -> None:
         """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
@@ -117,6 +117,14 @@ class Job(ABC, Generic[_T]):
     @abstractmethod
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
         """What a process answered with, or the error; `room` is where it was told to write."""
+
+    def offer_of(self, answer: Answer) -> Offer | None:
+        """The offer that a first answer has to be; None if it failed, or if such a job is not offered."""
+        if not self.is_offered or isinstance(answer, Failed):
+            return None
+        if not isinstance(answer, Offer):
+            raise self._unexpected(answer)
+        return answer
 
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
         """Refuse what a process offers if nobody could use it."""
@@ -159,7 +167,8 @@ class FeatureJob(Job[Feature]):
             raise error_of(answer)
         if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
             raise self._unexpected(answer)
-        return feature_of(answer, payload if room is None else room.view()[: answer.tensor_bytes])
+        tensors = payload if room is None else room.view()[: answer.tensor_bytes]
+        return feature_of(answer, tensors, self.options)
 
 
 class LayoutJob(Job[Layout]):
@@ -168,6 +177,13 @@ class LayoutJob(Job[Layout]):
     __slots__ = ()
     work = "laying"
     decodes = True
+    is_offered = True
+
+    def admit(self, offer: Offer, limits: OfferLimits) -> None:
+        """Refuse tensors, which nobody asked for."""
+        del limits
+        if offer.nbytes:
+            raise ProtocolError(f"a pool process offered {offer.nbytes:,} bytes of tensors with the layout of an item")
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
         """The layout."""

@@ -3,9 +3,10 @@
 A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
 message says (threats S10). One order, one answer: the two ends are never both sending. A process first offers what it
-has made: a feature, or the pieces of a clip, which can be a thousand times its size. Whether there is room is not the
-process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it is told to
-write there, and no tensor passes through the pipe.
+has made: a feature, a layout, or the pieces of a clip, which can be a thousand times its size. Whether there is room is
+not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it is
+told to write there, and no tensor passes through the pipe. An answer is decoded on the event loop, so what can be long
+in it is bytes and not a list, and all else is short (S32).
 """
 
 from __future__ import annotations
@@ -19,31 +20,45 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
-import semel.errors
 from semel.cache import tensor_offsets
 from semel.core import (
     DTYPE_BYTES,
     TOKEN_BYTES,
     AssemblyKind,
     Feature,
-    Layout,
-    Mask,
     Media,
     Modality,
     Origin,
     Probes,
     Target,
     Tensor,
+    unpack_token_ids,
 )
-from semel.errors import ConfigError, FeatureMissing, InvalidRequest, ProtocolError, SemelError, ServiceError
+from semel.errors import (
+    ConfigError,
+    InvalidRequest,
+    MediaDegenerate,
+    MediaError,
+    MediaTooLarge,
+    MediaUndecodable,
+    PromptTooLong,
+    ProtocolError,
+    SemelError,
+    ServiceError,
+)
 from semel.media import DecodeLimits, Pieces
 from semel.processing.probes import proven_fingerprint
 from semel.processing.processor import Processor, ProcessorKind
 from semel.processing.sandbox import Sandbox
 from semel.processing.vocabulary import Vocabulary
+from semel.wire.layout_runs import layouts_of, runs_of
+from semel.wire.limits import MAX_TENSORS
+from semel.wire.messages import Runs
 
 __all__ = [
     "HEADER_BYTES",
+    "MAX_ANSWER_BYTES",
+    "MAX_MESSAGE_BYTES",
     "Answer",
     "Assemble",
     "Assembled",
@@ -83,13 +98,32 @@ __all__ = [
 
 _HEADER: Final = struct.Struct("<IQ")  # the bytes of the message, the bytes of the payload
 HEADER_BYTES: Final = _HEADER.size
-_MAX_MESSAGE_BYTES: Final = 16 << 20  # an item of a million tokens has 5 MB of them
+MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Of an order, and of the answer to `Load`, which comes before a process has seen anything of a client's."""
+
+MAX_ANSWER_BYTES: Final = 64 << 10
+"""Of any other answer, but for the origin and the layout of a feature (threats S32)."""
+
+_MAX_ORIGIN_BYTES: Final = 64 << 10
+"""The numbers and times of 5,000 frames; to decode so much of anything takes the event loop 8 ms at most."""
+
+_MAX_LAYOUT_BYTES: Final = 512 << 10
+"""40,000 runs; to read them takes 6 ms."""
+
+_RUN_BYTES: Final = 12  # of a token that differs from its neighbours: the token, its count, and one of the mask
+_MAX_PIECES: Final = 8_192
+_MAX_ERROR_CHARS: Final = 1_024
 _NUMBER: Final = "{index}"  # in an insertion, where the item's number stands
 _PROBE_INDEX: Final = 1_000_003  # a number that no family writes by itself
 _MAX_DIMENSIONS: Final = 16
-_ERRORS: Final[Mapping[str, type[SemelError]]] = {
-    name: kind for name, kind in vars(semel.errors).items() if isinstance(kind, type) and issubclass(kind, SemelError)
+_ITEM_ERRORS: Final[Mapping[str, type[SemelError]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(InvalidRequest, MediaError, MediaDegenerate, MediaTooLarge, MediaUndecodable, PromptTooLong),
+        *(ServiceError, ConfigError),
+    )
 }
+"""The errors that a process may raise, whoever has taken it over (threats S32)."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -235,10 +269,15 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
     nbytes: _Size
     tokens: _Size = 0
 
+    @property
+    def max_message_bytes(self) -> int:
+        """The bytes of the message that may follow: what was offered, but for its tensors."""
+        return MAX_ANSWER_BYTES + _MAX_ORIGIN_BYTES + min(_RUN_BYTES * self.tokens, _MAX_LAYOUT_BYTES)
+
     def check_answer(self, answer: Answer) -> None:
         """Refuse an answer that is more than what was offered."""
         nbytes = answer.tensor_bytes if isinstance(answer, Made) else getattr(answer, "payload_bytes", 0)
-        tokens = len(answer.token_ids) if isinstance(answer, Made) else 0
+        tokens = answer.tokens if isinstance(answer, Made) else 0
         if nbytes > self.nbytes or tokens > self.tokens:
             raise ProtocolError(
                 f"a pool process offered {self.nbytes:,} bytes and {self.tokens:,} tokens for item {self.item}, "
@@ -251,13 +290,21 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
 
     item: int
     modality: Modality
-    tensors: tuple[TensorHead, ...]
-    token_ids: tuple[int, ...]
-    mask: bytes | None
+    tensors: Annotated[tuple[TensorHead, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+    layout: Runs
     is_written: bool = False
     """Whether the tensors are in the process's staging memory, and there is no payload."""
 
-    origin: Origin | None = None
+    origin: Annotated[bytes, msgspec.Meta(max_length=_MAX_ORIGIN_BYTES)] | None = None
+    """Encoded, and without the options, which its pool knows."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the layout."""
+        try:
+            return sum(unpack_token_ids(self.layout.token_ids)[1::2])
+        except ValueError as error:
+            raise ProtocolError(f"a pool process described no layout: {error}") from error
 
     def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
         """Every tensor with where it begins and ends in the payload."""
@@ -282,7 +329,7 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     item: int
     samples: int
     sampling_rate: int
-    sizes: tuple[_Size, ...]
+    sizes: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_PIECES)]
 
     @property
     def payload_bytes(self) -> int:
@@ -311,7 +358,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """An order could not be done."""
 
     error: str
-    """The name of the class, of those in `semel.errors`."""
+    """The name of the class; one that no process may raise is `ServiceError`."""
 
     message: str
     last: bool = False
@@ -336,16 +383,16 @@ class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
-    """The tokens of some texts; the payload is their ids, of 32 bits each."""
+    """The tokens of some texts; the payload is how many each has, and then their ids, of 32 bits each."""
 
     item: int
-    counts: tuple[_Size, ...]
-    """The tokens of each text."""
+    texts: _Size
+    tokens: _Size
 
     @property
     def payload_bytes(self) -> int:
         """The bytes of the payload."""
-        return 4 * sum(self.counts)
+        return TOKEN_BYTES * (self.texts + self.tokens)
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -361,6 +408,7 @@ Answer = Ready | Offer | Made | Heard | Assembled | Dropped | Failed | Tokens | 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
 _answer_decoder: Final = msgspec.msgpack.Decoder(Answer)
+_origin_decoder: Final = msgspec.msgpack.Decoder(Origin)
 
 
 def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
@@ -375,21 +423,23 @@ def encode_work(item: int, media: Media, options: Mapping[str, object], *, only_
         order = encode(Work(item, media.modality, media.mime, options, only_layout), len(media.data))
     except (TypeError, ValueError, OverflowError, RecursionError):
         raise InvalidRequest("mm_processor_kwargs need JSON values, nested moderately, of 64 bits at most") from None
-    if (message_bytes := len(order) - HEADER_BYTES) > _MAX_MESSAGE_BYTES:
+    if (message_bytes := len(order) - HEADER_BYTES) > MAX_MESSAGE_BYTES:
         raise InvalidRequest(
             f"the {media.modality}'s type and its mm_processor_kwargs have {message_bytes:,} bytes together; "
-            f"the limit is {_MAX_MESSAGE_BYTES:,}"
+            f"the limit is {MAX_MESSAGE_BYTES:,}"
         )
     return order
 
 
-def read_header(header: bytes | memoryview, *, max_payload_bytes: int) -> tuple[int, int]:
+def read_header(
+    header: bytes | memoryview, *, max_payload_bytes: int, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> tuple[int, int]:
     """The lengths of a frame's message and payload, if there may be so much."""
     message_bytes, payload_bytes = _HEADER.unpack(header)
-    if message_bytes > _MAX_MESSAGE_BYTES or payload_bytes > max_payload_bytes:
+    if message_bytes > max_message_bytes or payload_bytes > max_payload_bytes:
         raise ProtocolError(
             f"a frame has a message of {message_bytes:,} and a payload of {payload_bytes:,} bytes; "
-            f"the limits are {_MAX_MESSAGE_BYTES:,} and {max_payload_bytes:,}"
+            f"the limits are {max_message_bytes:,} and {max_payload_bytes:,}"
         )
     return message_bytes, payload_bytes
 
@@ -416,14 +466,18 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
 
 
 def made_of(item: int, feature: Feature) -> Made:
-    """What to say of a feature."""
+    """What to say of a feature, unless it is more than may be said."""
+    origin = None if feature.origin is None else _encoder.encode(Origin(feature.origin.shape, feature.origin.metadata))
+    if len(feature.tensors) > MAX_TENSORS:
+        raise ServiceError(f"the {feature.modality} has {len(feature.tensors)} tensors; the limit is {MAX_TENSORS}")
+    if feature.layout.nbytes > _MAX_LAYOUT_BYTES or len(origin or b"") > _MAX_ORIGIN_BYTES:
+        raise MediaTooLarge(f"the {feature.modality} has too many frames or tokens to be described; send fewer frames")
     return Made(
         item=item,
         modality=feature.modality,
         tensors=tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items()),
-        token_ids=feature.layout.token_ids,
-        mask=None if feature.layout.mask is None else feature.layout.mask.bits,
-        origin=feature.origin,
+        layout=runs_of(feature.layout),
+        origin=origin,
     )
 
 
@@ -445,8 +499,8 @@ def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
         written = end
 
 
-def feature_of(made: Made, payload: memoryview) -> Feature:
-    """The feature over a payload, without a copy; its bytes cannot be written to."""
+def feature_of(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
+    """The feature over a payload, without a copy; its bytes cannot be written to. `options` are those of the order."""
     fixed = payload.toreadonly()
     if len({head.name for head in made.tensors}) != len(made.tensors):
         raise ProtocolError("a pool process described a feature that names a tensor twice")
@@ -454,15 +508,22 @@ def feature_of(made: Made, payload: memoryview) -> Feature:
         return Feature(
             modality=made.modality,
             tensors={head.name: Tensor(head.dtype, head.shape, fixed[start:end]) for head, start, end in made.spans()},
-            layout=Layout(made.token_ids, None if made.mask is None else Mask(made.mask)),
-            origin=made.origin,
+            layout=layouts_of((made.layout,))[0],
+            origin=None if made.origin is None else _origin_of(made.origin, options),
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a pool process described no feature: {error}") from error
+
+
+def _origin_of(origin: bytes, options: Mapping[str, object] | None) -> Origin:
+    decoded = _origin_decoder.decode(origin)
+    return Origin(decoded.shape, decoded.metadata, dict(options) if options else None)
 
 
 def heard_of(item: int, pieces: Pieces) -> Heard:
     """What to say of the pieces of a clip."""
+    if len(pieces.files) > _MAX_PIECES:
+        raise MediaTooLarge(f"the audio is cut into {len(pieces.files):,} pieces; the limit is {_MAX_PIECES:,}")
     return Heard(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
@@ -478,10 +539,9 @@ def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
 
 def failure_of(error: SemelError) -> Failed:
     """An error of ours, on its way to the pool."""
-    return Failed(type(error).__name__, str(error).encode(errors="replace").decode())
+    return Failed(type(error).__name__, str(error).encode(errors="replace").decode()[: 8 * _MAX_ERROR_CHARS])
 
 
 def error_of(failed: Failed) -> SemelError:
-    """The same error at the other end."""
-    kind = _ERRORS.get(failed.error, ServiceError)
-    return (ServiceError if kind is FeatureMissing else kind)(failed.message)
+    """The same error at the other end, if a process may raise it; its text is cut."""
+    return _ITEM_ERRORS.get(failed.error, ServiceError)(failed.message[:_MAX_ERROR_CHARS])

@@ -405,14 +405,16 @@ class Pool:
                 if child.staging is not None:
                     await child.staging.forget_others(job.tenant, self._copies)
                 answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
-                if isinstance(offer := answer, Offer) and job.is_offered:
+                if (offer := job.offer_of(answer)) is not None:
                     await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
                     room = self._room_for(child, job, offer)
                     if room is None:
                         await _unless_refused(child, partial(job.pay, offer))
-                        answer, payload = await child.ask(encode(Send()), max_payload_bytes=offer.nbytes)
+                        answer, payload = await child.ask(
+                            encode(Send()), max_payload_bytes=offer.nbytes, max_message_bytes=offer.max_message_bytes
+                        )
                     else:
-                        answer, payload = await child.ask(encode(Write()))
+                        answer, payload = await child.ask(encode(Write()), max_message_bytes=offer.max_message_bytes)
                     offer.check_answer(answer)
                     await self._take_staged(child, answer, room)
             if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
@@ -435,7 +437,9 @@ class Pool:
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
 
     def _room_for(self, child: PoolProcess, job: Job[Any], offer: Offer) -> Reservation | None:
-        if self._memory is None or job.apart or child.staging is None or not child.staging.has_room(offer.nbytes):
+        if self._memory is None or job.apart or not offer.nbytes:
+            return None
+        if child.staging is None or not child.staging.has_room(offer.nbytes):
             return None
         child.staging.expect(job.tenant)
         return self._memory.reserve(offer.nbytes, tenant=job.tenant)

@@ -14,6 +14,8 @@ from semel.errors import ProtocolError, ServiceError
 from semel.processing.pool.command import log_words, start
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_MESSAGE_BYTES,
     Answer,
     Description,
     Failed,
@@ -157,17 +159,24 @@ class PoolProcess:
             return False
         return False
 
-    async def ask(self, order: bytes, payload: bytes = b"", *, max_payload_bytes: int = 0) -> tuple[Answer, memoryview]:
+    async def ask(
+        self,
+        order: bytes,
+        payload: bytes = b"",
+        *,
+        max_payload_bytes: int = 0,
+        max_message_bytes: int = MAX_ANSWER_BYTES,
+    ) -> tuple[Answer, memoryview]:
         """Send an order and read its answer. Whoever stops half-way has to end the process.
 
-        An answer with a larger payload is a breach of the protocol, and nothing of the payload is read.
+        An answer with a larger message or payload is a breach of the protocol, and nothing of it is read.
         """
         limit = min(max_payload_bytes, self._max_payload_bytes)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._pipe, order)
         await loop.sock_sendall(self._pipe, payload)
         header = await self._read(HEADER_BYTES)
-        message_bytes, payload_bytes = read_header(header, max_payload_bytes=limit)
+        message_bytes, payload_bytes = read_header(header, max_payload_bytes=limit, max_message_bytes=max_message_bytes)
         answer = decode_answer(await self._read(message_bytes), payload_bytes=payload_bytes)
         return answer, await self._read(payload_bytes)
 
@@ -204,7 +213,7 @@ class PoolProcess:
     async def _load(self, load: Load, within_s: float) -> Description:
         try:
             async with asyncio.timeout(within_s):
-                answer, _ = await self.ask(encode(load))
+                answer, _ = await self.ask(encode(load), max_message_bytes=MAX_MESSAGE_BYTES)
         except TimeoutError:
             raise ServiceError(f"a preprocessing process was not ready after {within_s:g} s") from None
         except (EOFError, OSError):

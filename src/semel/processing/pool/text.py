@@ -58,9 +58,12 @@ class TokenizeJob(Job[list[list[int]]]):
             raise error_of(answer)
         if not isinstance(answer, Tokens) or answer.item != self.item:
             raise self._unexpected(answer)
-        ids = _ids_of(payload)
-        ends = [*accumulate(answer.counts)]
-        return [ids[end - count : end] for count, end in zip(answer.counts, ends, strict=True)]
+        numbers = _ids_of(payload)
+        counts, ids = numbers[: answer.texts], numbers[answer.texts :]
+        if min(counts, default=0) < 0 or sum(counts) != answer.tokens:
+            raise ProtocolError(f"a pool process counted {sum(counts):,} tokens and sent {answer.tokens:,}")
+        ends = [*accumulate(counts)]
+        return [ids[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 class DetokenizeJob(Job[str]):
@@ -102,7 +105,8 @@ def text_answer(
     ends = [*accumulate(order.sizes)]
     texts = [payload[end - size : end].decode() for size, end in zip(order.sizes, ends, strict=True)]
     found = tokenizer.encode(texts, add_special_tokens=order.add_special_tokens)
-    return Tokens(order.item, tuple(map(len, found))), b"".join(map(_bytes_of, found))
+    counts = [*map(len, found)]
+    return Tokens(order.item, len(counts), sum(counts)), b"".join(map(_bytes_of, (counts, *found)))
 
 
 def _bytes_of(token_ids: Sequence[int]) -> bytes:
