@@ -151,6 +151,11 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s26_embeddings.py::test_what_somebody_else_has_written_is_never_loaded_and_counted",
         "test_s26_embeddings.py::test_control_vllms_example_connector_loads_whatever_lies_under_the_hash",
     ),
+    27: (
+        "test_s27_trial.py::test_what_is_expensive_to_follow_is_refused_on_trial_S27",
+        "test_s27_trial.py::test_mutant_a_walk_without_limits_goes_on_for_as_long_as_it_is_let_S27",
+        "test_s27_verdicts.py::test_refusals_are_a_tenant_s_own_S27",
+    ),
     28: (
         "test_s28_downloads.py::test_a_download_of_one_tenant_is_cut_off_when_another_needs_its_share",
         "test_s28_downloads.py::test_mutant_a_download_that_cannot_be_called_back_refuses_the_other_tenant",
@@ -163,6 +168,14 @@ TESTS: dict[int, tuple[str, ...]] = {
     30: (
         "test_s30_operations.py::test_one_tenant_s_listings_are_bounded_and_another_s_do_not_wait_for_them",
         "test_s30_operations.py::test_mutant_without_a_bound_by_tenant_one_tenant_takes_all_operations",
+    ),
+    31: (
+        "test_s31_failures.py::test_streams_that_a_tenant_has_fail_eject_nobody_while_another_tenant_asks",
+        "test_s31_failures.py::test_what_may_leave_no_token_is_400_before_the_engine_and_names_both_fields",
+    ),
+    32: (
+        "test_s32_captured_decoder.py::test_a_long_answer_costs_the_event_loop_nothing_and_ends_its_process_S32",
+        "test_s32_captured_decoder.py::test_control_under_the_old_limit_each_of_them_takes_the_event_loop_S32",
     ),
 }
 """By row: the tests without which it would be an empty promise. Their controls are among them."""

@@ -99,7 +99,7 @@ async def test_what_is_expensive_to_follow_is_refused_on_trial_S27(process: Gram
     assert outcome is Outcome.EXPENSIVE
 
 
-async def test_mutant_a_trial_that_only_compiles_takes_all_of_it_S27(engine: VllmEngine) -> None:
+async def test_mutant_a_walk_without_limits_goes_on_for_as_long_as_it_is_let_S27(engine: VllmEngine) -> None:
     import msgspec
 
     setup = await asyncio.to_thread(engine.grammars._setup)

@@ -68,7 +68,7 @@ async def test_a_write_that_is_never_begun_is_charged_to_nobody(monkeypatch: pyt
             await store.put("acme", upload_of(b"more"))
     elif ends_by == "timeout":
         objects._timeout_s = 0.05
-        with pytest.raises(MediaStoreUnavailable, match=r"other files of this tenant \(6 bytes\)"):
+        with pytest.raises(MediaStoreUnavailable, match=r"other files of this tenant \(1 operations, 6 bytes\)"):
             await store.put("acme", upload_of(b"more"))
     else:
         second = asyncio.create_task(store.put("acme", upload_of(b"more")))

@@ -166,10 +166,11 @@ class ForgetsFailures(FileIndex):
 @pytest.mark.parametrize("mutant", [ForgetsExpiry, SharesIds, ForgetsFailures])
 def test_mutants_of_the_index_are_found(mutant: type[FileIndex]) -> None:
     machine = type("Mutant", (IndexMachine,), {"kind": mutant})
-    with pytest.raises(AssertionError):
-        run_machine(
-            machine, settings=settings(QUICK, max_examples=500, phases=[Phase.generate], report_multiple_bugs=False)
-        )
+    effort = settings(
+        QUICK, max_examples=500, phases=[Phase.generate], report_multiple_bugs=False, derandomize=True, database=None
+    )
+    with pytest.raises((AssertionError, pytest.fail.Exception)):  # `pytest.raises` inside of it fails so
+        run_machine(machine, settings=effort)
 
 
 def fill(index: FileIndex, owner: int, contents: range, now_s: float = 0.0) -> None:
