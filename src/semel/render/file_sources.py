@@ -67,9 +67,10 @@ class FileSources:
                 found[text] = digest, file.modality
 
         # What was sent before needs no task, which would take more than all else here.
-        parsed = ((text, parse_id(text)) for text in sorted(ids))
+        parsed = ((text, parse_id(text)) for text in ids)
         unnamed = [(text, digest) for text, digest in parsed if digest is None or not is_named(text, digest)]
-        start, at_once = 0, 1  # an unknown one ends the request: the first costs one operation, not eight (threats S30)
+        # The first unknown one ends the request, whose error names it: it costs one operation, not eight (threats S30).
+        start, at_once = 0, 1
         while start < len(unnamed):
             some = unnamed[start : start + at_once]
             await concurrently([(text, digest) for text, digest in some if digest is not None], look, at_once=at_once)

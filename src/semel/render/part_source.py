@@ -74,16 +74,16 @@ def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str
                 yield from ((source, "data"), (source, "url"))
 
 
-def named_files(messages: Sequence[object]) -> set[str]:
-    """The ids of all files that messages name."""
-    found: set[str] = set()
+def named_files(messages: Sequence[object]) -> list[str]:
+    """The ids of all files that messages name, each once, in the order of the parts."""
+    found: dict[str, None] = {}
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict):
                 values = (part.get(name) for name in _FILE_NAMES)
-                found.update(id_ for value in values if isinstance(value, dict) and (id_ := _file_id(value)))
-    return found
+                found |= {id_: None for value in values if isinstance(value, dict) and (id_ := _file_id(value))}
+    return list(found)
 
 
 def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, where: str) -> Source:
