@@ -42,7 +42,9 @@ async def memory() -> AsyncIterator[SharedCache]:
 
 @pytest.fixture(scope="module")
 async def pool(tiny: Folder, memory: SharedCache) -> AsyncIterator[Pool]:
-    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=1, spares=0, memory=memory, offers=LIMITS)
+    """Without what a header tells (S29): here, items are made and offered."""
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=1, spares=0, memory=memory)
+    pool._offers = LIMITS
     yield pool
     await pool.close()
 

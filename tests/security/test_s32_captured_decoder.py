@@ -160,7 +160,7 @@ async def test_a_feature_that_was_not_offered_is_not_taken_S32() -> None:
 
 
 def test_the_longest_answer_that_is_read_costs_the_event_loop_less_than_ten_milliseconds_S32() -> None:
-    tokens = (512 << 10) // 12
+    tokens = (320 << 10) // 12
     longest = Made(
         *(0, "image", ()),
         Runs(pack("<4i", 7, 1, 8, 1) * (tokens // 2), pack("<i", 1) * tokens),

@@ -20,7 +20,7 @@ FlagKind = Literal["switch", "integer", "number", "choice", "json", "list", "opt
 
 _CLASSES: Final = ("vllm.engine.arg_utils.EngineArgs", "vllm.engine.arg_utils.AsyncEngineArgs")
 _ARGUMENTS: Final = _CLASSES[0].rpartition(".")[0]
-_SERVER: Final = "vllm.entrypoints.launchers.cli_args"
+_SERVER: Final = "vllm.entrypoints.launchers.cli_args.FrontendArgs".rpartition(".")[0]
 _TABLES: Final = {
     "--tool-call-parser": "vllm.tool_parsers._TOOL_PARSERS_TO_REGISTER",
     "--reasoning-parser": "vllm.reasoning._REASONING_PARSERS_TO_REGISTER",

@@ -71,6 +71,7 @@ def _of(module: str, owner: str, purpose: str, *entries: str, since: str = _FIRS
 
 NAMES: Final[tuple[Name, ...]] = (
     # Flags and configuration.
+    *_of("entrypoints.launchers.cli_args", "", "the server's flags", "FrontendArgs", "make_arg_parser", since="0.32"),
     *_of("engine.arg_utils", "", "the engine's flags", "AsyncEngineArgs"),
     *_of(
         *("engine.arg_utils", "AsyncEngineArgs", "the engine's flags"),

@@ -107,7 +107,7 @@ MAX_ANSWER_BYTES: Final = 64 << 10
 _MAX_ORIGIN_BYTES: Final = 64 << 10
 """The numbers and times of 5,000 frames; to decode so much of anything takes the event loop 8 ms at most."""
 
-_MAX_LAYOUT_BYTES: Final = 512 << 10
+_MAX_LAYOUT_BYTES: Final = 320 << 10
 """40,000 runs; to read them takes 6 ms."""
 
 _RUN_BYTES: Final = 12  # of a token that differs from its neighbours: the token, its count, and one of the mask
