@@ -228,7 +228,7 @@ def test_of_what_vllm_refuses_the_value_is_not_passed_on_S7() -> None:
     error = VLLMValidationError("bad words have no tokens", parameter="bad_words", value=["x" * 1_000_000])
     with pytest.raises(InvalidRequest) as caught, refusals():
         raise error
-    assert str(caught.value) == "bad words have no tokens"
+    assert str(caught.value) == "bad_words: bad words have no tokens"
     assert len(str(error)) > 1_000_000
     with pytest.raises(InvalidRequest) as caught, refusals():
         raise VLLMValidationError("x" * 1_000_000)
