@@ -36,7 +36,7 @@ def main() -> None:
     fingerprint = proven_fingerprint(processor.fingerprint, run_probes(processor))
     if fingerprint != contract.fingerprint:
         parser.error("this program and the worker differ in the model's processor, or in the versions it runs on")
-    key = read_key(given.key_file)
+    key = read_key(given.fleet_key_file)
     features, names = {}, {}
     for path in given.images:
         data = path.read_bytes()  # as clients will send them: the digest is that of the file, not of its pixels

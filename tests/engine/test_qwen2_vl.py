@@ -169,7 +169,9 @@ async def test_a_request_that_runs_into_its_own_regex_is_at_fault_itself_S31(
             submission(good, structured_outputs={"regex": "aaab"}, allowed_token_ids=[letter], max_tokens=8)
         ):
             tokens += output.token_ids
-    assert tokens == [letter] * 3
+    # A grammar is advanced with the next step (S27), so that the token which it rejects may be seen before the error.
+    assert tokens[:3] == [letter] * 3
+    assert len(tokens) <= 4
     await rig.answer(good)
 
 
