@@ -127,7 +127,7 @@ class RefusingCore(Sink):
         if request_id.startswith("grammar-"):
             self.tenants += (tenant_name(prompt["cache_salt"]),)
             self.tries += 1
-            failed = SimpleNamespace(finish_reason="error", stop_reason=None)
+            failed = SimpleNamespace(finish_reason="error", stop_reason=None, token_ids=[])
             collector.get_nowait = lambda: SimpleNamespace(finished=True, outputs=[failed], prompt_token_ids=[0])
         return collector
 
