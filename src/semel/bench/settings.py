@@ -116,6 +116,12 @@ class CompareSettings:
         help="How semel's frontend reaches its worker: ipc and shared memory, or tcp (encrypted), as on two machines.",
         group="Measurement",
     )
+    semel_source: Path | None = flag(
+        None,
+        help="Another checkout of semel, installed in its .venv: measured in the place of bare vLLM (serving CPU, "
+        "context switches and latency of a text, a repeated image and a token).",
+        group="Measurement",
+    )
     stages: bool = flag(False, help="Also show where semel's time goes, by stage.", group="Output")
     check: bool = flag(False, help="Exit with code 1 if a target is missed.", group="Output")
     as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")

@@ -45,6 +45,7 @@ def bench_serve(call: Call[CompareSettings]) -> None:
             settings.only,
             settings.quick,
             settings.transport,
+            settings.semel_source,
         )
     )
     if settings.as_json:

@@ -1,17 +1,18 @@
-"""What the kernel reports about processes of this machine: parents, processor time, memory."""
+"""What the kernel reports about processes of this machine: parents, CPU time, context switches, memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["descendants", "processor_s", "pss_bytes", "words_of"]
+__all__ = ["context_switches", "descendants", "processor_s", "pss_bytes", "run_s", "words_of"]
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+_SWITCHES: Final = re.compile(r"_switches:\s+(\d+)")
 _PARENT, _USER, _SYSTEM = 1, 11, 12  # fields of /proc/PID/stat after the name, which may have spaces
 
 
@@ -44,6 +45,24 @@ def processor_s(pids: Iterable[int]) -> float:
             fields = _stat(pid)
             total += int(fields[_USER]) + int(fields[_SYSTEM])
     return total * _TICK_S
+
+
+def run_s(pids: Iterable[int]) -> float:
+    """The CPU time of the threads of these processes, as the scheduler counts it (ns). Ended threads are not in it."""
+    return sum(int(text.split()[0]) for text in _by_thread(pids, "schedstat")) / 1e9
+
+
+def context_switches(pids: Iterable[int]) -> int:
+    """How often the threads of these processes have been switched, voluntarily or not."""
+    return sum(int(count) for text in _by_thread(pids, "status") for count in _SWITCHES.findall(text))
+
+
+def _by_thread(pids: Iterable[int], name: str) -> Iterator[str]:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    yield (thread / name).read_text()
 
 
 def pss_bytes(pids: Iterable[int]) -> int:

@@ -8,8 +8,8 @@ import secrets
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -32,6 +32,7 @@ from semel.bench.serving.scenarios.rendering import generate, render
 from semel.bench.serving.scenarios.restart import restart, restart_flags, running_store
 from semel.bench.serving.scenarios.rollouts import rollouts
 from semel.bench.serving.scenarios.saturation import saturation
+from semel.bench.serving.scenarios.sources import sources
 from semel.bench.serving.servers import Launch, Server, semel_server, vllm_server
 from semel.errors import ConfigError
 
@@ -40,7 +41,7 @@ __all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure"
 Transport = Literal["ipc", "tcp"]
 Scenario = Callable[[Bench], Awaitable[list[Row]]]
 
-SCENARIOS: Final[Mapping[str, Scenario]] = {
+SCENARIOS: Final[dict[str, Scenario]] = {
     "text": text,
     "new": new,
     "again": again,
@@ -62,6 +63,9 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
 
 _BY_NAME: Final = ("evicted", "restart")
 """Those that run only if they are named: semel's side has an embedding tier then, for all scenarios of the run."""
+
+_WITH_SOURCE: Final[dict[str, Scenario]] = {"sources": sources}
+"""What runs with `--semel-source`, and nothing else."""
 
 _AFTER_VLLM: Final[Mapping[str, Scenario]] = {"agent": beside_the_engine, "frontends": frontends}
 """What needs another engine, and so runs when vLLM's server has ended: at most two engines at a time."""
@@ -100,12 +104,27 @@ class Options:
     transport: Transport = "ipc"
     """Between semel's frontend and its worker."""
 
+    source: Path | None = None
+    """Another checkout of semel, with its `.venv`: it is measured in the place of bare vLLM."""
+
     def scenarios(self) -> list[str]:
         """The scenarios that run, in their order."""
+        if self.source is not None:
+            _ = self.source_python
+            return list(_WITH_SOURCE)
         unknown = [name for name in self.only if name not in SCENARIOS]
         if unknown:
             raise ConfigError(f"--only {unknown[0]}: there is no such scenario; choose from {', '.join(SCENARIOS)}")
         return [name for name in SCENARIOS if name in (self.only or SCENARIOS.keys() - set(_BY_NAME))]
+
+    @property
+    def source_python(self) -> str:
+        """The interpreter of the other checkout."""
+        assert self.source is not None
+        python = self.source / ".venv" / "bin" / "python"
+        if not python.exists():
+            raise ConfigError(f"--semel-source {self.source}: there is no {python}; run scripts/install there")
+        return str(python)
 
     def are_elsewhere(self) -> bool:
         """Whether both servers are running elsewhere; naming only one of them is an error."""
@@ -151,8 +170,9 @@ async def measure(servers: Running, names: Sequence[str]) -> list[Row]:
     """The rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
     rows: list[Row] = []
     for name in names:
-        if SCENARIOS[name] is not _AFTER_VLLM.get(name):
-            rows += await SCENARIOS[name](servers.bench)
+        scenario = (SCENARIOS | _WITH_SOURCE)[name]
+        if scenario is not _AFTER_VLLM.get(name):
+            rows += await scenario(servers.bench)
     if later := [_AFTER_VLLM[name] for name in names if name in _AFTER_VLLM]:
         await servers.end_vllm()
         for scenario in later:
@@ -173,10 +193,19 @@ async def _servers(
             mine = starting.create_task(outer.enter_async_context(semel_server(launch)))
             if names == ["frontends"]:
                 return Pair(await mine, await mine)  # this scenario starts vLLM in another way
-            theirs = starting.create_task(inner.enter_async_context(vllm_server(launch)))
+            theirs = starting.create_task(inner.enter_async_context(_other(options, launch)))
     except* ConfigError as errors:
         raise errors.exceptions[0] from None
     return Pair(mine.result(), theirs.result())
+
+
+def _other(options: Options, launch: Launch) -> AbstractAsyncContextManager[Server]:
+    """What semel is compared with: bare vLLM, or another checkout."""
+    if options.source is None:
+        return vllm_server(launch)
+    scratch = launch.scratch / "other"
+    scratch.mkdir()
+    return semel_server(replace(launch, python=options.source_python, scratch=scratch))
 
 
 async def _clients(options: Options, servers: Pair[Server], stack: AsyncExitStack) -> Pair[Side]:
@@ -221,6 +250,8 @@ def _describe(options: Options, launch: Launch | None, seed: int, names: Sequenc
     if launch is None:
         return described | {"semel_url": options.semel, "vllm_url": options.baseline}
     model = options.model or "tiny Qwen2-VL (semel testing model qwen2-vl), longest_edge 28*28*2700"
+    if options.source is not None:
+        described["source"] = str(options.source)
     return described | {
         "model": model,
         "transport": options.transport,

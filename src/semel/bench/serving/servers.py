@@ -64,6 +64,9 @@ class Launch:
     semel_flags: tuple[str, ...] = ()
     """Of semel's side alone."""
 
+    python: str = sys.executable
+    """The interpreter of semel's side: that of another checkout, if two of them are compared."""
+
     tcp_port: int = 0
     """Where semel's worker listens on 127.0.0.1, encrypted; 0 if it is reached over ipc."""
 
@@ -154,7 +157,7 @@ async def semel_server(launch: Launch) -> AsyncIterator[Server]:
         async with _semel_over_tcp(launch) as server:
             yield server
         return
-    command = [*_PYTHON, "semel", "serve", launch.model, "--fleet-key-file", str(launch.key_file)]
+    command = [launch.python, "-m", "semel", "serve", launch.model, "--fleet-key-file", str(launch.key_file)]
     command += ["--admin-port", str(admin_port := free_port())]
     async with _started(launch, "semel", [*command, *launch.flags, *launch.semel_flags], ready="/ready") as server:
         yield replace(server, admin_url=f"http://127.0.0.1:{admin_port}")
