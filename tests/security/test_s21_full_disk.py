@@ -52,7 +52,7 @@ async def upload(url: str, key: str, numbers: range) -> list[httpx.Response]:
         return [await client.post(url, files=file, data={"purpose": "vision"}) for file in files]
 
 
-async def test_uploads_and_files_of_a_tenant_within_its_share_survive_another_that_fills_the_disk_S21(
+async def test_a_tenant_within_its_share_loses_neither_uploads_nor_files_to_a_full_disk_S21(
     tmp_path: Path, drawing: Drawing
 ) -> None:
     async with served(tmp_path, drawing) as (made, url):
