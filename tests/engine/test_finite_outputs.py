@@ -129,7 +129,7 @@ def test_to_ask_takes_no_number_out_of_a_tensor_and_a_mutant_that_asks_one_by_on
     ours = FiniteOutputs()
     assert reads_of_scalars(ours.ask) == 0
     assert ours.take() == 1
-    assert reads_of_scalars(lambda *asked: OneByOne().ask((), asked[1][:0]) or OneByOne().ask(*asked)) > 0
+    assert reads_of_scalars(OneByOne().ask) > 0
 
 
 def test_a_device_that_never_answers_costs_no_memory_without_bound() -> None:

@@ -155,7 +155,7 @@ async def test_the_capacity_rises_again_when_there_is_space_and_not_above_what_i
     lowered = sample(store, "capacity_bytes")
     assert lowered < DISK_BYTES // 2
     await store.refresh()
-    assert sample(store, "capacity_bytes") == lowered, "there is no more space than before"
+    assert sample(store, "capacity_bytes") < 4 * FILE_BYTES, "there is no space for a fourth"
     (disk / "of others").unlink()
     await store.refresh()
     assert sample(store, "capacity_bytes") == 6 * FILE_BYTES
