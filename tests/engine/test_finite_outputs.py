@@ -85,16 +85,19 @@ def test_a_device_that_answers_two_steps_later_is_not_waited_for(kind: type[Guar
     assert device.waits == 0
 
 
-def test_mutant_that_reads_at_once_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semel.engine.vllm import finite_outputs
+def test_mutant_that_reads_at_once_waits_for_the_device() -> None:
+    from semel.engine.vllm.finite_outputs import FiniteOutputs
 
-    class AtOnce(finite_outputs._Answer):
-        is_there = lambda _: True  # type: ignore[assignment]  # noqa: E731
+    class AtOnce(FiniteOutputs):
+        def take(self) -> int:
+            answers = [answer._replace(is_there=lambda: True) for answer in self._pending]
+            self._pending.clear()
+            self._pending.extend(answers)
+            return super().take()
 
-    monkeypatch.setattr(finite_outputs, "_Answer", AtOnce)
     device = LateDevice(3)
     guarded = Guarded(Overflow("over", 3, 3))
-    outputs_on(device, guarded)
+    guarded.guard._findings._finite = AtOnce(device.to_host)  # type: ignore[attr-defined]
     guarded.execute()
     assert tell(guarded) == 1
     assert device.waits == 1
@@ -112,9 +115,10 @@ def reads_of_scalars(ask: Callable[[Sequence[str], Sequence[Any]], None]) -> int
             self.count += func is torch.ops.aten._local_scalar_dense.default
             return func(*args, **(kwargs or {}))
 
-    with Reads() as reads:
+    mode: Any = Reads
+    with mode() as reads:
         ask(["a", "b"], [torch.ones(3, 4), torch.full((2, 4), INFINITY)])
-    return reads.count
+    return int(reads.count)
 
 
 def test_to_ask_takes_no_number_out_of_a_tensor_and_a_mutant_that_asks_one_by_one_does() -> None:

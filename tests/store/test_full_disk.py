@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,7 +178,7 @@ class NeverFits(SmallDisk):
 
     is_full = False
 
-    async def put_async(self, path: str, data: bytes, **options: object) -> object:  # type: ignore[override]
+    async def put_async(self, path: str, data: bytes, **options: Any) -> Any:
         if self.is_full:
             self.sizes["of others"] = self.nbytes
         return await super().put_async(path, data, **options)

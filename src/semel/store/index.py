@@ -221,20 +221,20 @@ class FileIndex:
         """Charge a file for which the disk had no space, once its first charge is cancelled.
 
         The capacity falls to what is charged, less a margin, and files go as in `reserving`, until they have left as
-        many blocks of the disk as the file needs. Raises `NoRoom` as that does, and then only the capacity has changed.
+        many bytes of the disk as the file needs. Raises `NoRoom` as that does, and then only the capacity has changed.
         """
         gone: list[StoredFile] = []
-        capacity = self.nbytes
-        margin = capacity // _MARGIN
+        freed = 0
+        margin = self.nbytes // _MARGIN
         try:
-            while not gone or sum(_blocks(file.nbytes) for file in gone) < _blocks(nbytes):
+            while freed < min(charge_of(nbytes), _disk_bytes(nbytes)):
                 if gone:
                     self.cancel(owner, nbytes)
-                self._room.resize(self.nbytes)
+                self._room.resize(min(self.capacity, self.nbytes + freed))
                 gone += yield from self.reserving(owner, charge_of(nbytes) + margin, now_s)
                 self._room.release(owner, margin)
                 self._room.resize(self.capacity - margin)
-                margin = 0
+                margin, freed = 0, sum(_disk_bytes(file.nbytes) for file in gone)
         except BaseException:
             back = [file for file in gone if file.id not in self._entries]
             self._room.resize(max(self.capacity, self.nbytes + sum(charge_of(file.nbytes) for file in back)))
@@ -393,9 +393,9 @@ class Listing:
         return gone
 
 
-def _blocks(nbytes: int) -> int:
-    """The blocks of a disk that a file of so many bytes takes, with its folder."""
-    return 1 - -nbytes // _BLOCK_BYTES
+def _disk_bytes(nbytes: int) -> int:
+    """The bytes that a file of so many takes on a disk: whole blocks, and one for its folder."""
+    return _BLOCK_BYTES * (1 - -nbytes // _BLOCK_BYTES)
 
 
 def _order(file: StoredFile) -> tuple[int, int, str, str]:

@@ -10,6 +10,7 @@ for long: hashing runs in a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
@@ -30,6 +31,7 @@ from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, 
 from semel.store.objects import DiskFull, Objects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
+from semel.store.write_gate import WriteGate
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import (
     MEDIA_STORE_BYTES,
@@ -52,10 +54,12 @@ _PIECE_BYTES: Final = 1 << 20
 _EXPIRE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 1.0
 _DISK_RETRIES: Final = 3
-"""How often files go for one that a full disk did not take: others that are written meanwhile may take their space."""
+"""How often files go for one that a full disk did not take: what is free then is not known before."""
 
 _RENEWALS: Final = 2
 """How often a file may be uploaded again while it is read, and is found under its new name."""
+
+_Charging = Callable[[str, int, float], Generator[None, None, list[StoredFile]]]
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +97,9 @@ class ObjectMediaStore:
         """Out of the index, and to be deleted."""
         self._deleting: set[asyncio.Task[None]] = set()
         self._is_ready = False
+        self._gate = WriteGate()
+        self._disk_evictions = 0
+        """How often files went for want of space on the disk."""
         self._may_shrink = True
         """False from a write that failed though files went for it until the next refresh: so it is not all of them."""
         self._full_disk = SampledLog(logger, logging.WARNING)
@@ -290,36 +297,38 @@ class ObjectMediaStore:
 
     async def _write(self, file: StoredFile, data: bytes | bytearray, payer: Payer) -> None:
         """Write a file, for which others go if there is no room, or no space on the disk."""
-        reserving = self._index.reserving
-        for _ in range(1 + _DISK_RETRIES):
-            try:
-                await self._reserve(file, reserving(file.owner, file.nbytes, self._clock()))
-                await self._objects.put(path_of(file), data, partial(self._end_write, file), payer=payer)
-            except NoRoom:
-                if file.nbytes > self._capacity_bytes or not self._index.is_shrunk:
-                    raise MediaTooLarge(
-                        f"the file has {file.nbytes:,} bytes, and the media store has no room for it: send a smaller "
-                        "one, or raise it with --media-store-gb"
-                    ) from None
-                break
-            except DiskFull:
-                reserving = self._index.shrinking
-                if not self._may_shrink:
-                    break
-            else:
-                return
-        else:
-            self._may_shrink = False
-        self._counts.refusals += 1
-        raise MediaStoreUnavailable(
-            f"the disk of the media store has no space for the {file.nbytes:,} bytes of the file: delete files, send a "
-            "smaller one, or try again in a minute"
-        )
+        evictions = self._disk_evictions
+        try:
+            async with self._gate.together():
+                return await self._write_charged(file, data, payer, self._index.reserving)
+        except DiskFull:
+            pass
+        if self._may_shrink:
+            async with self._gate.alone():
+                if evictions != self._disk_evictions:  # of others meanwhile: there may be space
+                    with contextlib.suppress(DiskFull):
+                        return await self._write_charged(file, data, payer, self._index.reserving)
+                for _ in range(_DISK_RETRIES):
+                    self._disk_evictions += 1
+                    with contextlib.suppress(DiskFull):
+                        return await self._write_charged(file, data, payer, self._index.shrinking)
+                self._may_shrink = False
+        raise self._no_space(file)
 
-    async def _reserve(self, file: StoredFile, reserving: Generator[None, None, list[StoredFile]]) -> None:
-        """Charge a file, and delete what has to go for it."""
+    async def _write_charged(
+        self, file: StoredFile, data: bytes | bytearray, payer: Payer, charging: _Charging
+    ) -> None:
+        """Charge a file, delete what has to go for it, and write it."""
         capacity = self._index.capacity
-        evicted = await in_slices(reserving)
+        try:
+            evicted = await in_slices(charging(file.owner, file.nbytes, self._clock()))
+        except NoRoom:
+            if self._index.is_shrunk and file.nbytes <= self._capacity_bytes:
+                raise self._no_space(file) from None
+            raise MediaTooLarge(
+                f"the file has {file.nbytes:,} bytes, and the media store has no room for it: send a smaller one, or "
+                "raise it with --media-store-gb"
+            ) from None
         if self._index.capacity < capacity:
             self._full_disk.log(
                 "the disk of the media store is full: its capacity is %d bytes until there is more space, not %d "
@@ -332,6 +341,14 @@ class ObjectMediaStore:
         except BaseException:
             self._index.cancel(file.owner, file.nbytes)
             raise
+        await self._objects.put(path_of(file), data, partial(self._end_write, file), payer=payer)
+
+    def _no_space(self, file: StoredFile) -> MediaStoreUnavailable:
+        self._counts.refusals += 1
+        return MediaStoreUnavailable(
+            f"the disk of the media store has no space for the {file.nbytes:,} bytes of the file: delete files, send a "
+            "smaller one, or try again in a minute"
+        )
 
     def _end_write(self, file: StoredFile, is_written: bool) -> None:
         """A file's object is there or not, whether or not its client has waited for it."""
