@@ -108,7 +108,7 @@ def reads_of_scalars(ask: Callable[[Sequence[str], Sequence[Any]], None]) -> int
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Reads(TorchDispatchMode):
+    class Reads(TorchDispatchMode):  # type: ignore[misc]
         count = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
