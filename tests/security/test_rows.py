@@ -123,6 +123,8 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s21_shares.py::test_mutant_first_come_first_served_the_other_s_chat_is_refused",
         "test_s21_texts.py::test_mutant_a_route_without_room_charges_the_body_only",
         "test_s21_answers.py::test_mutant_an_uncharged_backlog_grows_without_bound",
+        "test_s21_full_disk.py::test_a_tenant_within_its_share_loses_neither_uploads_nor_files_to_a_full_disk_S21",
+        "test_s21_full_disk.py::test_mutant_without_eviction_for_the_disk_the_other_tenant_gets_503_S21",
     ),
     22: (
         "test_s22_failing_workers.py::test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred",

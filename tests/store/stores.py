@@ -80,6 +80,9 @@ class FaultyObjects:
             self._enter("delete")
             await self.objects.delete([path], payer=payer)
 
+    async def free_bytes(self) -> int:
+        return await self.objects.free_bytes()
+
     async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
         self._enter("list")
         async for page in self.objects.list(prefix, payer=payer):
@@ -108,7 +111,7 @@ class HungDisk(MemoryStore):
 
 
 def on_disk(folder: Path) -> BucketObjects:
-    return BucketObjects(LocalStore(folder, mkdir=True, automatic_cleanup=True), TIMEOUT_S)
+    return BucketObjects(LocalStore(folder, mkdir=True, automatic_cleanup=True), TIMEOUT_S, folder)
 
 
 def in_memory() -> BucketObjects:

@@ -59,6 +59,11 @@ class Room:
         """All bytes."""
         return self._shares.capacity
 
+    def resize(self, capacity: int) -> None:
+        """Change all bytes, to no less than tenants have."""
+        assert capacity >= self.nbytes, "less than tenants have"
+        self._shares.capacity = capacity
+
     @property
     def nbytes(self) -> int:
         """The bytes that all tenants have."""

@@ -4,6 +4,8 @@ Files are a tenant's property, and tenants share the room as they share a cache'
 has all of it; while others have files, whoever has more than an equal share yields first, its least recently used
 files before others. A file that is being written has its room from the beginning, and cannot be evicted (threats S21).
 
+On a disk that is smaller than the configured capacity, the capacity is what fits there (`shrinking`, `grow`).
+
 The index is a copy of what the objects say. Other frontends write to the same bucket, so it is compared with a listing
 again and again (`Listing`), in slices: between any two of them the index is whole, and files come and go.
 """
@@ -48,6 +50,14 @@ _SLICE: Final = 64
 
 _EVICTIONS: Final = 8
 """Files that go between two pauses."""
+
+_MARGIN: Final = 64
+"""This part of a full disk stays free: for folders, and for what others write to it."""
+
+_GROWTH_MARGIN: Final = 16
+"""This part has to be free before the capacity grows again, so that it does not grow into the margin above."""
+
+_BLOCK_BYTES: Final = 4_096
 
 
 class NoRoom(Exception):
@@ -112,6 +122,7 @@ class FileIndex:
 
     def __init__(self, capacity_bytes: int, *, idle_s: float = IDLE_S) -> None:
         self._now_s = 0.0
+        self._max_capacity = capacity_bytes
         self._room = Room(capacity_bytes, lambda: self._now_s, idle_s=idle_s)
         self._entries: dict[Digest, _Entry] = {}
         self._ranks: dict[tuple[str, str], list[_Rank]] = {}
@@ -132,8 +143,13 @@ class FileIndex:
 
     @property
     def capacity(self) -> int:
-        """All bytes."""
+        """All bytes: those that it was made with, or fewer on a full disk."""
         return self._room.capacity
+
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether the capacity is less than it was made with."""
+        return self._room.capacity < self._max_capacity
 
     @property
     def nbytes(self) -> int:
@@ -200,6 +216,38 @@ class FileIndex:
         if not freed:
             raise NoRoom  # the rest is being written
         return freed
+
+    def shrinking(self, owner: str, nbytes: int, now_s: float) -> Generator[None, None, list[StoredFile]]:
+        """Charge a file for which the disk had no space, once its first charge is cancelled.
+
+        The capacity falls to what is charged, less a margin, and files go as in `reserving`, until they have left as
+        many bytes of the disk as the file needs. Raises `NoRoom` as that does, and then only the capacity has changed.
+        """
+        gone: list[StoredFile] = []
+        freed = 0
+        margin = self.nbytes // _MARGIN
+        try:
+            while freed < min(charge_of(nbytes), _disk_bytes(nbytes)):
+                if gone:
+                    self.cancel(owner, nbytes)
+                self._room.resize(min(self.capacity, self.nbytes + freed))
+                gone += yield from self.reserving(owner, charge_of(nbytes) + margin, now_s)
+                self._room.release(owner, margin)
+                self._room.resize(self.capacity - margin)
+                margin, freed = 0, sum(_disk_bytes(file.nbytes) for file in gone)
+        except BaseException:
+            back = [file for file in gone if file.id not in self._entries]
+            self._room.resize(max(self.capacity, self.nbytes + sum(charge_of(file.nbytes) for file in back)))
+            for file in back:
+                self._enter(file)
+            raise
+        return gone
+
+    def grow(self, stored_bytes: int, free_bytes: int) -> None:
+        """Let a capacity that was lowered rise to what fits on a disk that has so much, and so much free space."""
+        if self.is_shrunk:
+            fitting = stored_bytes + max(0, free_bytes - self.capacity // _GROWTH_MARGIN)
+            self._room.resize(min(self._max_capacity, max(self.capacity, fitting)))
 
     def cancel(self, owner: str, nbytes: int) -> None:
         """A file that was to be written is not."""
@@ -285,6 +333,8 @@ class Listing:
     def __init__(self, index: FileIndex, serial: int) -> None:
         self._index = index
         self._serial = serial
+        self.nbytes = 0
+        """What the files that were found are charged."""
         self._found: dict[Digest, StoredFile] = {}
         self._gone: set[StoredFile] = set()
         self._oldest: list[_Rank] = []
@@ -297,6 +347,7 @@ class Listing:
             other = self._found.get(file.id)
             if other is None:
                 heappush(self._oldest, (file.created_s, file.id))
+                self.nbytes += charge_of(file.nbytes)
             elif _order(other) >= _order(file):
                 replaced.append(file)
                 continue
@@ -340,6 +391,11 @@ class Listing:
             return [file]
         index.commit(file)
         return gone
+
+
+def _disk_bytes(nbytes: int) -> int:
+    """The bytes that a file of so many takes on a disk: whole blocks, and one for its folder."""
+    return _BLOCK_BYTES * (1 - -nbytes // _BLOCK_BYTES)
 
 
 def _order(file: StoredFile) -> tuple[int, int, str, str]:

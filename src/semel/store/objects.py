@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
@@ -27,7 +30,7 @@ from semel.telemetry.sampling import SampledLog
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["BucketObjects", "Objects", "OnEnd", "open_objects"]
+__all__ = ["BucketObjects", "DiskFull", "Objects", "OnEnd", "open_objects"]
 
 _MAX_ABANDONED: Final = 64
 _MAX_BYTES: Final = 256 * 1024 * 1024
@@ -35,6 +38,11 @@ _MAX_TENANT_OPERATIONS: Final = 16
 _MAX_OPERATIONS: Final = 64
 _PAGE: Final = 250
 _LEFTOVER_S: Final = 3_600.0
+_UNBOUNDED: Final = 1 << 62
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE_TEXT: Final = re.compile(rf"\(os error ({'|'.join(map(str, _NO_SPACE))})\)")
+"""obstore has no error of its own for a full disk: its text has the system's number."""
+
 _SCHEMES: Final = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 
 logger = logging.getLogger(__name__)
@@ -43,6 +51,10 @@ _T = TypeVar("_T")
 
 OnEnd = Callable[[bool], None]
 _End = Callable[[], None]
+
+
+class DiskFull(Exception):
+    """An object was not written, since the disk has no space for it, or its user no quota."""
 
 
 class Objects(Protocol):
@@ -54,7 +66,7 @@ class Objects(Protocol):
     async def put(
         self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None, *, payer: Payer = FRONTEND
     ) -> None:
-        """Write an object, at once or not at all.
+        """Write an object, at once or not at all. Raises `DiskFull` if there is no space.
 
         `on_end` is called once with whether it is there: when the writing has ended, also if nobody waits for it.
         """
@@ -77,12 +89,17 @@ class Objects(Protocol):
         """The names and sizes of all objects in a folder and the folders in it, some at a time."""
         ...
 
+    async def free_bytes(self) -> int:
+        """The bytes that can still be written; a bucket has no limit of its own."""
+        ...
+
 
 class BucketObjects:
-    """Objects in a store of obstore's."""
+    """Objects in a store of obstore's; `folder` is where, if that is a disk."""
 
-    def __init__(self, store: ObjectStore, timeout_s: float) -> None:
+    def __init__(self, store: ObjectStore, timeout_s: float, folder: Path | None = None) -> None:
         self._store = store
+        self._folder = folder
         self._timeout_s = timeout_s
         self._operations = KeyedByteLimit(_MAX_TENANT_OPERATIONS)
         self._all_operations = asyncio.Semaphore(_MAX_OPERATIONS)
@@ -113,6 +130,12 @@ class BucketObjects:
                 # In one piece: what is written in parts and never ended would stay in a bucket, unseen.
                 await self._store.put_async(path, data, use_multipart=False)
                 is_written = True
+            except Exception as error:
+                if self._folder is not None:
+                    await asyncio.to_thread(_remove_empty_folders, self._folder / path)
+                if _is_disk_full(error):
+                    raise DiskFull(str(error).partition("\n")[0]) from None
+                raise
             finally:
                 on_end(is_written)
 
@@ -156,6 +179,14 @@ class BucketObjects:
                 return
             yield [(one["path"], one["size"]) for one in page]
 
+    async def free_bytes(self) -> int:
+        """Ask the disk."""
+        if self._folder is None:
+            return _UNBOUNDED
+        end = await self._admit(FRONTEND)
+        disk = await self._run(asyncio.to_thread(os.statvfs, self._folder), end, FRONTEND.owner)
+        return disk.f_bavail * disk.f_frsize
+
     async def _admit(self, payer: Payer, nbytes: int = 0) -> _End:
         """Let an operation begin that holds so much. The caller must run it, or call what is returned."""
         self._check_abandoned(payer.owner, nbytes)
@@ -198,6 +229,10 @@ class BucketObjects:
                 return await asyncio.shield(working)
         except FileNotFoundError:
             raise
+        except DiskFull as error:
+            self._errors += 1
+            self._failures.log("the media store failed: %s", error)
+            raise
         except TimeoutError:
             self._errors += 1
             self._failures.log("the media store took longer than %g s (--media-store-timeout-s)", self._timeout_s)
@@ -224,6 +259,19 @@ async def _next(pages: AsyncIterator[Sequence[Any]]) -> Sequence[Any] | None:
     return await anext(pages, None)
 
 
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_SPACE
+    return _NO_SPACE_TEXT.search(str(error)) is not None
+
+
+def _remove_empty_folders(path: Path) -> None:
+    """Remove the folders that were made for an object, which take space too, if it is not there and nothing else is."""
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
+
+
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a killed process was writing: obstore writes to NAME#NUMBER, and renames it when it is complete.
 
@@ -247,7 +295,7 @@ def open_objects(location: str, timeout_s: float) -> BucketObjects:
             folder = Path(location).absolute()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_leftovers(folder)
-            return BucketObjects(LocalStore(folder, automatic_cleanup=True), timeout_s)
+            return BucketObjects(LocalStore(folder, automatic_cleanup=True), timeout_s, folder)
         timeout = timedelta(seconds=timeout_s)
         store = from_url(
             location,

@@ -2,15 +2,18 @@
 
 What is in the objects counts; the index may lag behind what other frontends write to the same bucket, and is compared
 with it once a minute. Therefore a file is looked up among the objects themselves, and several frontends may together
-exceed the room by what they have stored since. Nothing here is on an event loop for long: hashing runs in a thread.
+exceed the room by what they have stored since. A disk that is smaller than the room is noticed when it is full: then
+the room is what was there, and files go for others as they go for room (threats S21). Nothing here is on an event loop
+for long: hashing runs in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,9 +28,10 @@ from semel.store.clock import FileClock
 from semel.store.file import StoredFile
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
 from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, owner_of, path_of, short_name
-from semel.store.objects import Objects, open_objects
+from semel.store.objects import DiskFull, Objects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
+from semel.store.write_gate import WriteGate
 from semel.telemetry.meter import Sample
 from semel.telemetry.metrics import (
     MEDIA_STORE_BYTES,
@@ -39,6 +43,7 @@ from semel.telemetry.metrics import (
     MEDIA_STORE_HITS,
     MEDIA_STORE_QUERIES,
 )
+from semel.telemetry.sampling import SampledLog
 
 __all__ = ["REFRESH_S", "ObjectMediaStore", "open_store"]
 
@@ -48,8 +53,13 @@ REFRESH_S: Final = 60.0
 _PIECE_BYTES: Final = 1 << 20
 _EXPIRE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 1.0
+_DISK_RETRIES: Final = 3
+"""How often files go for one that a full disk did not take: what is free then is not known before."""
+
 _RENEWALS: Final = 2
 """How often a file may be uploaded again while it is read, and is found under its new name."""
+
+_Charging = Callable[[str, int, float], Generator[None, None, list[StoredFile]]]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +70,8 @@ class _Counts:
     hits: int = 0
     evictions: int = 0
     expirations: int = 0
+    refusals: int = 0
+    """Files that a full disk had no space for."""
 
 
 class ObjectMediaStore:
@@ -76,6 +88,7 @@ class ObjectMediaStore:
     ) -> None:
         self._objects = objects
         self._key = key
+        self._capacity_bytes = capacity_bytes
         self._ttl_s = ttl_s
         self._clock = clock or FileClock()
         self._index = FileIndex(capacity_bytes)
@@ -84,6 +97,12 @@ class ObjectMediaStore:
         """Out of the index, and to be deleted."""
         self._deleting: set[asyncio.Task[None]] = set()
         self._is_ready = False
+        self._gate = WriteGate()
+        self._disk_evictions = 0
+        """How often files went for want of space on the disk."""
+        self._may_shrink = True
+        """False from a write that failed though files went for it until the next refresh: so it is not all of them."""
+        self._full_disk = SampledLog(logger, logging.WARNING)
 
     def __repr__(self) -> str:
         return f"ObjectMediaStore({self._objects!r}, {self._index!r})"
@@ -109,19 +128,7 @@ class ObjectMediaStore:
         if others:
             file = renewed(file, others, now_s)
         await self._make_room(nbytes)
-        try:
-            evicted = await in_slices(self._index.reserving(owner, nbytes, now_s))
-        except NoRoom:
-            raise MediaTooLarge(
-                f"the file has {nbytes:,} bytes, and the media store has no room for it: send a smaller one, or raise "
-                "it with --media-store-gb"
-            ) from None
-        try:
-            await self._evict(evicted)
-        except BaseException:
-            self._index.cancel(owner, nbytes)
-            raise
-        await self._objects.put(path_of(file), upload.data, partial(self._end_write, file), payer=payer)
+        await self._write(file, upload.data, payer)
         await self._try_to_delete((other for other in others if path_of(other) != path_of(file)), payer)
         return file
 
@@ -226,12 +233,15 @@ class ObjectMediaStore:
     async def refresh(self) -> None:
         """Bring the index up to the objects, and keep to its bounds."""
         listing, now_s = self._index.listing(), self._clock()
+        self._may_shrink = True
         replaced: list[StoredFile] = []
         async for page in self._objects.list(ROOT):
             files = [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
             replaced += listing.add(file for file in files if file.expires_s > now_s)
             replaced += (expired := [file for file in files if file.expires_s <= now_s])
             self._counts.expirations += len(expired)
+        if self._index.is_shrunk:
+            self._index.grow(listing.nbytes, await self._objects.free_bytes())
         for evicted in listing.finish(self._clock()):
             await self._evict(evicted)
             await asyncio.sleep(0)
@@ -269,7 +279,7 @@ class ObjectMediaStore:
         yield MEDIA_STORE_HITS, self._counts.hits, ()
         yield MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
         yield MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
-        yield MEDIA_STORE_ERRORS, self._objects.errors, ()
+        yield MEDIA_STORE_ERRORS, self._objects.errors + self._counts.refusals, ()
 
     def _forget_expired(self) -> bool:
         """Some files that have expired take no room any more; their objects are deleted by the next `expire`."""
@@ -284,6 +294,61 @@ class ObjectMediaStore:
             if not self._forget_expired():
                 return
             await asyncio.sleep(0)
+
+    async def _write(self, file: StoredFile, data: bytes | bytearray, payer: Payer) -> None:
+        """Write a file, for which others go if there is no room, or no space on the disk."""
+        evictions = self._disk_evictions
+        try:
+            async with self._gate.together():
+                return await self._write_charged(file, data, payer, self._index.reserving)
+        except DiskFull:
+            pass
+        if self._may_shrink:
+            async with self._gate.alone():
+                if evictions != self._disk_evictions:  # of others meanwhile: there may be space
+                    with contextlib.suppress(DiskFull):
+                        return await self._write_charged(file, data, payer, self._index.reserving)
+                for _ in range(_DISK_RETRIES):
+                    self._disk_evictions += 1
+                    with contextlib.suppress(DiskFull):
+                        return await self._write_charged(file, data, payer, self._index.shrinking)
+                self._may_shrink = False
+        raise self._no_space(file)
+
+    async def _write_charged(
+        self, file: StoredFile, data: bytes | bytearray, payer: Payer, charging: _Charging
+    ) -> None:
+        """Charge a file, delete what has to go for it, and write it."""
+        capacity = self._index.capacity
+        try:
+            evicted = await in_slices(charging(file.owner, file.nbytes, self._clock()))
+        except NoRoom:
+            if self._index.is_shrunk and file.nbytes <= self._capacity_bytes:
+                raise self._no_space(file) from None
+            raise MediaTooLarge(
+                f"the file has {file.nbytes:,} bytes, and the media store has no room for it: send a smaller one, or "
+                "raise it with --media-store-gb"
+            ) from None
+        if self._index.capacity < capacity:
+            self._full_disk.log(
+                "the disk of the media store is full: its capacity is %d bytes until there is more space, not %d "
+                "(--media-store-gb)",
+                self._index.capacity,
+                self._capacity_bytes,
+            )
+        try:
+            await self._evict(evicted)
+        except BaseException:
+            self._index.cancel(file.owner, file.nbytes)
+            raise
+        await self._objects.put(path_of(file), data, partial(self._end_write, file), payer=payer)
+
+    def _no_space(self, file: StoredFile) -> MediaStoreUnavailable:
+        self._counts.refusals += 1
+        return MediaStoreUnavailable(
+            f"the disk of the media store has no space for the {file.nbytes:,} bytes of the file: delete files, send a "
+            "smaller one, or try again in a minute"
+        )
 
     def _end_write(self, file: StoredFile, is_written: bool) -> None:
         """A file's object is there or not, whether or not its client has waited for it."""

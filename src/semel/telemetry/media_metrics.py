@@ -54,7 +54,9 @@ MEDIA_STORE_BYTES: Final = Metric(
     "semel_media_store_bytes", "gauge", "Bytes of files in the media store; a file counts as 64 KiB at least."
 )
 MEDIA_STORE_CAPACITY: Final = Metric(
-    "semel_media_store_capacity_bytes", "gauge", "Bytes that the media store may have (--media-store-gb)."
+    "semel_media_store_capacity_bytes",
+    "gauge",
+    "Bytes that the media store may have: --media-store-gb, or what fits on a disk that is smaller.",
 )
 MEDIA_STORE_QUERIES: Final = Metric(
     "semel_media_store_queries_total", "counter", "Files that were looked up in the media store."

@@ -17,6 +17,7 @@ __all__ = [
     "ENCODER_CUT",
     "ENCODER_LATE_BYTES",
     "ENCODER_LEFT_OUT_BYTES",
+    "ENCODER_NOT_FINITE",
     "ENCODER_PLANNED",
     "ENCODER_PLANNING_SECONDS",
     "ENCODER_REJECTED",
@@ -87,6 +88,12 @@ ENCODER_LATE_BYTES: Final = Metric(
     "semel_encoder_late_bytes_total",
     "counter",
     "Bytes of items that had stayed behind, and were sent with the step that encodes them.",
+    _ENGINE,
+)
+ENCODER_NOT_FINITE: Final = Metric(
+    "semel_encoder_not_finite_total",
+    "counter",
+    "Encoder outputs with NaN or infinity in them: the model, its weights or its dtype overflow.",
     _ENGINE,
 )
 ENCODER_REJECTED: Final = Metric(

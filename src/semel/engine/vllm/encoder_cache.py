@@ -93,6 +93,8 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self._row = row
         self._taken_over = 0
         self._rejected = 0
+        self.not_finite = 0
+        """Encoder outputs with NaN or infinity in them, as the worker processes say."""
         self._asker = ""
         self._promised = 0
         self._tier_totals: Callable[[], Mapping[str, int]] = dict
@@ -136,6 +138,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             left_out_bytes=self.shipped.left_out_bytes,
             late_bytes=self.shipped.late_bytes,
             rejected=self._rejected,
+            not_finite=self.not_finite,
             **self._tier_totals(),
         )
 

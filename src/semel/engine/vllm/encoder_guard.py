@@ -10,6 +10,8 @@ says so (`rejection`). It stays where it is until the scheduler has the worker p
 their way may count on it, and their requests are ended too. An encoder-output connector does not save it, but for one
 under the second model runner, which saves whatever is new.
 
+Outputs that fit and have NaN or infinity in them are counted (`finite_outputs`), and no step waits for that.
+
 A batch on which the encoder raises is treated in the same way, but on a CPU only. A GPU reports its faults late and
 cannot go on after most of them.
 """
@@ -32,6 +34,7 @@ from semel.engine.vllm.compat import (
     received_features,
     runs_encoder,
 )
+from semel.engine.vllm.finite_outputs import FiniteOutputs
 from semel.engine.vllm.rejection import Rejection, with_rejections
 
 __all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "guard_of"]
@@ -85,15 +88,20 @@ class _Findings:
         """No rows, as wide as the encoder's outputs are, by modality."""
 
         self._rejections: list[Rejection] = []
+        self._finite = FiniteOutputs()
+        self._not_finite = 0
+        """Outputs that were counted and not yet said."""
 
     def clear(self) -> None:
         """Forget what nobody took: with pipeline parallelism, of all stages but the last."""
         self._rejections.clear()
 
-    def learn(self, one: _Input, output: torch.Tensor) -> None:
-        """Take note of an output that fits."""
-        if one.modality not in self._like:
-            self._like[one.modality] = output[:0].clone()
+    def learn(self, inputs: Sequence[_Input], outputs: Sequence[torch.Tensor]) -> None:
+        """Take note of outputs that fit."""
+        for one, output in zip(inputs, outputs, strict=True):
+            if one.modality not in self._like:
+                self._like[one.modality] = output[:0].clone()
+        self._finite.ask([one.identifier for one in inputs], outputs)
 
     def reject(self, one: _Input, output: torch.Tensor | None) -> torch.Tensor:
         """Something that fits an item of which the encoder, alone with it, has made this, or nothing."""
@@ -104,10 +112,14 @@ class _Findings:
 
     def tell(self, output: Any) -> Any:
         """What a step gave, with what was rejected in it if that is already its output."""
-        if not self._rejections or not isinstance(output, ModelRunnerOutput | AsyncModelRunnerOutput):
+        self._not_finite += self._finite.take()
+        if not (self._rejections or self._not_finite):
+            return output
+        if not isinstance(output, ModelRunnerOutput | AsyncModelRunnerOutput):
             return output
         rejections, self._rejections = tuple(self._rejections), []
-        return with_rejections(output, rejections)
+        not_finite, self._not_finite = self._not_finite, 0
+        return with_rejections(output, rejections, not_finite)
 
     def _sample(self, modality: str) -> torch.Tensor:
         """An output without a row."""
@@ -172,8 +184,7 @@ class FirstRunnerGuard:
             return False
         if any((output := self._output(one)) is None or len(output) != one.embeds for one in inputs):
             return False
-        for one in inputs:
-            self._findings.learn(one, self._made[one.identifier][0])
+        self._findings.learn(inputs, [self._made[one.identifier][0] for one in inputs])
         for identifier, made in self._made.items():
             self._store(identifier, *made)
         return True
@@ -238,8 +249,7 @@ class SecondRunnerGuard:
             _log_failure(inputs, error)
             return None
         if len(outputs) == len(inputs) and not any(map(_misfits, inputs, outputs)):
-            for one, output in zip(inputs, outputs, strict=True):
-                self._findings.learn(one, output)
+            self._findings.learn(inputs, outputs)
         return outputs
 
     def _alone(self, one: _Input, outputs: list[torch.Tensor] | None) -> torch.Tensor:

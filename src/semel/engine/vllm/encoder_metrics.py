@@ -79,6 +79,8 @@ class EncoderTotals:
     """Requests that were ended because their grammar was too expensive to follow."""
     following_abandoned: int = 0
     """Threads that follow a grammar for longer than they may, and have not returned."""
+    not_finite: int = 0
+    """Encoder outputs with NaN or infinity in them."""
 
 
 class EncoderPage(SharedPage):
@@ -120,6 +122,7 @@ class EncoderPage(SharedPage):
                 (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
                 (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
                 (metrics.ENCODER_REJECTED, totals.rejected),
+                (metrics.ENCODER_NOT_FINITE, totals.not_finite),
                 (metrics.GRAMMAR_FOLLOWING_SECONDS, totals.following_ns / 1e9),
                 (metrics.GRAMMAR_ENDED, totals.following_ended),
                 (metrics.GRAMMAR_ABANDONED, totals.following_abandoned),

@@ -14,9 +14,10 @@ from typing import Any, Final, Self
 
 from semel.engine.vllm.compat import num_embeds
 
-__all__ = ["Rejection", "rejections_of", "with_rejections"]
+__all__ = ["Rejection", "not_finite_of", "rejections_of", "with_rejections"]
 
 _ATTRIBUTE: Final = "semel_rejections"
+_NOT_FINITE: Final = "semel_not_finite"
 _REASON: Final = "semel-encoder"
 _FAILED: Final = "failed"
 
@@ -65,13 +66,17 @@ class Rejection:
         return None
 
 
-def with_rejections(output: Any, rejections: tuple[Rejection, ...]) -> Any:
-    """The output of a step for vLLM's scheduler, now or when it is there, with what is wrong with items of the step."""
+def with_rejections(output: Any, rejections: tuple[Rejection, ...], not_finite: int = 0) -> Any:
+    """The output of a step for vLLM's scheduler, now or when it is there, with what is wrong with items of the step.
+
+    `not_finite` is how many encoder outputs of earlier steps had values that are not finite.
+    """
     from vllm.v1.outputs import AsyncModelRunnerOutput
 
     if not isinstance(output, AsyncModelRunnerOutput):
         output = copy(output)  # vLLM may share it, if it is empty
         setattr(output, _ATTRIBUTE, rejections)
+        setattr(output, _NOT_FINITE, not_finite)
         return output
 
     class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]
@@ -79,7 +84,7 @@ def with_rejections(output: Any, rejections: tuple[Rejection, ...]) -> Any:
 
         def get_output(self) -> Any:
             """Wait for it."""
-            return with_rejections(output.get_output(), rejections)
+            return with_rejections(output.get_output(), rejections, not_finite)
 
     return Awaited()
 
@@ -88,3 +93,9 @@ def rejections_of(output: Any) -> tuple[Rejection, ...]:
     """What `with_rejections` has added to the output of a step."""
     rejections: tuple[Rejection, ...] = getattr(output, _ATTRIBUTE, ())
     return rejections
+
+
+def not_finite_of(output: Any) -> int:
+    """The number of encoder outputs that `with_rejections` has added to the output of a step."""
+    count: int = getattr(output, _NOT_FINITE, 0)
+    return count

@@ -32,7 +32,7 @@ from semel.encoder import Planner, Request
 from semel.engine.vllm.compat import drop_encoder_outputs, forget_prefix
 from semel.engine.vllm.encoder_cache import EncoderCache
 from semel.engine.vllm.grammar_following import Following
-from semel.engine.vllm.rejection import Rejection, rejections_of
+from semel.engine.vllm.rejection import Rejection, not_finite_of, rejections_of
 from semel.engine.vllm.shipping import Shipping
 from semel.engine.vllm.tier_config import has_tier
 from semel.engine.vllm.versions import PLANNING_SINCE, is_tested
@@ -109,7 +109,9 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take what a step made; end requests with items that the encoder's output did not fit, or costly grammars."""
         rejections, endings = rejections_of(model_runner_output), self._following.take_endings()
-        if self._following.write_due() and isinstance(self.encoder_cache_manager, EncoderCache):
+        not_finite = not_finite_of(model_runner_output)
+        if (not_finite or self._following.write_due()) and isinstance(self.encoder_cache_manager, EncoderCache):
+            self.encoder_cache_manager.not_finite += not_finite
             self.encoder_cache_manager.write_totals()
         if not rejections and not endings:
             return super().update_from_output(scheduler_output, model_runner_output)
