@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from semel.cli.log_relay import json_line
-from tests.commands import run_main
 
 PROGRAM = """
 import logging, os, subprocess, sys, warnings
@@ -54,7 +54,11 @@ def test_a_line_becomes_json_and_one_that_is_an_object_stays(line: bytes) -> Non
 
 
 def test_an_error_of_the_command_line_is_json_too() -> None:
-    for port in ("99999", "0"):
-        code, said = run_main("serve", "/no/model", "--log-format", "json", "--port", port)
-        assert code == 2
-        assert {json.loads(line)["level"] for line in said.splitlines()} == {"ERROR"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    for flags in (["--port", "99999"], ["--port", "0"]):
+        command = [sys.executable, "-m", "semel", "serve", "/no/model", "--log-format", "json", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+        assert done.returncode == 2
+        for line in done.stderr.splitlines():
+            assert json.loads(line)["level"] == "ERROR"
+        assert done.stderr
