@@ -326,6 +326,7 @@ def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
     return lambda: News(holdings=holdings_kind(max_log=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
     [
