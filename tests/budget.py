@@ -1,8 +1,8 @@
 """What a run of CI spends, by stage: minutes, and starts of engines, of which there may be so many and no more.
 
 `.ci/run` keeps a folder of notes. `stages` has a line for the beginning of each stage: the time in seconds, the engines
-started so far, and a name; `starts` has a line for each engine, `again` one for each test that failed once. The last
-stage is a run of pytest, which shows all of them before its closing line and fails over the budget.
+started so far, and a name; `starts` has a line for each engine. The last stage is a run of pytest, which
+shows both before its closing line and fails over the budget.
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{stage.minutes:8.1f}  {stage.starts:7}  {stage.name}")
     for line in started:
         terminalreporter.write_line(f"an engine for {line}")
-    for test in _lines("again"):
-        terminalreporter.write_line(f"failed once: {test}")
 
 
 def _lines(note: str) -> list[str]:

@@ -13,13 +13,12 @@ from urllib.parse import urlsplit
 
 import jsonschema_rs
 import kubernetes_validate
-import typer
 import yaml
 
-from semel.cli.app import app
 from semel.embeddings.address import StoreAddress
 from semel.fleet.endpoint_slices import ServicePort
 from semel.telemetry import METRICS
+from tests.commands import root_command
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "deploy" / "helm" / "semel"
@@ -93,7 +92,7 @@ def render(values: Path | None = None, *flags: str, chart: Path = CHART) -> list
     done = helm("template", "demo", chart, "--namespace", "ml", *(("--values", values) if values else ()), *flags)
     if done.returncode:
         raise ValueError(done.stderr)
-    return [found for found in yaml.safe_load_all(done.stdout) if found]
+    return [found for found in yaml.load_all(done.stdout, yaml.CSafeLoader) if found]
 
 
 def faults_in(objects: Sequence[Object], version: str = VERSIONS[1]) -> list[str]:
@@ -260,7 +259,7 @@ def _flag_faults(container: Object, pod: Object, objects: Sequence[Object]) -> I
 
 def _parsed(name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
     """What a command's own flags say, and what it would hand on to vLLM."""
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = root_command().commands[name]
     parsed = command.make_context(name, [*arguments])
     values = {}
     for one in command.flags:

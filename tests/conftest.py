@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.budget import engine_budget, pytest_terminal_summary
-from tests.effort import WHOLE
+from tests.effort import FACTOR
 from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 __all__ = [
@@ -30,9 +30,8 @@ if (number := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")).isdi
 
 # How long an example takes says how busy the machine is, no more.
 timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", timeless, max_examples=20)
-settings.register_profile("whole", timeless, max_examples=100)
-settings.load_profile("whole" if WHOLE else "quick")
+settings.register_profile("semel", timeless, max_examples=20 * FACTOR)
+settings.load_profile("semel")
 
 Folder = Callable[[str], Path]
 

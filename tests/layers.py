@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -71,16 +71,23 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(modules()[module].read_text())
 
 
-def imports_of(module: str) -> Iterator[str]:
+@cache
+def nodes_of(module: str) -> Sequence[ast.AST]:
+    return tuple(ast.walk(tree_of(module)))
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
     """What a module imports, anywhere in it: a module where a module is named, else the module that has the name."""
-    for node in ast.walk(tree_of(module)):
+    found = set[str]()
+    for node in nodes_of(module):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} imports relatively; write the full name"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield name if name in modules() else node.module or ""
+            names = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules() else node.module or "" for name in names.values()}
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
+    return frozenset(found)
 
 
 def layer_of(module: str) -> str:

@@ -35,7 +35,7 @@ _SECTION: Final = "## Tests by row\n"
 _LINE: Final = re.compile(r"^\| ([A-Z]\d{1,2}) \| (.+) \| ([^|]+) \|$")
 _ROW: Final = r"(?:[A-E]\d|S\d{1,2})"
 _MENTION: Final = re.compile(rf"\b({_ROW})(?:(?:-| to )({_ROW}))?\b")
-_IN_TEST_NAME: Final = re.compile(rf"^test_((?:[a-e]\d|s\d{{1,2}}))_|_({_ROW})(?=_|$)")
+_IN_TEST_NAME: Final = re.compile(rf"\btest_((?:[a-e]\d|s\d{{1,2}}))_|_({_ROW})(?=_|\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,27 @@ def files_by_row(paths: Iterable[Path], root: Path = ROOT) -> dict[str, list[str
 
 def rows_of_module(source: str) -> set[str]:
     """The rows that a test module names; none if there is no test in it."""
-    nodes = list(ast.walk(ast.parse(source)))
+    if not _MENTION.search(source) and not _IN_TEST_NAME.search(source):
+        return set()
+    module = ast.parse(source)
+    nodes = [module, *_members(module.body)]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     tests = [node for node in functions if node.name.startswith("test_")]
-    has_machine = any(isinstance(node, ast.Attribute) and node.attr == "TestCase" for node in nodes)
-    if not tests and not has_machine:
+    if not tests and ".TestCase" not in source:
         return set()
     names = {(lower or upper).upper() for test in tests for lower, upper in _IN_TEST_NAME.findall(test.name)}
     places = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef)]
     for place in (*places, *tests):
         names |= set(row_names(ast.get_docstring(place) or ""))
     return names
+
+
+def _members(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module and of its classes."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.ClassDef):
+            yield from _members(node.body)
 
 
 def row_names(text: str) -> Iterator[str]:

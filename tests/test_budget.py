@@ -1,4 +1,4 @@
-"""The budget of CI: what its stages spend, that too many engines, or none counted, fail it, and what is run twice."""
+"""The budget of CI: what its stages spend, and that too many engines, or none counted, fail it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.budget import MAX_ENGINE_STARTS, NOTES, Stage, check_starts, stages_of
+from tests.budget import MAX_ENGINE_STARTS, Stage, check_starts, stages_of
 from tests.engine_starts.semel_engine_starts import ENGINE_STARTS
 
 PLUGIN = Path(__file__).parent / "engine_starts"
-TESTS = Path(__file__).parents[1] / "scripts" / "tests"
 STARTER = """
 import importlib.metadata, multiprocessing
 for plugin in importlib.metadata.entry_points(group="vllm.general_plugins"):
@@ -51,34 +50,3 @@ def test_engine_cores_are_counted_in_whatever_process_starts_them(tmp_path: Path
     assert file.exists() == is_counted
     if is_counted:
         assert len(file.read_text().splitlines()) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("failing", "failures", "is_ci", "is_passed"),
-    [(1, 1, True, True), (3, 1, True, True), (1, 2, True, False), (4, 1, True, False), (1, 1, False, False)],
-)
-def test_in_ci_a_few_tests_that_fail_once_are_run_again_and_named(
-    tmp_path: Path, failing: int, failures: int, is_ci: bool, is_passed: bool
-) -> None:
-    """What fails twice, or many at once, fails CI; so does anything outside of it."""
-    (tmp_path / "pytest.ini").touch()
-    (tmp_path / "test_it.py").write_text(f"""
-import pathlib, pytest
-
-@pytest.mark.parametrize("number", range(6))
-def test_it(number):
-    runs = pathlib.Path(f"runs-{{number}}")
-    runs.write_text((runs.read_text() if runs.exists() else "") + "x")
-    assert number >= {failing} or len(runs.read_text()) > {failures}
-""")
-    environment = {name: value for name, value in os.environ.items() if name != NOTES}
-    environment |= {NOTES: str(tmp_path)} if is_ci else {}
-    command = [str(TESTS), "-q"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True)
-    assert (ended.returncode == 0) == is_passed, ended.stdout
-    again = (tmp_path / "again").read_text().split() if (tmp_path / "again").exists() else []
-    expected = [f"test_it.py::test_it[{number}]" for number in range(failing)]
-    assert again == (expected if is_ci and failing <= 3 else [])
-    runs = [len((tmp_path / f"runs-{number}").read_text()) for number in range(6)]
-    assert runs == [2 if again else 1] * 6, "the whole file: a test that fails because of another one fails again"

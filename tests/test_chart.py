@@ -54,7 +54,7 @@ EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "1 group": {"groups": groups(1)},
-    "16 groups": {"groups": groups(16), "networkPolicy": {"monitoring": MONITORING}},
+    "4 groups": {"groups": groups(4), "networkPolicy": {"monitoring": MONITORING}},
     "everything": {
         "groups": groups(2),
         "discovery": "dns",
@@ -90,7 +90,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [name if name == "everything" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+)
 def test_the_chart_is_linted_and_every_object_is_valid_for_three_versions_of_kubernetes(
     name: str, tmp_path: Path
 ) -> None:
@@ -105,8 +107,8 @@ def test_the_chart_is_linted_and_every_object_is_valid_for_three_versions_of_kub
 
 
 def test_each_group_has_workers_a_service_and_a_budget_and_frontends_know_all_of_them(tmp_path: Path) -> None:
-    objects = render(values_of(tmp_path, groups=groups(16)))
-    names = {f"demo-worker-gpu-{number}" for number in range(16)}
+    objects = render(values_of(tmp_path, groups=groups(4)))
+    names = {f"demo-worker-gpu-{number}" for number in range(4)}
     for kind in ("Deployment", "Service", "PodDisruptionBudget"):
         assert names <= {one["metadata"]["name"] for one in objects if one["kind"] == kind}
     (frontend,) = [one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "demo-frontend"]
@@ -238,11 +240,13 @@ def faults_of_mutant(file: str, before: str, after: str, folder: Path, values: P
         return [str(error)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutant_what_is_wrong_with_a_chart_is_found(name: str, tmp_path: Path) -> None:
     assert faults_of_mutant(*MUTATIONS[name], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS_WITH_VALUES)
 def test_mutant_what_is_wrong_with_what_values_ask_for_is_found(name: str, tmp_path: Path) -> None:
     setting, file, before, after = MUTATIONS_WITH_VALUES[name]
@@ -251,12 +255,14 @@ def test_mutant_what_is_wrong_with_what_values_ask_for_is_found(name: str, tmp_p
     assert not any("YAML" in fault for fault in found), "the mutant is no chart"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VALUES)
 def test_the_chart_as_it_is_does_what_these_values_ask_for(name: str, tmp_path: Path) -> None:
     """Control of the mutants above."""
     assert faults_in(render(values_of(tmp_path, **VALUES[name]))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_workers_are_scaled_by_the_queue_and_the_misses_of_their_own_group(tmp_path: Path, *, is_wrong: bool) -> None:
     """A real promtool evaluates the queries on series of two pods, and on others. Control: a wrong sum."""
@@ -314,6 +320,7 @@ def test_the_example_with_two_gpus_gives_each_worker_two_and_shared_memory() -> 
     assert {"medium": "Memory", "sizeLimit": "16Gi"} in [volume.get("emptyDir") for volume in pod["volumes"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [

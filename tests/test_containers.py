@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from semel.cli.app import app
 from semel.processing.fingerprint import PACKAGES
+from tests.commands import root_command
 from tests.locks import LOCKS
 
 ROOT = Path(__file__).parent.parent
@@ -147,13 +146,13 @@ def test_a_service_is_started_with_flags_that_there_are(services: dict[str, Any]
         r"^ENTRYPOINT (.+)$", (CONTAINERS / f"{command}.Containerfile").read_text(), re.MULTILINE
     )
     assert entrypoint == f'["semel", "{command}"]'
-    parsed = typer.main.get_command(app).commands[command].make_context(command, [*services[name]["command"]])  # type: ignore[attr-defined]
+    parsed = root_command().commands[command].make_context(command, [*services[name]["command"]])
     assert parsed.params["model"] == "/model"
     assert all(flag.startswith("--served-model-name=") for flag in parsed.args), "these go to vLLM's own parser"
 
 
 def test_a_service_has_more_time_to_end_than_it_takes_for_draining(services: dict[str, Any]) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = root_command().commands
     for name, service in services.items():
         flags = {flag.name: flag.default for flag in commands[name.partition("-")[0]].flags}
         drains = flags["drain-delay-s"] + flags["drain-s"]

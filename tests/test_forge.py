@@ -38,6 +38,7 @@ def commands(text: str) -> list[str]:
     return [step["run"] for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"] if "run" in step]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "files"),
     [

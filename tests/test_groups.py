@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
-from tests.groups import FAMILIES, SHARED, group_of
+from tests.groups import FAMILIES, SHARED, GroupScheduling, group_of
 
 ROOT = Path(__file__).parent.parent
-TESTS = """
-import os, pytest
-@pytest.mark.parametrize("rig", ["qwen2-vl", "whisper: a", "qwen2-vl images", "whisper"])
-def test_rows(rig):
-    with open("{log}", "a") as file:
-        file.write(f"{{rig.partition(' ')[0].strip(':')}} {{os.getpid()}}\\n")
-"""
 
 
 @pytest.mark.parametrize(
@@ -39,24 +33,32 @@ def test_every_file_that_shares_is_there() -> None:
     assert all((ROOT / file).exists() for file in (*FAMILIES, *SHARED))
 
 
-def test_one_process_runs_all_of_a_group(tmp_path: Path) -> None:
-    """In a session of its own, whose only file has the name of the families' one."""
-    file, log = tmp_path / FAMILIES[0], tmp_path / "log"
-    file.parent.mkdir(parents=True)
-    file.write_text(TESTS.format(log=log))
-    (tmp_path / "conftest.py").write_text("from tests.groups import pytest_xdist_make_scheduler\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", f"--rootdir={tmp_path}", "-n", "2"]
-    done = subprocess.run(
-        [*command, "--dist=loadfile", str(file)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    ran = {tuple(line.split()) for line in log.read_text().splitlines()}
-    assert len(ran) == 2, "each family in one process"
-    assert len({process for _, process in ran}) == 2, "and not all of the file in the same"
+class Process:
+    """A process of xdist's, as its scheduler sees one: which tests it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+        self.gateway = SimpleNamespace(id=str(id(self)))
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.given += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+@pytest.mark.parametrize("scheduling", [GroupScheduling, LoadFileScheduling])
+def test_one_process_runs_all_of_a_group(scheduling: type) -> None:
+    """Control: xdist's own scheduler gives all of the file to one process."""
+    rigs = ["qwen2-vl", "whisper: a", "qwen2-vl images", "whisper"]
+    option = SimpleNamespace(maxschedchunk=None, loadscopereorder=True)
+    config = SimpleNamespace(option=option, getvalue=lambda name: ["popen"] * 2 if name == "tx" else "loadfile")
+    processes = [Process(), Process()]
+    scheduler = scheduling(config, Producer("test", enabled=False))
+    for process in processes:
+        scheduler.add_node(process)
+        scheduler.add_node_collection(process, [f"{FAMILIES[0]}::test_rows[{rig}]" for rig in rigs])
+    scheduler.schedule()
+    given = sorted(sorted(process.given) for process in processes)
+    assert given == ([[0, 2], [1, 3]] if scheduling is GroupScheduling else [[], [0, 1, 2, 3]])

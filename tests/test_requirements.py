@@ -46,10 +46,6 @@ def test_a_page_that_does_not_agree_is_found_out(page: str, files: Mapping[str, 
     assert faults(page, files) == [fault]
 
 
-def test_a_page_that_agrees_is_not() -> None:
-    assert not faults(TABLE, {"A1": ["t.py"]})
-
-
 @pytest.mark.parametrize(
     ("source", "rows"),
     [

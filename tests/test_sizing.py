@@ -8,11 +8,10 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from semel import sizing
-from semel.cli.app import app
 from semel.sizing import GIB, MIB, Host, memory_of
+from tests.commands import invoke
 
 PAGE = (Path(__file__).parent.parent / "docs/operate/capacity.md").read_text()
 
@@ -41,10 +40,10 @@ def test_every_rank_holds_every_encoder_output(workers: int, ranks: int, embeddi
 
 def test_the_command_counts_the_encoder_cache() -> None:
     flags = ["--encoder-cache-embeddings", "150000", "--embedding-bytes", "7168", "--ranks", "2"]
-    shown = CliRunner().invoke(app, ["size", *flags, "--embedding-tier-gb", "3"])
+    shown = invoke("size", *flags, "--embedding-tier-gb", "3")
     assert "2.00 GiB  encoder caches" in shown.output
     assert "3.00 GiB  embedding tiers" in shown.output
-    assert "0.00 GiB  encoder caches" in CliRunner().invoke(app, ["size"]).output
+    assert "0.00 GiB  encoder caches" in invoke("size").output
 
 
 def test_the_page_states_the_constants_of_the_code() -> None:
@@ -68,7 +67,7 @@ def test_a_host_that_was_measured_takes_what_is_predicted() -> None:
 
 
 def test_the_command_adds_up_every_bound() -> None:
-    shown = CliRunner().invoke(app, ["size", "--frontends", "2", "--media-cache-gb", "1"])
+    shown = invoke("size", "--frontends", "2", "--media-cache-gb", "1")
     assert shown.exit_code == 0
     assert re.search(r"6\.00 GiB  media in flight, and fetched", shown.output)
     whole = Host(2, frontends=2, media_cache=GIB, media_in_flight=2 * GIB)

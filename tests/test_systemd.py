@@ -9,9 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 
-from semel.cli.app import app
+from tests.commands import root_command
 from tests.serve.served import SEMEL
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +55,7 @@ def _code_faults(name: str, text: str) -> list[str]:
     values = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
     (command,) = re.findall(r"^ExecStart=(.+?[^\\])$", text, re.MULTILINE | re.DOTALL)
     program, kind, *arguments = shlex.split(command.replace("\\\n", " ").replace("%i", INSTANCES[name]))
-    found = typer.main.get_command(app).commands[kind]  # type: ignore[attr-defined]
+    found = root_command().commands[kind]
     own = [one for one in arguments if not one.startswith("$SEMEL_")]
     try:
         parsed = found.make_context(kind, own)

@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from contextlib import AsyncExitStack
 
+import pytest
 from aiohttp import web
 from PIL import Image
 
@@ -81,6 +82,7 @@ async def test_groups_are_counted_with_what_was_done_for_them() -> None:
     assert "rollouts: n=16, encodes per group" not in rows, "no worker that was started here: nobody counts them"
 
 
+@pytest.mark.slow
 async def test_every_page_is_new_and_both_sides_get_the_same() -> None:
     mine, theirs = Counting(), Counting()
     async with AsyncExitStack() as stack:

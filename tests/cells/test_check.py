@@ -9,13 +9,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from typer.testing import CliRunner
 
 from semel.bench.ports import free_port
 from semel.cells.check import CELL_HEADER, CONTRACT_HEADER, Answer, findings
 from semel.cells.file import CellsFile, Listening
 from semel.cells.placement import Cell
-from semel.cli.app import app
+from tests.commands import invoke
 
 FILE = CellsFile((Cell("a", ("a1:1", "a2:1")), Cell("b", ("b1:1",))), Listening("127.0.0.1", 8080))
 WELL = {
@@ -91,9 +90,9 @@ def test_the_command_asks_every_frontend(tmp_path: Path) -> None:
     with answering() as port:
         nobody, path = free_port(), tmp_path / "cells.toml"
         path.write_text(f'[[cells]]\nname = "a"\naddresses = ["127.0.0.1:{port}"]\n')
-        well = CliRunner().invoke(app, ["cells", "check", str(path)])
+        well = invoke("cells", "check", str(path))
         path.write_text(f'[[cells]]\nname = "b"\naddresses = ["127.0.0.1:{port}", "127.0.0.1:{nobody}"]\n')
-        ill = CliRunner().invoke(app, ["cells", "check", str(path)])
+        ill = invoke("cells", "check", str(path))
     assert (well.exit_code, ill.exit_code) == (0, 1)
     assert "a: 1 of 1 frontends are ready" in well.output
     assert f"b: 127.0.0.1:{port} is a frontend of cell 'a'" in ill.output

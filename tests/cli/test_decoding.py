@@ -6,16 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import semel.compose
-from semel.cli.app import app
 from semel.compose import FrontendOptions
 from semel.core.flag import flags_of
 from semel.media import DecodeLimits
 from semel.media.decode.limits import ProcessingLimits
 from semel.processing.pool.pool import MAX_MEMORY_BYTES, TIMEOUT_S
 from semel.settings import FrontendSettings, create_key
+from tests.commands import invoke
 
 LIMITS = [field.name for field in fields(DecodeLimits)]
 
@@ -44,7 +43,7 @@ def start(tmp_path: Path, *flags: str) -> int:
         *flags,
         "--skip-checks",
     ]
-    return CliRunner().invoke(app, command).exit_code
+    return invoke(*command).exit_code
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -16,6 +16,8 @@ from semel.engine.vllm.versions import installed_version
 pytestmark = pytest.mark.skipif(not installed_version(), reason="vLLM is not installed")
 
 OWN = ("--port", "--host", "--workers")
+SOURCE = FlagSource.installed()
+"""Parsed once, not for every line."""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ OWN = ("--port", "--host", "--workers")
     ],
 )
 def test_what_vllms_parser_would_refuse_is_told_with_what_was_meant(line: str, complaint: str) -> None:
-    problems = read_engine_flags(line.split(), OWN).problems
+    problems = read_engine_flags(line.split(), OWN, SOURCE).problems
     assert [one for one in problems if complaint in str(one)], problems
 
 
@@ -54,7 +56,7 @@ def test_what_vllms_parser_would_refuse_is_told_with_what_was_meant(line: str, c
     ],
 )
 def test_what_vllms_parser_takes_is_left_alone(line: str) -> None:
-    assert read_engine_flags(line.split(), OWN).problems == ()
+    assert read_engine_flags(line.split(), OWN, SOURCE).problems == ()
 
 
 def test_values_are_known_by_every_spelling() -> None:

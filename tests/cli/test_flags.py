@@ -19,7 +19,6 @@ import typer
 from typer.testing import CliRunner
 
 from semel.cli import help as help_pages
-from semel.cli.app import app
 from semel.cli.flags import Call, FlagCommand, command
 from semel.cli.help import MAX_COMMON_FLAGS
 from semel.core.flag import GROUPS, Flag, flag, flags_of
@@ -27,6 +26,7 @@ from semel.engine.vllm import arguments
 from semel.engine.vllm.versions import installed_version
 from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
 from tests.cli.test_app import semel
+from tests.commands import invoke, root_command, run_main
 
 PINNED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "pinned_flags.json").read_text())
 """The flags and defaults that users have in their scripts. A new flag need not be here; none here may go or change."""
@@ -35,7 +35,7 @@ OF_VLLM = ("--served-model-name", "--max-model-len", "--tensor-parallel-size")
 
 
 def commands(name: str = "", found: Any = None) -> dict[str, FlagCommand]:
-    found = found or typer.main.get_command(app)
+    found = found or root_command()
     if hasattr(found, "commands"):
         return {
             path: one
@@ -50,23 +50,21 @@ COMMANDS = commands()
 
 def help_of(name: str, width: int = 80, flag: str = "--help=all") -> str:
     environment = os.environ | {"COLUMNS": str(width)}
-    done = CliRunner().invoke(app, [*name.split(), flag], env=environment)
+    done = invoke(*name.split(), flag, env=environment)
     assert done.exit_code == 0, done.output
     return done.output
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_command_takes_is_what_is_declared(name: str) -> None:
-    found = COMMANDS[name]
-    assert isinstance(found, FlagCommand), "it is not made from a declaration"
-    spelt = [one.metavar if one.param_type_name == "argument" else one.opts[0] for one in found.params]
-    assert spelt == [one.spelling for one in found.flags]
-    assert not [one for one in found.params if getattr(one, "secondary_opts", [])]
+def test_what_a_command_takes_is_what_is_declared() -> None:
+    for name, found in COMMANDS.items():
+        assert isinstance(found, FlagCommand), f"{name} is not made from a declaration"
+        spelt = [one.metavar if one.param_type_name == "argument" else one.opts[0] for one in found.params]
+        assert spelt == [one.spelling for one in found.flags], name
+        assert not [one for one in found.params if getattr(one, "secondary_opts", [])], name
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_flag_has_help_a_group_bounds_and_a_default_within_them(name: str) -> None:
-    for one in COMMANDS[name].flags:
+def test_every_flag_has_help_a_group_bounds_and_a_default_within_them() -> None:
+    for one in (one for found in COMMANDS.values() for one in found.flags):
         assert one.help[0].isupper(), one.help
         assert one.help.endswith("."), one.help
         assert one.group in GROUPS
@@ -76,20 +74,19 @@ def test_every_flag_has_help_a_group_bounds_and_a_default_within_them(name: str)
             assert tuple(one.parse(str(value)) for value in values) == values
 
 
-@pytest.mark.parametrize("name", PINNED)
-def test_no_flag_has_vanished_or_changed_its_default(name: str) -> None:
-    now = {
-        one.name if one.is_positional else one.spelling: "REQUIRED" if one.is_required else one.default
-        for one in COMMANDS[name].flags
-    }
-    plain = {spelling: list(value) if isinstance(value, tuple) else value for spelling, value in now.items()}
-    assert {spelling: plain.get(spelling, "gone") for spelling in PINNED[name]} == PINNED[name]
+def test_no_flag_has_vanished_or_changed_its_default() -> None:
+    for name, pinned in PINNED.items():
+        now = {
+            one.name if one.is_positional else one.spelling: "REQUIRED" if one.is_required else one.default
+            for one in COMMANDS[name].flags
+        }
+        plain = {spelling: list(value) if isinstance(value, tuple) else value for spelling, value in now.items()}
+        assert {spelling: plain.get(spelling, "gone") for spelling in pinned} == pinned, name
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("width", [80, 60, 200])
-def test_help_cuts_no_name_and_keeps_to_the_width(name: str, width: int) -> None:
-    check_help(help_of(name, width), COMMANDS[name].flags, width)
+def test_help_cuts_no_name_and_keeps_to_the_width() -> None:
+    for name, width in [*((name, 80) for name in COMMANDS), ("serve", 60), ("serve", 200)]:
+        check_help(help_of(name, width), COMMANDS[name].flags, width)
 
 
 def check_help(shown: str, flags: Sequence[Flag], width: int) -> None:
@@ -105,15 +102,15 @@ def flags_in(shown: str) -> list[str]:
     return re.findall(r"^  (--[\w-]+|[A-Z]+)(?:\s|$)", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_at_most_25_flags_and_says_how_to_see_the_others(name: str) -> None:
-    shown, flags = help_of(name, flag="--help"), COMMANDS[name].flags
-    listed = flags_in(shown)
-    assert len(listed) <= MAX_COMMON_FLAGS == 25
-    assert set(listed) >= {one.spelling for one in flags if one.is_required}
-    if len(flags) > MAX_COMMON_FLAGS:
-        assert f"{len(listed)} of {len(flags)} flags. --help=all shows all of them" in " ".join(shown.split())
-        assert {"MODEL", "--host", "--port", "--api-key"} <= set(listed) or name == "worker"
+def test_help_shows_at_most_25_flags_and_says_how_to_see_the_others() -> None:
+    for name, found in COMMANDS.items():
+        shown, flags = help_of(name, flag="--help"), found.flags
+        listed = flags_in(shown)
+        assert len(listed) <= MAX_COMMON_FLAGS == 25, name
+        assert set(listed) >= {one.spelling for one in flags if one.is_required}, name
+        if len(flags) > MAX_COMMON_FLAGS:
+            assert f"{len(listed)} of {len(flags)} flags. --help=all shows all of them" in " ".join(shown.split())
+            assert {"MODEL", "--host", "--port", "--api-key"} <= set(listed) or name == "worker"
 
 
 def test_help_about_a_group_or_a_word_shows_what_belongs_to_it() -> None:
@@ -123,7 +120,7 @@ def test_help_about_a_group_or_a_word_shows_what_belongs_to_it() -> None:
     assert words == ["--drain-delay-s", "--drain-s"]
     by_help = flags_in(help_of("frontend", flag="--help=Landlock"))
     assert by_help == ["--require-sandbox"]
-    nothing = CliRunner().invoke(app, ["worker", "--help=nothing-like-it"])
+    nothing = invoke("worker", "--help=nothing-like-it")
     assert (nothing.exit_code, "--help=all" in nothing.output) == (2, True)
 
 
@@ -147,7 +144,7 @@ def test_mutant_a_command_that_declares_its_flag_itself_is_found(monkeypatch: py
 
     monkeypatch.setitem(COMMANDS, "stray", typer.main.get_command(other))
     with pytest.raises(AssertionError, match="not made from a declaration"):
-        test_what_a_command_takes_is_what_is_declared("stray")
+        test_what_a_command_takes_is_what_is_declared()
 
 
 def test_serve_shows_its_groups_in_order_sizes_in_words_and_where_vllms_flags_are() -> None:
@@ -182,7 +179,7 @@ def test_serve_shows_its_groups_in_order_sizes_in_words_and_where_vllms_flags_ar
     ],
 )
 def test_a_value_out_of_bounds_is_one_line_with_flag_value_and_bound(arguments: list[str], complaint: str) -> None:
-    done = CliRunner().invoke(app, arguments)
+    done = invoke(*arguments)
     assert done.exit_code == 2
     (line,) = done.output.splitlines()
     assert complaint in line
@@ -208,18 +205,12 @@ def _some(one: Flag) -> list[str]:
 
 
 def test_a_host_that_cannot_be_bound_is_named_by_its_flag_and_a_port_by_its_own() -> None:
-    host = semel("serve", "m", "--host", "192.0.2.1")  # for documentation: no machine has it
-    assert host.returncode == 2
-    assert "192.0.2.1" in host.stderr
-    assert "--host" in host.stderr
-    assert "--port" not in host.stderr
+    code, said = run_main("serve", "m", "--host", "192.0.2.1")  # for documentation: no machine has it
+    assert (code, "192.0.2.1" in said, "--host" in said, "--port" in said) == (2, True, True, False)
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         port = somebody.getsockname()[1]
-        taken = semel("serve", "m", "--port", str(port))
-    assert taken.returncode == 2
-    assert str(port) in taken.stderr
-    assert "--port" in taken.stderr
-    assert "--host" not in taken.stderr
+        code, said = run_main("serve", "m", "--port", str(port))
+    assert (code, str(port) in said, "--port" in said, "--host" in said) == (2, True, True, False)
 
 
 def test_sizes_may_have_units_and_reach_the_settings() -> None:
@@ -269,9 +260,9 @@ def test_a_field_that_is_no_flag_belongs_to_a_section_that_says_why() -> None:
 def test_vllms_flags_are_listed_by_its_own_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "engine_help", lambda: "all of vLLM's flags")
     for name in ("serve", "worker", "bench serve"):
-        done = CliRunner().invoke(app, [*name.split(), "--help=engine"])
+        done = invoke(*name.split(), "--help=engine")
         assert (done.exit_code, done.output) == (0, "all of vLLM's flags\n")
-    assert CliRunner().invoke(app, ["frontend", "--help=engine"]).exit_code == 2
+    assert invoke("frontend", "--help=engine").exit_code == 2
 
 
 @pytest.mark.engine

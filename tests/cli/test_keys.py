@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from semel.cli.app import app
 from semel.core import Keyring
 from semel.core.flag import fill
 from semel.errors import ConfigError
@@ -22,6 +20,7 @@ from semel.settings import (
     read_api_keys,
     read_transport_keys,
 )
+from tests.commands import invoke
 
 FILES = {
     "frontend/identity.key",
@@ -34,7 +33,7 @@ FILES = {
 
 def key(*words: object, text: str = "") -> str:
     """What a command of `semel key` prints; an error is raised."""
-    done = CliRunner().invoke(app, ["key", *map(str, words)], input=text)
+    done = invoke("key", *map(str, words), given=text)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code == 0, done.output
@@ -248,7 +247,7 @@ def test_a_key_that_cannot_be_stored_is_not_printed(tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("semel.cli.keys.os.fsync", full)
-    done = CliRunner().invoke(app, ["key", "api-add", str(tmp_path / "keys"), "acme"])
+    done = invoke("key", "api-add", str(tmp_path / "keys"), "acme")
     assert isinstance(done.exception, ConfigError)
     assert done.output == ""
     assert not (tmp_path / "keys").exists()

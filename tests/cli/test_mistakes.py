@@ -51,6 +51,7 @@ def test_the_cause_is_in_the_first_line(
 
 
 @needs_vllm
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES, ids=NAMES)
 def test_mutant_without_its_check_a_mistake_is_not_found(
     mistake: Mistake, tiny: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,10 +11,8 @@ from threading import Thread
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from semel.bench.ports import free_port
-from semel.cli.app import app
 from semel.cli.top import Look, draw, overview
 from semel.telemetry import Meter
 from semel.telemetry.metrics import (
@@ -30,6 +28,7 @@ from semel.telemetry.metrics import (
     WORKER_RUNNING,
 )
 from semel.telemetry.scrape import Scrape
+from tests.commands import invoke
 
 
 def scrape(meter: Meter) -> Scrape:
@@ -130,15 +129,15 @@ def answering(status: int) -> Iterator[str]:
 def test_a_status_is_shown_and_without_any_metrics_no_page_is_drawn(tmp_path: Path, status: int, says: str) -> None:
     page = tmp_path / "page.svg"
     with answering(status) as url, answering(200) as other:
-        shown = CliRunner().invoke(app, ["top", url, "--svg", str(page), "--every-s", "0.2"])
+        shown = invoke("top", url, "--svg", str(page), "--every-s", "0.2")
         assert (shown.exit_code, page.exists()) == (1, False)
         assert says in " ".join(shown.output.split())
-        assert CliRunner().invoke(app, ["top", url, other, "--svg", str(page), "--every-s", "0.2"]).exit_code == 0
+        assert invoke("top", url, other, "--svg", str(page), "--every-s", "0.2").exit_code == 0
         assert str(status) in page.read_text()
 
 
 def test_nobody_at_an_address_is_said_and_ends_with_1(tmp_path: Path) -> None:
     flags = ["--svg", str(tmp_path / "page.svg"), "--every-s", "0.2"]
-    shown = CliRunner().invoke(app, ["top", f"http://127.0.0.1:{free_port()}", *flags])
+    shown = invoke("top", f"http://127.0.0.1:{free_port()}", *flags)
     assert shown.exit_code == 1
     assert "/metrics does not answer" in " ".join(shown.output.split())

@@ -20,11 +20,12 @@ from semel.embeddings import sealed as sealed_module
 from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
 from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal, seal_probe
 from semel.embeddings.sealed import SealedStore
+from tests.effort import examples
 from tests.embeddings.redis import Redis, running_redis, soon
 from tests.embeddings.stores import IDENTITY, KEY, Staging, content, digest_of, sealed
 
-ENTRIES = 1_000
-CONTROLS = 150
+ENTRIES = examples(1_000)
+CONTROLS = examples(150)
 SMALL: Form = (16, 32, "torch.float32")
 LARGE: Form = (1_025, 640, "torch.float32")
 OTHER_KEY = Key(b"k" * 32)

@@ -13,12 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from semel.core import Digest
 from semel.embeddings.publishing import Publishing
+from tests.effort import examples
 from tests.embeddings.stores import digest_of
 
 Script = tuple[tuple[Any, ...], ...]
 """Names of a machine's rules, each with its values."""
 
-STEPS = settings(max_examples=80, stateful_step_count=60, deadline=None)
+STEPS = settings(max_examples=examples(80), stateful_step_count=60, deadline=None)
 AFTER, ITEMS, BYTES_PER_S = 2, 3, 100.0
 BELIEVED_S = 5.05
 """No sum of the waits below, so that nothing hangs on how numbers are rounded."""

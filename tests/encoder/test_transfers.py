@@ -293,15 +293,15 @@ def test_what_is_loaded_is_whole_and_of_these_weights_whatever_becomes_of_report
     TransferMachine.drive(runs)
 
 
-def test_in_sixty_thousand_steps_by_chance_nothing_wrong_is_loaded_and_much_is_loaded() -> None:
+def test_in_many_steps_by_chance_nothing_wrong_is_loaded_and_much_is_loaded() -> None:
     before = steps["transfers"]
-    worlds = list(storms(300))
-    assert steps["transfers"] - before >= 60_000
+    worlds = list(storms(examples(300)))
+    assert steps["transfers"] - before >= 200 * len(worlds)
     counts = [world.transfers.counts for world in worlds]
-    assert sum(one.loads for one in counts) > 1_000
-    assert sum(one.saves for one in counts) > 500
-    assert sum(one.lost for one in counts) > 100
-    assert sum(world.shelf.counts.evictions for world in worlds) > 100
+    assert sum(one.loads for one in counts) > 3 * len(worlds)
+    assert sum(one.saves for one in counts) > len(worlds)
+    assert sum(one.lost for one in counts) > 10
+    assert sum(world.shelf.counts.evictions for world in worlds) > 10
 
 
 class FoundTooEarly(Shelf):

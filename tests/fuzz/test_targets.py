@@ -16,9 +16,8 @@ import pytest
 
 from semel.media.fetch.url import WebUrl, parse_url
 from semel.render import ChatRenderer, Conversation
-from tests.fuzz import chat, mutation, planted, records, safetensors_file, url, wire
+from tests.fuzz import chat, planted, safetensors_file, url, wire
 from tests.fuzz.oracle import Finding, bounded
-from tests.fuzz.reach import reached
 from tests.fuzz.running import Outcome, fuzz
 from tests.fuzz.target import CORPUS, Target, TooSlow, timed
 from tests.fuzz.targets import TARGETS, find
@@ -74,28 +73,6 @@ def test_an_edited_input_is_still_one_that_a_target_takes(target: Target) -> Non
     assert len({edit for edit in edits if edit is not None}) > len(edits) // 2
 
 
-def test_records_come_out_as_they_went_in_and_any_bytes_have_some() -> None:
-    assert records.split(records.join([b"a", b"", b"bc"])) == [b"a", b"", b"bc"]
-    assert records.split(b"\xff\xff\x01") == [b"\x01"]
-
-
-def test_an_edit_leaves_the_tree_that_it_was_given() -> None:
-    tree = {"a": [1, {"b": "c"}], "d": None}
-    before = json.dumps(tree)
-    edits = {repr(mutation.edited(tree, Random(seed), ["word", 7])) for seed in range(200)}
-    assert json.dumps(tree) == before
-    assert len(edits) > 100
-
-
-def test_what_an_input_reaches_is_told_apart_from_what_another_does() -> None:
-    packages = ("tests.fuzz.planted",)
-    steps = [reached(planted.run_codec, data, packages) for data in (b"", b"12345678", b"sm345678", b"sn345678")]
-    assert not steps[0] - steps[1]
-    assert steps[2] - steps[1]
-    assert steps[2] != steps[3]
-    assert not reached(planted.run_codec, b"sm\x02\x50\x01\0\0\0", packages), "a finding is not kept"
-
-
 # The oracles: each is held against the naive implementation that it is there to catch.
 
 
@@ -104,6 +81,7 @@ def test_an_allocation_over_the_bound_is_a_finding_S10() -> None:
         bytearray(10_000)
 
 
+@pytest.mark.slow
 def test_an_input_that_takes_too_much_processor_time_is_a_finding_and_an_interruption_is_not() -> None:
     header = find("planted-header")
     header.run()(b"max-age= 60 s")
@@ -113,14 +91,6 @@ def test_an_input_that_takes_too_much_processor_time_is_a_finding_and_an_interru
     timed(lambda _: _spend(next(runs)), lambda _: 0.1)(b"once")
     with pytest.raises(TooSlow, match="4 bytes"):
         timed(lambda _: _spend(0.02), lambda _: 0.01)(b"ever")
-
-
-def test_a_stretched_input_repeats_a_piece_of_itself_and_fits() -> None:
-    for seed in range(200):
-        new = mutation.stretched(b"max-age= 60", Random(seed), 400)
-        assert 11 < len(new) <= 400
-    assert mutation.stretched(b"", Random(0), 10)
-    assert mutation.stretched(b"full", Random(0), 4) == b"full"
 
 
 def test_the_naive_image_decoder_is_a_finding_S5() -> None:
@@ -179,7 +149,7 @@ def _spend(seconds: float) -> None:
 # The harness.
 
 
-def _fuzz(target: Target, folder: Path, *, seconds: int) -> Outcome:
+def _fuzz(target: Target, folder: Path, *, seconds: int, runs: int = -1) -> Outcome:
     corpus = folder / "corpus"
     corpus.mkdir()
     for name, seed in target.seeds().items():
@@ -187,15 +157,18 @@ def _fuzz(target: Target, folder: Path, *, seconds: int) -> Outcome:
     for path in target.inputs():
         shutil.copy(path, corpus)
     # A seed: whether a change is at fault must not depend on luck. `scripts/fuzz` has another one each time.
-    return fuzz(target, corpus=corpus, findings=folder / "findings", seconds=seconds, seed=1)
+    return fuzz(target, corpus=corpus, findings=folder / "findings", seconds=seconds, runs=runs, seed=1)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_the_harness_finds_a_planted_bug_that_blind_search_does_not(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
     random = Random(0)
     for _ in range(50_000):
         planted.run_codec(random.randbytes(random.randint(0, 64)))
-    found = _fuzz(find("planted-codec"), tmp_path, seconds=60)
+    # By runs and not by time: a busy machine tries the same inputs.
+    found = _fuzz(find("planted-codec"), tmp_path, seconds=600, runs=1_000_000)
     assert found.error is not None
     assert "IndexError" in found.error
     (finding,) = found.findings

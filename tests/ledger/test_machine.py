@@ -205,9 +205,8 @@ def wander(seed: int, num_steps: int, **kinds: Callable[[], Any]) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("block", range(4))
-def test_no_random_walk_ends_with_a_request_unanswered_D3(block: int) -> None:
-    for seed in range(100 * block, 100 * (block + 1)):
+def test_no_random_walk_ends_with_a_request_unanswered_D3() -> None:
+    for seed in range(examples(400)):
         wander(seed, 150)
 
 
@@ -327,6 +326,7 @@ def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
     return lambda: News(holdings=holdings_kind(max_log=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
     [

@@ -6,17 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from semel.cli.app import app
 from semel.errors import ConfigError
 from semel.simulate.costs import MODELLED, Costs
 from semel.simulate.figures import Figures, Times
 from semel.simulate.workload import Ask, image
+from tests.commands import invoke
 
 
 def run(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["simulate", "--rate", "8", "--seconds", "3", *arguments])
+    done = invoke("simulate", "--rate", "8", "--seconds", "1", *arguments)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -95,6 +94,6 @@ def test_requests_can_be_recorded_and_asked_again(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], message: str) -> None:
-    done = CliRunner().invoke(app, ["simulate", "--seconds", "2", *arguments])
+    done = invoke("simulate", "--seconds", "2", *arguments)
     assert done.exit_code != 0
     assert message in f"{done.output} {done.exception}"

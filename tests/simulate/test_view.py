@@ -22,6 +22,7 @@ from semel.simulate.kernel import Kernel
 from semel.simulate.rankings import QuickRanking, SharedRanking
 from semel.simulate.view import FleetView, FrontendView, name_of, number_of
 from semel.simulate.workload import digest_of
+from tests.effort import examples
 from tests.fleet.test_ejection import scanned
 
 ITEMS = [digest_of("", key) for key in range(6)]
@@ -133,7 +134,7 @@ def _tell_one(apart: Apart, view: FleetView, peer: FrontendView, frontend: int, 
     apart.tell(frontend, worker)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_frontends_that_share_know_and_choose_as_each_by_itself(seed: int) -> None:
     assert held_equal(seed)

@@ -134,6 +134,7 @@ def test_every_rule_asks_for_metrics_that_there_are() -> None:
     assert unknown("semel_pool_waitin > 1") == {"semel_pool_waitin"}
 
 
+@pytest.mark.slow
 def test_each_alert_fires_and_is_silent(tmp_path: Path) -> None:
     tests = [outcome(name, case.fires, fires=True) for name, case in CASES.items()]
     tests += [outcome(name, case.silent, fires=False) for name, case in CASES.items()]

@@ -136,29 +136,33 @@ def test_every_tensor_has_a_name_that_transformers_knows_and_none_is_missing(tin
     assert not {kind: names for kind, names in report.items() if names}
 
 
+NAMES: list[tuple[str, set[str]]] = [
+    ("gemma3", {"language_model.model.norm.weight", "vision_tower.vision_model.post_layernorm.weight"}),
+    ("idefics3", {"model.text_model.norm.weight", "model.vision_model.post_layernorm.weight", "lm_head.weight"}),
+    ("llava", {"language_model.lm_head.weight", "vision_tower.vision_model.pre_layrnorm.weight"}),
+    ("qwen2-audio", {"language_model.model.norm.weight", "audio_tower.conv1.weight"}),
+    ("qwen2-vl", {"model.norm.weight", "visual.patch_embed.proj.weight", "lm_head.weight"}),
+    ("qwen2.5-vl", {"model.norm.weight", "visual.merger.ln_q.weight", "lm_head.weight"}),
+    ("whisper", {"model.decoder.embed_tokens.weight", "model.encoder.conv1.weight"}),
+    (
+        "cohere2-vision",
+        {"model.vision_tower.vision_model.post_layernorm.weight", "model.language_model.norm.weight"},
+    ),
+    ("internvl", {"language_model.lm_head.weight", "vision_tower.encoder.layer.0.lambda_1"}),
+    ("internvl-chat", {"language_model.model.norm.weight", "vision_model.encoder.layers.1.ls2", "mlp1.3.bias"}),
+    ("llava-next", {"image_newline", "vision_tower.vision_model.pre_layrnorm.weight"}),
+    ("mistral3", {"language_model.model.norm.weight", "multi_modal_projector.patch_merger.merging_layer.weight"}),
+    ("paddleocr-vl", {"mlp_AR.pre_norm.weight", "visual.vision_model.post_layernorm.weight", "model.norm.weight"}),
+    ("qwen2.5-omni", {"thinker.audio_tower.conv1.weight", "thinker.visual.merger.ln_q.weight"}),
+    ("qwen3-omni", {"thinker.model.layers.1.mlp.experts.3.up_proj.weight", "thinker.lm_head.weight"}),
+    ("qwen3-vl", {"model.visual.deepstack_merger_list.1.norm.weight", "lm_head.weight"}),
+]
+
+
 @pytest.mark.parametrize(
     ("family", "names"),
-    [
-        ("gemma3", {"language_model.model.norm.weight", "vision_tower.vision_model.post_layernorm.weight"}),
-        ("idefics3", {"model.text_model.norm.weight", "model.vision_model.post_layernorm.weight", "lm_head.weight"}),
-        ("llava", {"language_model.lm_head.weight", "vision_tower.vision_model.pre_layrnorm.weight"}),
-        ("qwen2-audio", {"language_model.model.norm.weight", "audio_tower.conv1.weight"}),
-        ("qwen2-vl", {"model.norm.weight", "visual.patch_embed.proj.weight", "lm_head.weight"}),
-        ("qwen2.5-vl", {"model.norm.weight", "visual.merger.ln_q.weight", "lm_head.weight"}),
-        ("whisper", {"model.decoder.embed_tokens.weight", "model.encoder.conv1.weight"}),
-        (
-            "cohere2-vision",
-            {"model.vision_tower.vision_model.post_layernorm.weight", "model.language_model.norm.weight"},
-        ),
-        ("internvl", {"language_model.lm_head.weight", "vision_tower.encoder.layer.0.lambda_1"}),
-        ("internvl-chat", {"language_model.model.norm.weight", "vision_model.encoder.layers.1.ls2", "mlp1.3.bias"}),
-        ("llava-next", {"image_newline", "vision_tower.vision_model.pre_layrnorm.weight"}),
-        ("mistral3", {"language_model.model.norm.weight", "multi_modal_projector.patch_merger.merging_layer.weight"}),
-        ("paddleocr-vl", {"mlp_AR.pre_norm.weight", "visual.vision_model.post_layernorm.weight", "model.norm.weight"}),
-        ("qwen2.5-omni", {"thinker.audio_tower.conv1.weight", "thinker.visual.merger.ln_q.weight"}),
-        ("qwen3-omni", {"thinker.model.layers.1.mlp.experts.3.up_proj.weight", "thinker.lm_head.weight"}),
-        ("qwen3-vl", {"model.visual.deepstack_merger_list.1.norm.weight", "lm_head.weight"}),
-    ],
+    [pytest.param(*one, marks=() if one[0] in ANSWERING else pytest.mark.slow) for one in NAMES],
+    ids=[family for family, _ in NAMES],
 )
 def test_tensors_carry_the_names_of_the_published_checkpoints(tiny: Folder, family: str, names: set[str]) -> None:
     tensors = read_tensors(tiny(family))
@@ -167,6 +171,7 @@ def test_tensors_carry_the_names_of_the_published_checkpoints(tiny: Folder, fami
     assert all(tensor.dtype == np.float32 and np.isfinite(tensor).all() for tensor in tensors.values())
 
 
+@pytest.mark.slow
 def test_experts_of_qwen3_vl_moe_have_inputs_before_outputs_as_published(tiny: Folder) -> None:
     tensors = read_tensors(tiny("qwen3-vl-moe"))
     assert tensors["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape == (4, 128, 2 * 96)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from semel.bench.serving import statistics
 from semel.bench.serving.alternate import Pair
+from semel.bench.serving.bench import Effort
 from semel.bench.serving.figures import Row, compared
 from semel.bench.serving.run import Options
 from semel.bench.serving.statistics import Figure
@@ -19,6 +21,14 @@ from semel.verify.run import Proof, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
 
 CONFIGURED = Section("configuration", "passed", "as it was")
+
+
+@pytest.fixture(autouse=True)
+def _little_effort(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the test of slow paths looks at what was measured."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(Effort, "of", classmethod(lambda cls, **_: cls(4, 2, 2, 0.1, 8, 2)))
+        monkeypatch.setattr(statistics, "_DRAWS", 50)
 
 
 async def proven(fault: Fault | None, *, takes: tuple[str, ...] = ("image",), only: str = "text") -> VerifyReport:
