@@ -52,7 +52,7 @@ def _ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -
     return _trusted() if verify is True and cert is None else httpx.create_ssl_context(verify, cert, trust_env)
 
 
-default.create_ssl_context = _ssl_context
+default.create_ssl_context = _ssl_context  # type: ignore[attr-defined]
 
 Folder = Callable[[str], Path]
 
