@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import ssl
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from httpx._transports import default
 from hypothesis import HealthCheck, settings
 
 from tests.budget import engine_budget, pytest_terminal_summary
@@ -15,6 +21,7 @@ from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_schedu
 
 __all__ = [
     "engine_budget",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
@@ -33,7 +40,26 @@ timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("semel", timeless, max_examples=20 * FACTOR)
 settings.load_profile("semel")
 
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+def _ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    """Read the certificates of the system once, and not for each of httpx' clients, which takes 50 ms."""
+    return _trusted() if verify is True and cert is None else httpx.create_ssl_context(verify, cert, trust_env)
+
+
+default.create_ssl_context = _ssl_context  # type: ignore[attr-defined]
+
 Folder = Callable[[str], Path]
+
+
+def pytest_collection_finish() -> None:
+    """Take what all tests share out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
 from types import FrameType
@@ -61,12 +62,22 @@ class Count:
     operations: int = 0
 
 
-@contextmanager
-def counting_operations(*, at_most: float = inf) -> Iterator[Count]:
-    """Count the bytecodes that this thread runs meanwhile, but for those of the function that counts."""
-    counted = Count()
+_COUNTED: ContextVar[Count | None] = ContextVar("_COUNTED", default=None)
 
-    def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
+
+@contextmanager
+def counting_operations(*, at_most: float = inf, own: bool = False) -> Iterator[Count]:
+    """Count the bytecodes that this thread runs meanwhile, but for those of the function that counts.
+
+    With `own`, only those of the caller and of the tasks and callbacks that it starts: neither a heartbeat nor a timer
+    of others that comes due meanwhile.
+    """
+    counted = Count()
+    token = _COUNTED.set(counted)
+
+    def trace(frame: FrameType, event: str, _: object) -> TraceFunction | None:
+        if own and _COUNTED.get() is not counted:
+            return None
         frame.f_trace_opcodes = True
         counted.operations += event == "opcode"
         assert counted.operations <= at_most, f"it takes more than {at_most:g} operations"
@@ -78,6 +89,7 @@ def counting_operations(*, at_most: float = inf) -> Iterator[Count]:
         yield counted
     finally:
         sys.settrace(before)
+        _COUNTED.reset(token)
 
 
 def c_calls(work: Callable[[], object]) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from semel.cache import Borrower, Lender, SharedCache
 from tests.cache.examples import content, digest_of, feature_of
 from tests.cache.lending_process import NBYTES, from_line, to_line
@@ -72,6 +74,7 @@ async def test_views_outlive_a_lender_that_is_killed_D3(tmp_path: Path) -> None:
         await until(lambda: not borrowers._leaving)
 
 
+@pytest.mark.slow
 async def test_bytes_under_a_lease_never_change_while_thousands_of_others_come_and_go_D4(tmp_path: Path) -> None:
     cache, draw = SharedCache.create(SLOTS * 6_016), random.Random(1)
     lent = stored = 0

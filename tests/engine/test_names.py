@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -188,18 +190,30 @@ def test_a_name_that_is_taken_out_of_the_table_is_found() -> None:
         assert unlisted([name for name in NAMES if name.path != path]), path
 
 
+class Uses(NamedTuple):
+    """What a file uses, and what it defines."""
+
+    imports: frozenset[tuple[str, str]]
+    private: frozenset[str]
+    own: frozenset[str]
+
+
+@cache
+def uses_of(path: Path) -> Uses:
+    parsed = ast.parse(path.read_text())
+    return Uses(frozenset(_imports(parsed)), frozenset(_private_uses(parsed)), frozenset(_own_names(parsed)))
+
+
 def unlisted(names: Sequence[Name]) -> list[str]:
     """What semel uses of vLLM and a table does not have."""
     listed = {(name.module, name.path) for name in names}
     attributes = {name.path.rpartition(".")[2] for name in names}
-    trees = {path.name: ast.parse(path.read_text()) for path in sorted(FOLDER.glob("*.py")) if path.name != "names.py"}
-    own = {name for parsed in trees.values() for name in _own_names(parsed)}
+    files = {path.name: uses_of(path) for path in sorted(FOLDER.glob("*.py")) if path.name != "names.py"}
+    own = attributes.union(*(uses.own for uses in files.values()))
     found = []
-    for file, parsed in trees.items():
-        for module, name in _imports(parsed):
-            if (module, name) not in listed:
-                found.append(f"{file}: {module}.{name}")
-        found += [f"{file}: {name}" for name in _private_uses(parsed) if name not in attributes | own]
+    for file, uses in files.items():
+        found += [f"{file}: {module}.{name}" for module, name in uses.imports if (module, name) not in listed]
+        found += [f"{file}: {name}" for name in uses.private if name not in own]
     return found
 
 
@@ -207,7 +221,7 @@ def elsewhere(names: Sequence[Name]) -> list[str]:
     """What the rest of semel imports of vLLM and a table does not have."""
     listed = {(name.module, name.path) for name in names}
     files = [path for path in sorted(FOLDER.parents[1].rglob("*.py")) if path.parent != FOLDER]
-    used = {(path.name, pair) for path in files for pair in _imports(ast.parse(path.read_text()))}
+    used = {(path.name, pair) for path in files if "vllm" in path.read_text() for pair in uses_of(path).imports}
     return sorted(f"{file}: {'.'.join(pair)}" for file, pair in used if pair not in listed)
 
 

@@ -162,6 +162,7 @@ def test_mutant_a_head_that_moves_first_leaves_false_records(monkeypatch: pytest
     assert false_records(harmless) > 0
 
 
+@pytest.mark.slow
 def test_a_real_process_that_is_killed_in_the_middle_leaves_whole_records() -> None:
     page = TierPage.create()
     program = (

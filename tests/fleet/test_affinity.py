@@ -86,7 +86,8 @@ def test_prompts_with_one_beginning_share_a_key_as_texts_and_as_tokens() -> None
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
 )
 
 

@@ -14,6 +14,7 @@ from semel.fleet import balance
 from semel.fleet.balance import Balance
 from semel.fleet.ranking import Ranking, numbers_in
 from semel.ledger import Directory, Holders, Ledger
+from tests.effort import examples
 from tests.fleet.random_fleets import differing
 from tests.fleet.trace import AT_ONCE, BUSY, SHORT, Kind, balanced, draw, scanned, simulate
 from tests.ledger.examples import have
@@ -25,7 +26,7 @@ INFO = FeatureInfo("image", 1, Layout((7,)))
 
 
 def test_random_fleets_are_chosen_from_as_by_a_scan_of_all_workers_D1() -> None:
-    assert list(differing(FLEETS)) == []
+    assert list(differing(examples(FLEETS))) == []
 
 
 def _deaf(self: Holders, digest: Digest, bit: int) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from semel.errors import ConfigError
 from semel.fleet.endpoint_slices import EndpointSlice, ServicePort, workers_in
+from tests.effort import examples
 
 WANTED = ServicePort("semel", "workers", "wire")
 IPV4 = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
@@ -84,12 +85,13 @@ def sets_of_slices(*, one_port: bool = False) -> st.SearchStrategy[list[Endpoint
 
 
 @given(sets_of_slices())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_slices_name_the_workers_that_the_model_names(slices: list[EndpointSlice]) -> None:
     assert workers_in(slices, WANTED) == model(slices)
     assert workers_in(reversed(slices), WANTED) == model(slices), "the order of slices says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["sees_terminating", "joins_copies", "knows_pods", "ready_by_default", "one_family"])
 def test_mutant_a_rule_that_leaves_a_part_out_is_found(wrong: str) -> None:
     found = find(

@@ -186,6 +186,7 @@ def best_s(choose: Callable[[], object], rounds: int = 100) -> float:
     return min(times)
 
 
+@pytest.mark.slow
 def test_a_choice_with_one_ejected_of_a_thousand_costs_about_as_much_as_of_ten() -> None:
     """What is compared is the best of many, by the processor's time. Control: a look at everybody."""
     ten, thousand = (best_s(_with_one_ejected(workers, Fleet)) for workers in (10, 1_000))

@@ -7,7 +7,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,20 @@ def pod(number: int, **told: bool) -> Pod:
 
 def url(number: int) -> str:
     return f"tcp://{pod(number).address}:9000"
+
+
+system_context = cache(ssl.create_default_context)
+
+
+@pytest.fixture(autouse=True)
+def _one_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the certificates of the system once, and not for each call, which takes 50 ms."""
+    make = ssl.create_default_context
+
+    def made(*purpose: ssl.Purpose, cafile: Path | None = None) -> ssl.SSLContext:
+        return make(*purpose, cafile=cafile) if purpose or cafile else system_context()
+
+    monkeypatch.setattr(ssl, "create_default_context", made)
 
 
 class Rig:
@@ -89,6 +103,7 @@ async def running(home: Path, *slices: dict[str, Any], kind: type[SliceSource] =
         yield Rig(server, address, home, kind)
 
 
+@pytest.mark.slow
 async def test_a_thousand_endpoints_are_found_and_one_that_ends_is_named_no_more_before_it_is_gone(
     tmp_path: Path,
 ) -> None:

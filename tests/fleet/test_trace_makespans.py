@@ -27,6 +27,7 @@ class Unbounded(Balance):
         return 1e9, 1e9
 
 
+@pytest.mark.slow
 def test_large_fleets_take_no_longer_than_round_robin() -> None:
     assert all(ratio <= MAX_RATIO for ratio in ratios(LARGE["short"], 6))
     assert any(ratio > MAX_RATIO for ratio in ratios(LARGE["short"], 6, balance=Unbounded))

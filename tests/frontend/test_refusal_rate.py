@@ -81,7 +81,7 @@ async def test_a_refusal_that_waits_holds_nothing_of_its_request(app: Rig) -> No
     sending = exchange.run(app.app, "/v1/chat/completions", stream_of(b" " * MIB for _ in range(8)))
     refused = asyncio.create_task(sending)
     while not app.metrics("semel_refusals_total"):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert not refused.done()

@@ -33,6 +33,7 @@ from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFie
 from semel.frontend.http.members import without_members
 from semel.frontend.service import FrontendState
 from semel.telemetry import Meter
+from tests.effort import examples
 from tests.frontend.rig import Rig
 
 CHAT = "/v1/chat/completions"
@@ -228,7 +229,7 @@ NAMES = st.sampled_from(("messages", "model", "n")) | st.text(max_size=8)
 OBJECTS = st.dictionaries(NAMES, VALUES, max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(OBJECTS, st.booleans(), st.sampled_from((None, 1)))
 def test_what_is_left_of_an_object_is_what_was_known(value: dict[str, Any], ascii_: bool, indent: int | None) -> None:
     known = frozenset({"messages", "model", "n"})
@@ -245,7 +246,7 @@ def test_what_is_left_of_an_object_is_what_was_known(value: dict[str, Any], asci
         assert left is text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(OBJECTS, st.data())
 def test_what_cannot_be_read_stays_unreadable(value: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value)

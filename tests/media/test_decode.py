@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import subprocess
-import sys
 import wave
 from pathlib import Path
 
@@ -67,13 +65,6 @@ def test_an_image_without_extent_is_refused_S8(size: tuple[int, int]) -> None:
         decode_image(encoded(Image.new("RGB", size)), LIMITS)
 
 
-def test_a_bomb_is_refused_by_its_header_before_its_pixels_S5() -> None:
-    bomb = encoded(Image.new("1", (20_000, 20_000)))
-    assert len(bomb) < 100_000
-    with pytest.raises(MediaTooLarge, match="more pixels than the limit"):
-        decode_image(bomb, LIMITS)
-
-
 def test_an_image_over_a_limit_of_ours_is_refused_by_its_size_S5() -> None:
     with pytest.raises(MediaTooLarge, match="40×30, 1,200 pixels; the limit is 1,000"):
         decode_image(encoded(Image.new("RGB", (40, 30))), DecodeLimits(max_image_pixels=1_000))
@@ -121,45 +112,6 @@ def test_a_clip_without_samples_is_refused_S8() -> None:
 def test_a_clip_over_the_limit_is_refused_S5() -> None:
     with pytest.raises(MediaTooLarge, match=r"limit of 0\.5 s"):
         decode_audio(wav(np.zeros(16_000)), DecodeLimits(max_audio_s=0.5), sampling_rate=16_000)
-
-
-def test_a_clip_that_does_not_tell_its_length_is_cut_off_while_it_decodes_S5(tmp_path: Path) -> None:
-    """Decoding all of it first would take 115 MB for its samples."""
-    clip = tmp_path / "clip.flac"
-    clip.write_bytes(flac(np.zeros(16_000 * 3_600)))
-    program = f"""
-import resource, pathlib
-from semel.errors import MediaTooLarge
-from semel.media import DecodeLimits, decode_audio
-data = pathlib.Path({str(clip)!r}).read_bytes()
-def grown(limit_s):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        decode_audio(data, DecodeLimits(max_audio_s=limit_s), sampling_rate=16_000)
-    except MediaTooLarge:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-grown(1), print(grown(10) // 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) < 20
-
-
-def flac(samples: np.ndarray) -> bytes:
-    """A FLAC as a live encoder writes it, without the number of samples."""
-    import av
-
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="flac") as container:
-        stream = container.add_stream("flac", rate=16_000, layout="mono")
-        frame = av.AudioFrame.from_ndarray(samples.astype("<i2")[None], format="s16", layout="mono")
-        frame.sample_rate = 16_000
-        for packet in (*stream.encode(frame), *stream.encode(None)):
-            container.mux(packet)
-    data = bytearray(buffer.getvalue())
-    data[8 + 13] &= 0xF0  # the 36 bits of STREAMINFO that hold the number of samples
-    data[8 + 14 : 8 + 18] = bytes(4)
-    return bytes(data)
 
 
 def test_a_playlist_that_names_another_file_is_not_followed_S6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from tests.waiting import until
 Folder = Callable[[str], Path]
 
 TARGET = Target("float32")
+QUICK = ("gemma3", "qwen2-vl", "whisper")
 TEXT = "Audio 1: someone knocks – naïve 🙂 <|im_start|>user\n<|image_pad|>, 12 <|im_end|>"
 
 
@@ -82,7 +83,10 @@ def without_file(source: Path, folder: Path) -> Path:
 # What becomes tokens where.
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in sorted(FAMILIES)],
+)
 def test_the_file_of_every_tested_family_gives_the_engine_s_tokens(tiny: Folder, family: str) -> None:
     from transformers import AutoTokenizer
 

@@ -101,6 +101,7 @@ def test_one_bit_of_one_cmyk_jpeg_changes_one_probe(monkeypatch: pytest.MonkeyPa
     assert [name for name in before if before[name] != after[name]] == [CMYK]
 
 
+@pytest.mark.slow
 def test_another_process_has_the_same_results() -> None:
     code = "from semel.processing.probes.results import media_results; print(media_results().hex())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -95,16 +95,16 @@ async def test_processes_share_what_their_template_has_imported_S23(making: Maki
         await template.close()
 
 
-@pytest.mark.parametrize(("line", "status"), [("0", 0), ("7", 7), ("crash", -signal.SIGSEGV)])
-async def test_how_a_process_ends_is_noticed_S6(making: Making, line: str, status: int) -> None:
+async def test_how_a_process_ends_is_noticed_S6(making: Making) -> None:
     template = making()
     try:
-        async with forked(template) as (process, pipe):
-            await asyncio.get_running_loop().sock_sendall(pipe, line.encode())
-            async with asyncio.timeout(30):
-                assert await process.wait() == status
-            assert process.returncode == status
-            process.kill()  # of one that has ended, which is nobody's business
+        for line, status in (("0", 0), ("7", 7), ("crash", -signal.SIGSEGV)):
+            async with forked(template) as (process, pipe):
+                await asyncio.get_running_loop().sock_sendall(pipe, line.encode())
+                async with asyncio.timeout(30):
+                    assert await process.wait() == status
+                assert process.returncode == status
+                process.kill()  # of one that has ended, which is nobody's business
     finally:
         await template.close()
 
@@ -142,6 +142,7 @@ async def test_processes_survive_their_template_and_the_next_one_comes_from_anot
     await check_survives_its_template(making())
 
 
+@pytest.mark.slow
 async def test_mutant_a_process_that_dies_with_its_template_is_found_S6(making: Making) -> None:
     async def fork(self: Template, descriptors: list[int], words: list[str]) -> ForkedProcess | None:
         return await shipped(self, descriptors, [*words, "die_with_template"])
@@ -179,6 +180,7 @@ async def test_a_fork_that_fails_leaves_no_process_at_the_pipe_and_says_why_S6(
         await template.close()
 
 
+@pytest.mark.slow
 async def test_mutant_a_template_that_dies_of_a_fork_leaves_the_process_at_the_pipe_S6(making: Making) -> None:
     """Whoever asked would start another process at the same pipe, and each would read half of what is sent."""
     template = making("keep_what_fails")
@@ -236,6 +238,7 @@ async def test_a_template_with_a_second_thread_or_an_error_does_not_fork_and_is_
         await template.close()
 
 
+@pytest.mark.slow
 async def test_mutant_a_template_that_does_not_count_its_threads_forks(making: Making) -> None:
     template = making("start_thread", "fork_anyway")
     try:
@@ -290,6 +293,7 @@ async def test_a_process_has_its_own_descriptors_and_the_template_none_of_them_S
     assert not [name for name in origin if not name.startswith(("socket:", "anon_inode:[pidfd]", "pidfd:"))]
 
 
+@pytest.mark.slow
 async def test_mutant_a_process_that_keeps_what_the_template_has_is_found_S23(making: Making) -> None:
     template = making("keep_descriptors")
     try:
@@ -341,6 +345,7 @@ async def test_after_some_crashes_processes_come_from_another_template_S23(
         await template.close()
 
 
+@pytest.mark.slow
 async def test_a_template_that_hangs_is_ended_and_the_next_try_has_another(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +368,7 @@ async def test_a_template_that_hangs_is_ended_and_the_next_try_has_another(
         await template.close()
 
 
+@pytest.mark.slow
 async def test_a_template_that_dies_over_an_order_gets_no_pipe_twice_and_the_next_try_has_another_S6(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:

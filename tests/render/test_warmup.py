@@ -131,7 +131,7 @@ async def test_a_warm_up_that_hangs_is_given_up_E3(warmed: Warmed) -> None:
     assert warmed.left() == [0] * 7
 
 
-@pytest.mark.parametrize("family", ["qwen2-vl", "qwen2-audio", "whisper"])
+@pytest.mark.parametrize("family", [pytest.param("qwen2-vl", marks=pytest.mark.slow), "qwen2-audio", "whisper"])
 async def test_real_processors_take_the_samples_E3(tiny: Folder, caplog: pytest.LogCaptureFixture, family: str) -> None:
     modality: Modality = "image" if family == "qwen2-vl" else "audio"
     pipeline = compose_pipeline(tiny(family), Target("float32"), Key(bytes(32)))

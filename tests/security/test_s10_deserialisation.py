@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -60,9 +61,12 @@ def test_the_scan_finds_what_it_looks_for(naive: str) -> None:
     assert list(findings(naive))
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_module_can_unpickle_or_evaluate(path: Path) -> None:
-    assert not list(findings(path.read_text()))
+def test_no_module_can_unpickle_or_evaluate() -> None:
+    words = re.compile("|".join((*MODULES, *CALLS, *(name.rpartition(".")[2] for name in METHODS))))
+    sources = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    suspects = {path: source for path, source in sources.items() if words.search(source)}  # to parse all takes seconds
+    assert len(sources) > len(suspects) > 10
+    assert not [(path, found) for path, source in suspects.items() if (found := [*findings(source)])]
 
 
 class _Bomb:

@@ -29,7 +29,7 @@ LARGE = {"min_pixels": 160_000, "max_pixels": 161_000}
 """Makes a million bytes of a small picture, so that three of them would need most of the memory."""
 
 VICTIMS = 20
-ITEMS = 999
+ITEMS = 300
 MAX_TOKENS = 200
 
 
@@ -61,12 +61,14 @@ async def check_that_a_large_feature_evicts_nothing(pool: Pool, memory: SharedCa
     assert (await pool.process(picture(84, 84))).nbytes, "the process works on"
 
 
+@pytest.mark.slow
 async def test_a_picture_that_is_scaled_up_beyond_all_use_is_dropped_before_there_is_room_for_it(
     pool: Pool, memory: SharedCache
 ) -> None:
     await check_that_a_large_feature_evicts_nothing(pool, memory, MediaTooLarge)
 
 
+@pytest.mark.slow
 async def test_so_is_one_that_alone_is_longer_than_a_prompt(
     pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +76,7 @@ async def test_so_is_one_that_alone_is_longer_than_a_prompt(
     await check_that_a_large_feature_evicts_nothing(pool, memory, PromptTooLong)
 
 
+@pytest.mark.slow
 async def test_mutant_a_pool_that_takes_every_offer_takes_this_one(
     pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +102,7 @@ async def check_that_pictures_that_are_refused_evict_nothing(pool: Pool, memory:
     assert (memory.evictions, memory.nbytes_of("A")) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [replace(LIMITS, max_bytes=1 << 19), LIMITS], ids=["bytes", "tokens"])
 async def test_three_pictures_that_are_refused_evict_none_of_another_tenant_s_twenty(
     pool: Pool, memory: SharedCache, limits: OfferLimits, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +112,7 @@ async def test_three_pictures_that_are_refused_evict_none_of_another_tenant_s_tw
     await check_that_pictures_that_are_refused_evict_nothing(pool, memory)
 
 
+@pytest.mark.slow
 async def test_mutant_a_pool_that_takes_every_offer_evicts_some(
     pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

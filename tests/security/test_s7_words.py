@@ -90,11 +90,15 @@ def test_memory_that_is_not_there_is_not_called_damage_S7(monkeypatch: pytest.Mo
     assert is_ours(str(told))
 
 
+@pytest.fixture(scope="module")
+def loaded(tiny: Folder) -> HfProcessor:
+    return HfProcessor.load(tiny("qwen2-vl"), Target("float32"))
+
+
 @pytest.mark.parametrize("error", [*FOREIGN, MemoryError])
 def test_whatever_an_hf_processor_raises_the_client_gets_our_words_S7(
-    error: type[Exception], tiny: Folder, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], loaded: HfProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = HfProcessor.load(tiny("qwen2-vl"), Target("float32"))
     monkeypatch.setattr(type(loaded.processor.image_processor), "__call__", raiser(error))
     load = Load("", Target("float32"), LIMITS, 1.0, 1 << 20)
     with pytest.raises(Exception) as raised:

@@ -24,6 +24,7 @@ from semel.core import Digest, Feature, Field, Identity, Key, Keyring, Layout, M
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.items import client_features as given
 from semel.frontend.items.ownership import feature_digest
+from semel.frontend.limits import RefusalLimits
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import ServedModel
 from semel.interchange.safetensors import FeatureEntry, read_file, write
@@ -74,10 +75,16 @@ class World:
 
     def work(self) -> Mapping[str, float]:
         """What has been done, in numbers that only grow."""
-        names = ["semel_mm_cache", "semel_features_sent", "semel_feature_bytes", "semel_features_repaired"]
-        names += ["semel_media_store"]
-        counted = {name: float(value) for prefix in names for name, value in self.app.metrics(prefix).items()}
-        counted = {name: value for name, value in counted.items() if name.partition("{")[0].endswith("_total")}
+        names = (
+            *("semel_mm_cache", "semel_features_sent", "semel_feature_bytes"),
+            *("semel_features_repaired", "semel_media_store"),
+        )
+        samples = self.app.metrics("semel_").items()
+        counted = {
+            name: float(value)
+            for name, value in samples
+            if name.startswith(names) and name.partition("{")[0].endswith("_total")
+        }
         return {**counted, "processed": len(self.processed), "submitted": self.app.engine.submissions}
 
 
@@ -131,6 +138,7 @@ async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]
     async with rig(folder, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=_keys()) as made:
         serving = made.service.serving()
         fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
+        made.service.refusals = RefusalLimits(per_s=0)  # or refusals would wait
         made.service.media_store = store = await store_over(in_memory(), key=rigs.KEY)
         pipeline = replace(serving.pipeline, files=FileSources(store))
         made.service.begin(ServedModel(serving.fleet, replace(serving.contract, fields=fields), pipeline))

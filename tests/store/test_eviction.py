@@ -55,6 +55,7 @@ def turns_of(work: Iterator[None]) -> Iterator[float]:
             yield time.thread_time() - began
 
 
+@pytest.mark.slow
 def test_no_turn_of_an_eviction_of_a_thousand_files_is_long() -> None:
     index = index_of(FILES)
     turns = sorted(turns_of(index.reserving("umbra", EVICTED * SMALLEST_BYTES, 0)))

@@ -24,7 +24,7 @@ OWNER = st.integers(0, len(OWNERS) - 1)
 CONTENT = st.integers(0, 5)
 SIZE = st.sampled_from([0, 1, SMALLEST_BYTES, 2 * SMALLEST_BYTES, 4 * SMALLEST_BYTES, 9 * SMALLEST_BYTES])
 QUICK = settings(
-    max_examples=examples(300), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -163,7 +163,7 @@ class ForgetsFailures(FileIndex):
     def cancel(self, owner: str, nbytes: int) -> None: ...
 
 
-@pytest.mark.parametrize("mutant", [ForgetsExpiry, SharesIds, ForgetsFailures])
+@pytest.mark.parametrize("mutant", [pytest.param(ForgetsExpiry, marks=pytest.mark.slow), SharesIds, ForgetsFailures])
 def test_mutants_of_the_index_are_found(mutant: type[FileIndex]) -> None:
     machine = type("Mutant", (IndexMachine,), {"kind": mutant})
     effort = settings(
@@ -214,7 +214,7 @@ def test_what_is_being_written_is_not_evicted_and_a_refusal_changes_nothing() ->
     assert len(index.reserve(OWNERS[0], 2 * SMALLEST_BYTES, 0.0)) == 2
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.data())
 def test_a_listing_brings_an_index_up_to_the_objects_whatever_happens_meanwhile(data: st.DataObject) -> None:
     """Files of others come and go; ours that come or go while the objects are listed stay as they are."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.web.admission import EXPENDABLE, Admission, Place, Stage, _Crowd, give_up_protection
+from tests.effort import examples
 
 MAX, RESERVE, OF_ADDRESS = 6, 2, 4
 ADDRESSES = ("a", "b", "c", "d")
@@ -119,7 +120,7 @@ def made(kind: type[Admission] = Admission) -> Admission:
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_who_loses_a_place_had_no_request_or_more_connections_than_the_other_S25(steps: Sequence[Step]) -> None:
     check(made(), steps)
 

@@ -40,6 +40,7 @@ def test_no_piece_of_a_form_takes_the_event_loop_for_long_S18(case: str) -> None
     assert min(seconds(*HOSTILE[case]) for _ in range(3)) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HOSTILE)
 def test_mutant_without_these_bounds_a_piece_takes_it_for_long(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipart, "_MAX_OPTIONS_BYTES", 1 << 20)

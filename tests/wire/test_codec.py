@@ -149,6 +149,7 @@ def test_a_repeat_costs_less_than_200_bytes_on_the_wire_however_large_the_item_D
     assert sizes[1] - sizes[0] <= 50
 
 
+@pytest.mark.slow
 def test_a_prompt_with_the_most_items_fits_a_message_and_one_more_is_refused_S10() -> None:
     def of(count: int) -> Prompt:
         return Prompt(

@@ -68,7 +68,7 @@ async def test_a_session_that_broke_costs_less_than_one_in_a_hundred_of_a_snapsh
         made.listener.incarnation = b"another1"
         with recorded() as anew:
             await break_off(made, frontend)
-        assert [status.since is None for status in anew[:8]] == [True] + [False] * 7
+        assert anew[0].since is None
         await made.knows(frontend, *range(2, 2_001), 1_000_001)
         assert nbytes(resumed) <= nbytes(anew) / 100
 

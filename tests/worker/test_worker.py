@@ -24,6 +24,7 @@ from semel.wire.translation import submit_of
 from semel.wire.zmq import LinkSession
 from semel.worker import worker as worker_module
 from semel.worker.worker import Worker
+from tests.effort import examples
 from tests.waiting import until
 from tests.wire.examples import digest_of
 from tests.worker.pairing import ITEM_BYTES, Frontend, Rig, expected, feature, prompt, rig
@@ -244,7 +245,7 @@ async def check_counts_under_random_load(three: Rig, rounds: int) -> None:
 
 
 async def test_under_random_load_every_answer_is_right_and_counts_are_exact_D8(three: Rig) -> None:
-    await check_counts_under_random_load(three, rounds=40)
+    await check_counts_under_random_load(three, rounds=examples(40))
 
 
 class _Unrepaired(set[Digest]):
@@ -303,7 +304,7 @@ async def test_a_mutant_that_counts_an_item_shown_twice_once_is_found_D8(
 
 
 async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
-    await check_counts_under_random_load(three, rounds=40)
+    await check_counts_under_random_load(three, rounds=10)
 
     def desk_bytes() -> float:
         return next(value for metric, value, _ in three.worker.samples() if metric.name == "semel_desk_bytes")

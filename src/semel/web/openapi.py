@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ _ENCODINGS: Final = {
 _CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"const": "Bearer"}}
 
 
+@cache  # most of what making an application takes
 def shape(*kinds: Any) -> Schema:
     """The schema of a JSON value of one of these types."""
     references, components = msgspec.json.schema_components(kinds, ref_template=_REF, schema_hook=_anything)
