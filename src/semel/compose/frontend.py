@@ -44,32 +44,11 @@ from semel.settings import (
 )
 from semel.shutdown import ShutdownSignal
 from semel.store.store import open_store
+from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.logs import log_samples
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import (
-    CELL_INFO,
-    FEATURES_REPAIRED,
-    FLIGHTS_JOINED,
-    LEASES,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_EVICTIONS,
-    MM_CACHE_ITEMS,
-    POOL_ASSEMBLED,
-    POOL_BUSY,
-    POOL_DECODED,
-    POOL_FAILED,
-    POOL_PROCESSED,
-    POOL_PROCESSES,
-    POOL_REPLACED,
-    POOL_SANDBOXED,
-    POOL_WAITING,
-    REFUSALS,
-    STAGE_SECONDS,
-    WORKER_EJECTIONS,
-)
 from semel.telemetry.request_context import traced
 from semel.telemetry.tracing import Collector, start_tracing
 from semel.wire.zmq import FrontendLink, LoopBudget, link_context
@@ -179,7 +158,7 @@ async def run_frontend(options: FrontendOptions) -> None:
         cors=serving.cors,
         allowed_hosts=hosts,
     )
-    count = partial(parts.meter.count, REFUSALS)
+    count = partial(parts.meter.count, metrics.REFUSALS)
     limits = replace(serving.connections, headers_s=serving.body.max_s, stall_s=serving.body.max_s)
     root_path = (serving.server.root_path or "").strip("/")
     server = HttpServer(
@@ -196,7 +175,7 @@ async def run_frontend(options: FrontendOptions) -> None:
     parts.meter.watch(tracing.samples)
     parts.meter.watch(log_samples)
     if service.cell is not None:
-        parts.meter.set(CELL_INFO, 1, service.cell)
+        parts.meter.set(metrics.CELL_INFO, 1, service.cell)
     parts.meter.watch(parts.lookups.samples)
     parts.meter.watch(partial(_cache_samples, parts.cache))
     async with contextlib.AsyncExitStack() as stack:
@@ -275,7 +254,7 @@ class _Parts:
             await members.join(address)
         per_worker = not self.options.serving.disable_metrics_per_worker
         self.meter.watch(partial(fleet_samples, fleet, per_worker=per_worker))
-        for metric in (FEATURES_REPAIRED, WORKER_EJECTIONS):  # a rate needs a zero to begin with
+        for metric in (metrics.FEATURES_REPAIRED, metrics.WORKER_EJECTIONS):  # a rate needs a zero to begin with
             self.meter.count(metric, amount=0)
         return fleet, partial(keep_linked, members, roster)
 
@@ -373,7 +352,7 @@ class _Parts:
     def _pipeline(
         self, folder: Path, rendering: Rendering, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int
     ) -> Pipeline:
-        options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
+        options, timings = self.options, partial(self.meter.observe, metrics.STAGE_SECONDS)
         described, template = pool.description, options.serving.server.chat_template
         content_format = options.serving.server.content_format
         tokenizer = tokenizer_of(folder, rendering, described, *tokenizer_calls(pool))
@@ -445,29 +424,29 @@ async def _end_all(processes: list[PoolProcess]) -> None:
 
 def _cache_samples(cache: Cache) -> Iterator[Sample]:
     tier = ("processor",)
-    yield MM_CACHE_ITEMS, len(cache), tier
-    yield MM_CACHE_BYTES, cache.nbytes, tier
-    yield MM_CACHE_CAPACITY, cache.capacity, tier
-    yield MM_CACHE_EVICTIONS, cache.evictions, tier
+    yield metrics.MM_CACHE_ITEMS, len(cache), tier
+    yield metrics.MM_CACHE_BYTES, cache.nbytes, tier
+    yield metrics.MM_CACHE_CAPACITY, cache.capacity, tier
+    yield metrics.MM_CACHE_EVICTIONS, cache.evictions, tier
     if isinstance(cache, SharedCache):
-        yield LEASES, cache.leases, ()
+        yield metrics.LEASES, cache.leases, ()
 
 
 def _flight_samples(pipeline: Pipeline) -> Iterator[Sample]:
-    yield FLIGHTS_JOINED, pipeline.flight.joined, ()
+    yield metrics.FLIGHTS_JOINED, pipeline.flight.joined, ()
 
 
 def _pool_samples(pool: Pool) -> Iterator[Sample]:
-    yield POOL_WAITING, sum(pool.waiting.values()), ()
-    yield POOL_BUSY, pool.busy, ()
-    yield POOL_PROCESSES, len(pool.pids), ()
+    yield metrics.POOL_WAITING, sum(pool.waiting.values()), ()
+    yield metrics.POOL_BUSY, pool.busy, ()
+    yield metrics.POOL_PROCESSES, len(pool.pids), ()
     for layer, count in pool.sandboxed.items():
-        yield POOL_SANDBOXED, count, (layer,)
-    yield POOL_DECODED, pool.decoded, ()
-    yield POOL_PROCESSED, pool.processed, ()
-    yield POOL_ASSEMBLED, pool.assembled, ()
-    yield POOL_FAILED, pool.failed, ()
-    yield POOL_REPLACED, pool.replaced, ()
+        yield metrics.POOL_SANDBOXED, count, (layer,)
+    yield metrics.POOL_DECODED, pool.decoded, ()
+    yield metrics.POOL_PROCESSED, pool.processed, ()
+    yield metrics.POOL_ASSEMBLED, pool.assembled, ()
+    yield metrics.POOL_FAILED, pool.failed, ()
+    yield metrics.POOL_REPLACED, pool.replaced, ()
 
 
 def _mismatch(pool: Pool, contract: Contract) -> Difference | None:

@@ -17,8 +17,8 @@ from typing import Final, Generic, TypeVar
 from blake3 import blake3
 
 from semel.errors import ConfigError
+from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import FILE_RELOADS, FILE_STALE
 
 __all__ = ["ReloadedFiles"]
 
@@ -53,7 +53,7 @@ class ReloadedFiles(Generic[_T]):
 
         meter.watch(self.samples)
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
-            meter.count(FILE_RELOADS, name, outcome, amount=0)
+            meter.count(metrics.FILE_RELOADS, name, outcome, amount=0)
 
     async def run(self) -> None:
         """Look after them until cancelled."""
@@ -67,7 +67,7 @@ class ReloadedFiles(Generic[_T]):
             await self._refresh()
         except (ConfigError, ValueError) as error:
             if self._is_news(str(error)):
-                self._meter.count(FILE_RELOADS, self._name, "failed")
+                self._meter.count(metrics.FILE_RELOADS, self._name, "failed")
                 logger.warning(
                     "%s: changed, and cannot be used; what was there before stays in use: %s", self._name, error
                 )
@@ -82,7 +82,7 @@ class ReloadedFiles(Generic[_T]):
         self._use(await asyncio.to_thread(self._load))
         is_first, self._used, self._failure = self._used is None, current, ""
         if not is_first:
-            self._meter.count(FILE_RELOADS, self._name, "ok")
+            self._meter.count(metrics.FILE_RELOADS, self._name, "ok")
             logger.info("%s: read again from %s", self._name, ", ".join(map(str, self._paths)))
 
     def _is_news(self, failure: str) -> bool:
@@ -92,7 +92,7 @@ class ReloadedFiles(Generic[_T]):
 
     def samples(self) -> Iterator[Sample]:
         """The metrics."""
-        yield FILE_STALE, bool(self._failure), (self._name,)
+        yield metrics.FILE_STALE, bool(self._failure), (self._name,)
 
 
 def _fingerprint(paths: Sequence[Path]) -> bytes:

@@ -39,10 +39,10 @@ from semel.settings import (
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
+from semel.telemetry import metrics
 from semel.telemetry.logs import log_samples
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import CELL_INFO, MM_CACHE_EVICTIONS
 from semel.telemetry.tracing import Collector, check_installed, start_tracing
 from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.session_settings import SessionSettings
@@ -211,7 +211,7 @@ async def serve_engine(
         meter = Meter()
         meter.watch(log_samples)
         if options.cell is not None:
-            meter.set(CELL_INFO, 1, options.cell)
+            meter.set(metrics.CELL_INFO, 1, options.cell)
         await stack.enter_async_context(_running(follow_keys(transport, listener.replace_keys, meter)))
         path = memory_path(options.listen)
         borrowers = None if path is None else await stack.enter_async_context(Borrower(path))
@@ -362,4 +362,4 @@ def _trace_flags(options: WorkerOptions) -> list[str]:
 
 
 def _eviction_samples(engine: VllmEngine) -> Iterator[Sample]:
-    yield MM_CACHE_EVICTIONS, engine.item_cache.evictions, ("worker",)
+    yield metrics.MM_CACHE_EVICTIONS, engine.item_cache.evictions, ("worker",)

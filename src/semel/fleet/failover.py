@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection
 from semel.errors import FeatureRejected, NotReady, SemelError, ServiceError, WorkerLost
 from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
 from semel.fleet.suspicion import Content, EngineRun, Suspicion
-from semel.telemetry import Meter
-from semel.telemetry.metrics import FAILOVERS, WORKER_EJECTIONS
+from semel.telemetry import Meter, metrics
 
 __all__ = ["Failover", "FleetHealth", "is_worker_fault"]
 
@@ -61,7 +60,7 @@ class FleetHealth:
     def fail(self, attempt: Attempt) -> None:
         """Its worker was at fault."""
         if seconds := self._ejection.fail(attempt, self._now()):
-            self._meter.count(WORKER_EJECTIONS)
+            self._meter.count(metrics.WORKER_EJECTIONS)
             logger.warning("the worker at %s fails requests and gets none for %g s", attempt.worker, seconds)
 
     def cancel(self, attempt: Attempt) -> None:
@@ -100,7 +99,7 @@ class FleetHealth:
 
     def count_failover(self, error: SemelError) -> None:
         """A request goes to another worker because of an error."""
-        self._meter.count(FAILOVERS, error.code if isinstance(error, ServiceError) else ServiceError.code)
+        self._meter.count(metrics.FAILOVERS, error.code if isinstance(error, ServiceError) else ServiceError.code)
 
 
 class Failover:

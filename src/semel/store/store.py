@@ -28,17 +28,8 @@ from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, 
 from semel.store.objects import Objects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    MEDIA_STORE_BYTES,
-    MEDIA_STORE_CAPACITY,
-    MEDIA_STORE_ERRORS,
-    MEDIA_STORE_EVICTIONS,
-    MEDIA_STORE_EXPIRATIONS,
-    MEDIA_STORE_FILES,
-    MEDIA_STORE_HITS,
-    MEDIA_STORE_QUERIES,
-)
 
 __all__ = ["REFRESH_S", "ObjectMediaStore", "open_store"]
 
@@ -262,14 +253,14 @@ class ObjectMediaStore:
 
     def samples(self) -> Iterator[Sample]:
         """What the store has, and what became of it."""
-        yield MEDIA_STORE_FILES, len(self._index), ()
-        yield MEDIA_STORE_BYTES, self._index.nbytes, ()
-        yield MEDIA_STORE_CAPACITY, self._index.capacity, ()
-        yield MEDIA_STORE_QUERIES, self._counts.queries, ()
-        yield MEDIA_STORE_HITS, self._counts.hits, ()
-        yield MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
-        yield MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
-        yield MEDIA_STORE_ERRORS, self._objects.errors, ()
+        yield metrics.MEDIA_STORE_FILES, len(self._index), ()
+        yield metrics.MEDIA_STORE_BYTES, self._index.nbytes, ()
+        yield metrics.MEDIA_STORE_CAPACITY, self._index.capacity, ()
+        yield metrics.MEDIA_STORE_QUERIES, self._counts.queries, ()
+        yield metrics.MEDIA_STORE_HITS, self._counts.hits, ()
+        yield metrics.MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
+        yield metrics.MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
+        yield metrics.MEDIA_STORE_ERRORS, self._objects.errors, ()
 
     def _forget_expired(self) -> bool:
         """Some files that have expired take no room any more; their objects are deleted by the next `expire`."""

@@ -21,8 +21,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from semel.errors import ConfigError
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import SPANS_DROPPED
 from semel.telemetry.spans import Span, SpanKind
 
 __all__ = ["OtlpTracing"]
@@ -79,8 +79,8 @@ class OtlpTracing:
 
     def samples(self) -> Iterator[Sample]:
         """Metrics of tracing itself."""
-        yield SPANS_DROPPED, self._batches.dropped, ("queue_full",)
-        yield SPANS_DROPPED, self._batches.exporter.lost, ("not_delivered",)
+        yield metrics.SPANS_DROPPED, self._batches.dropped, ("queue_full",)
+        yield metrics.SPANS_DROPPED, self._batches.exporter.lost, ("not_delivered",)
 
     async def close(self, within_s: float = _CLOSE_S) -> None:
         """Send the remaining spans, within this time. Closing twice is harmless."""

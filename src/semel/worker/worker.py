@@ -35,19 +35,8 @@ from semel.errors import (
     ServiceError,
 )
 from semel.ledger import Intake
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    DESK_BYTES,
-    ENGINE_STEPS,
-    ENGINE_WAITED_SECONDS,
-    FRONTEND_SESSIONS,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_ITEMS,
-    NEEDS,
-    RESUBMISSIONS,
-    SESSIONS_REFUSED,
-)
 from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.tracing import NO_TRACING, Tracing
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
@@ -193,18 +182,18 @@ class Worker:
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
         for generation, count in self._listener.generations.items():
-            yield FRONTEND_SESSIONS, count, (str(generation),)
+            yield metrics.FRONTEND_SESSIONS, count, (str(generation),)
         for code, count in self._listener.refused.items():
-            yield SESSIONS_REFUSED, count, (code,)
-        yield NEEDS, self.needs, ()
-        yield RESUBMISSIONS, self.resubmissions, ()
-        yield DESK_BYTES, self._desk.nbytes, ()
-        yield MM_CACHE_ITEMS, len(self._publisher.holdings), ("worker",)
-        yield MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
-        yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
+            yield metrics.SESSIONS_REFUSED, count, (code,)
+        yield metrics.NEEDS, self.needs, ()
+        yield metrics.RESUBMISSIONS, self.resubmissions, ()
+        yield metrics.DESK_BYTES, self._desk.nbytes, ()
+        yield metrics.MM_CACHE_ITEMS, len(self._publisher.holdings), ("worker",)
+        yield metrics.MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
+        yield metrics.MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
         yield from self._turns.samples()
-        yield ENGINE_STEPS, self._engine.progress.steps, ()
-        yield ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
+        yield metrics.ENGINE_STEPS, self._engine.progress.steps, ()
+        yield metrics.ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
         yield from self._tracing.samples()
 
     async def _watch_progress(self) -> None:
