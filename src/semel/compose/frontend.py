@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
-from semel.compose.discovery import address_sources, keep_linked
 from semel.compose.draining import drain, leave
 from semel.compose.edge import metrics_server, reloaded_files, say_where_metrics_are
 from semel.compose.interpreter import tune_interpreter
 from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, tokenizer_of
-from semel.compose.rotation import follow_keys
+from semel.compose.reloading import follow_keys
 from semel.core import Contract, Digest, Modality, Rendering
 from semel.frontend.budget import Budget
 from semel.key_files import ProcessKeys, frontend_keys
@@ -33,7 +32,14 @@ from semel.processing.pool.process import PoolProcess
 from semel.processing.pool.template import Template
 from semel.render import Pipeline, warm_up
 from semel.render.file_sources import FileSources
-from semel.settings import CacheKind, FrontendSettings, read_api_keys, trace_collector
+from semel.settings import (
+    CacheKind,
+    DiscoverySettings,
+    FrontendSettings,
+    kubernetes_api,
+    read_api_keys,
+    trace_collector,
+)
 from semel.shutdown import ShutdownSignal
 from semel.store.store import open_store
 from semel.telemetry import metrics
@@ -49,8 +55,9 @@ if TYPE_CHECKING:
     import zmq
 
     from semel.fleet.compatibility import Difference
-    from semel.fleet.discovery import AddressSource
+    from semel.fleet.discovery import AddressSource, WorkerDirectory
     from semel.fleet.fleet import Fleet
+    from semel.fleet.membership import Membership
     from semel.fleet.worker import RemoteWorker
     from semel.frontend.service import FrontendState
 
@@ -81,7 +88,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
     serving = settings.serving
     keys, sources, fetching = (
         frontend_keys(settings),
-        address_sources(settings.discovery),
+        _address_sources(settings.discovery),
         FetchOptions.of(serving.fetch),
     )
     api_keys, tls = read_api_keys(serving.keys), serving.tls.context()
@@ -225,7 +232,7 @@ class _Parts:
         self.meter.watch(partial(fleet_samples, fleet, per_worker=per_worker))
         for metric in (metrics.FEATURES_REPAIRED, metrics.WORKER_EJECTIONS):  # a rate needs a zero to begin with
             self.meter.count(metric, amount=0)
-        return fleet, partial(keep_linked, members, roster)
+        return fleet, partial(_keep_linked, members, roster)
 
     @contextlib.asynccontextmanager
     async def _connect(
@@ -356,6 +363,26 @@ class _Parts:
         contract = fleet.contract
         if contract is not None and (self.cache.capacity or contract.cache_bytes):
             self.lookups.count(contract.model, modality, "processor", count, hit)
+
+
+def _address_sources(settings: DiscoverySettings) -> tuple[AddressSource, ...]:
+    """The sources of worker addresses that the flags name: a file, names in DNS, services of Kubernetes."""
+    from semel.fleet.discovery import sources_of
+    from semel.fleet.endpoint_slices import ServicePort
+    from semel.fleet.slice_watch import SliceSource
+
+    services = tuple(map(ServicePort.parse, settings.workers_slices))
+    api = kubernetes_api() if services else None
+    slices = (SliceSource(service, api) for service in services if api is not None)
+    return (*sources_of(settings.workers_file, settings.workers_dns, settings.workers_dns_s), *slices)
+
+
+async def _keep_linked(members: Membership, directory: WorkerDirectory) -> None:
+    """Follow the lists of workers while the sources keep them up to date."""
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(directory.watch())
+        await members.run(directory.lists())
+        watching.cancel()
 
 
 async def _first_contract(fleet: Fleet, service: FrontendState) -> Contract:

@@ -1,4 +1,4 @@
-"""Files that a running frontend reads again when they change: API keys and certificates (threats S25).
+"""Files that a running process reads again when they change: API keys, certificates, transport keys (threats S25).
 
 What a file holds is compared, not its time: a file that was replaced, written in place or mounted anew is noticed all
 the same. A file that cannot be used changes nothing: what it held before stays in use, log and metrics say so, and it
@@ -17,10 +17,12 @@ from typing import Final, Generic, TypeVar
 from blake3 import blake3
 
 from semel.errors import ConfigError
+from semel.key_files import TransportSource
 from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
+from semel.wire.keys import TransportKeys
 
-__all__ = ["ReloadedFiles"]
+__all__ = ["ReloadedFiles", "follow_keys"]
 
 _EVERY_S: Final = 0.5
 _MAX_BYTES: Final = 64 << 20
@@ -93,6 +95,21 @@ class ReloadedFiles(Generic[_T]):
     def samples(self) -> Iterator[Sample]:
         """The metrics."""
         yield metrics.FILE_STALE, bool(self._failure), (self._name,)
+
+
+async def follow_keys(source: TransportSource, use: Callable[[TransportKeys], None], meter: Meter) -> None:
+    """Have keys used whenever their file has others; returns at once if they never change."""
+    if source.file is None:
+        return
+
+    def take(keys: TransportKeys) -> None:
+        if keys != source.keys:
+            use(keys)
+            source.keys = keys
+            numbers = ", ".join(str(one.number) for one in keys.generations)
+            logger.info("transport keys of generation %s are accepted", numbers)
+
+    await ReloadedFiles("transport_keys", [source.file], source.load, take, meter).run()
 
 
 def _fingerprint(paths: Sequence[Path]) -> bytes:

@@ -17,8 +17,7 @@ from msgspec import UNSET
 
 from semel.cache import Borrower
 from semel.compose.interpreter import tune_interpreter
-from semel.compose.reloading import ReloadedFiles
-from semel.compose.rotation import follow_keys
+from semel.compose.reloading import ReloadedFiles, follow_keys
 from semel.core import EngineWindow, Modality
 from semel.engine.owner import owning
 from semel.errors import EngineHung
