@@ -38,7 +38,7 @@ from semel.ledger import Intake
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import current_span, spanning, tell_fault
-from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
 from semel.wire.outputs import deltas_of
@@ -308,7 +308,7 @@ class Worker:
                 self._desk.close(peer, submit.request_id)
                 self._publisher.tell(peer)
                 self._send(peer, Accepted(submit.request_id))
-                current_span().event("accepted")
+                current_span().add_event("accepted")
                 await in_slices(_let_go(features))
                 async for output in stream:
                     if request.turn is not None:
@@ -333,7 +333,7 @@ class Worker:
             await self._until_ready(peer, submit.request_id, request)
             features = self._desk.features(peer, submit.request_id)
             try:
-                submission = await assemble(submit, features, self._engine, current_span().trace)
+                submission = await assemble(submit, features, self._engine, span_trace(current_span()))
                 if request.observed is None:
                     request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
                 if request.turn is None:
