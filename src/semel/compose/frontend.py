@@ -22,7 +22,7 @@ from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, to
 from semel.compose.reloading import follow_keys
 from semel.core import Contract, Digest, Modality, Rendering
 from semel.frontend.budget import Budget
-from semel.key_files import ProcessKeys, frontend_keys
+from semel.key_files import ProcessKeys, process_keys
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
 from semel.processing.cores import usable_cores
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from semel.fleet.worker import RemoteWorker
     from semel.frontend.service import FrontendState
 
-__all__ = ["CacheKind", "create_cache", "keep_serving", "run_frontend"]
+__all__ = ["create_cache", "keep_serving", "run_frontend"]
 
 _MAX_FILES: Final = 65_536
 
@@ -86,11 +86,8 @@ async def run_frontend(settings: FrontendSettings) -> None:
     from semel.web.server import HttpServer
 
     serving = settings.serving
-    keys, sources, fetching = (
-        frontend_keys(settings),
-        _address_sources(settings.discovery),
-        FetchOptions.of(serving.fetch),
-    )
+    keys = process_keys(settings.key_file, settings.key_dir, "frontend")
+    sources, fetching = _address_sources(settings.discovery), FetchOptions.of(serving.fetch)
     api_keys, tls = read_api_keys(serving.keys), serving.tls.context()
     collector = trace_collector(serving.logs.otlp_traces_endpoint)
     _raise_file_limit()

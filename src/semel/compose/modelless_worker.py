@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel.compose.worker import serve_engine
 from semel.core import Contract, Target
-from semel.key_files import worker_keys
+from semel.key_files import process_keys
 from semel.processing import find_folder
 from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import load_processor
@@ -34,7 +34,7 @@ _CACHE_BYTES: Final = 1 << 30
 
 async def run_modelless_worker(settings: WorkerSettings, *, rate: float, phases: int = 1) -> None:
     """Serve an engine that generates so many tokens a second for each request, until SIGTERM."""
-    keys = worker_keys(settings.key_file, settings.key_dir)
+    keys = process_keys(settings.key_file, settings.key_dir, "worker")
     folder, target = find_folder(settings.model), Target("float32")
     processor = await asyncio.to_thread(load_processor, settings.processor, folder, target)
     probes = await asyncio.to_thread(run_probes, processor)

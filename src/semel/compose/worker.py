@@ -21,7 +21,7 @@ from semel.compose.reloading import ReloadedFiles, follow_keys
 from semel.core import EngineWindow, Modality
 from semel.engine.owner import owning
 from semel.errors import EngineHung
-from semel.key_files import ProcessKeys, admin_key_file, worker_keys
+from semel.key_files import ProcessKeys, admin_key_file, process_keys
 from semel.settings import (
     SERVICE_NAME,
     TRACES_PROTOCOL,
@@ -75,7 +75,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
     """Embed an engine with these flags of vLLM's and serve it until SIGTERM; raises if the engine dies."""
     if (admin_key := admin_key_file(settings)) is not None:
         read_admin_key(admin_key)  # a bad one is refused now, and not when the engine is loaded
-    keys = worker_keys(settings.key_file, settings.key_dir)
+    keys = process_keys(settings.key_file, settings.key_dir, "worker")
     collector = trace_collector(settings.logs.otlp_traces_endpoint)
     began = time.monotonic()
     logger.info("importing vLLM")
