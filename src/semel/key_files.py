@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from semel.core import Key
 from semel.errors import ConfigError
-from semel.settings import FrontendSettings, WorkerSettings, read_key, read_transport_keys
+from semel.settings import WorkerSettings, read_key, read_transport_keys
 from semel.wire.keys import TransportKeys
 from semel.wire.proof import Role
 from semel.wire.zmq.address import transport_keys
@@ -30,9 +30,7 @@ __all__ = [
     "ProcessKeys",
     "TransportSource",
     "admin_key_file",
-    "frontend_keys",
     "process_keys",
-    "worker_keys",
 ]
 
 IDENTITY_FILE: Final = "identity.key"
@@ -67,16 +65,6 @@ class ProcessKeys:
     def of_fleet_key(cls, key: Key, role: Role) -> Self:
         """Everything of one key, which never changes."""
         return cls(key, TransportSource(transport_keys(key, role)))
-
-
-def frontend_keys(settings: FrontendSettings) -> ProcessKeys:
-    """Read the keys of a frontend."""
-    return process_keys(settings.key_file, settings.key_dir, "frontend")
-
-
-def worker_keys(key_file: Path | None, key_dir: Path | None) -> ProcessKeys:
-    """Read the keys of a worker."""
-    return process_keys(key_file, key_dir, "worker")
 
 
 def admin_key_file(settings: WorkerSettings) -> Path | None:

@@ -17,13 +17,7 @@ from semel.bench.serving.pictures import Pictures
 from semel.bench.serving.scenarios.document_pages import HEIGHT, WIDTH, draw_page, pages
 from semel.bench.serving.scenarios.rollouts import rollouts
 from semel.bench.serving.servers import Server
-from semel.telemetry.metrics import (
-    FEATURE_BYTES_SENT,
-    POOL_DECODED,
-    POOL_PROCESSED,
-    VLLM_MM_CACHE_HITS,
-    VLLM_MM_CACHE_QUERIES,
-)
+from semel.telemetry import metrics
 
 EFFORT = Effort(2, 2, 4, 0.1, 10, 2)
 
@@ -44,11 +38,11 @@ class Counting:
     async def metrics(self, _: web.Request) -> web.Response:
         new = len(set(self.images))
         values = {
-            POOL_DECODED: new,
-            POOL_PROCESSED: new,
-            FEATURE_BYTES_SENT: 100 * new,
-            VLLM_MM_CACHE_QUERIES: len(self.images),
-            VLLM_MM_CACHE_HITS: len(self.images) - new,
+            metrics.POOL_DECODED: new,
+            metrics.POOL_PROCESSED: new,
+            metrics.FEATURE_BYTES_SENT: 100 * new,
+            metrics.VLLM_MM_CACHE_QUERIES: len(self.images),
+            metrics.VLLM_MM_CACHE_HITS: len(self.images) - new,
         }
         lines = [
             f"# TYPE {one.name.removesuffix('_total')} counter\n{one.name} {value}" for one, value in values.items()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import semel.compose
-from semel.compose import FrontendOptions
 from semel.core.flag import flags_of
 from semel.media import DecodeLimits
 from semel.media.decode.limits import ProcessingLimits
@@ -20,11 +19,11 @@ LIMITS = [field.name for field in fields(DecodeLimits)]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[FrontendOptions]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FrontendSettings]:
     """What frontends were started with, none of which really were."""
-    options: list[FrontendOptions] = []
+    options: list[FrontendSettings] = []
 
-    async def run(given: FrontendOptions) -> None:
+    async def run(given: FrontendSettings) -> None:
         options.append(given)
 
     monkeypatch.setattr(semel.compose, "run_frontend", run)
@@ -53,14 +52,14 @@ def test_every_limit_is_a_flag_with_its_own_default(name: str) -> None:
     assert found.default == getattr(DecodeLimits(), name)
 
 
-def test_without_flags_a_frontend_has_the_defaults_of_the_pool(tmp_path: Path, started: list[FrontendOptions]) -> None:
+def test_without_flags_a_frontend_has_the_defaults_of_the_pool(tmp_path: Path, started: list[FrontendSettings]) -> None:
     assert start(tmp_path) == 0
     (options,) = started
     assert options.serving.decode == DecodeLimits()
     assert options.serving.preprocessing.limits == ProcessingLimits(TIMEOUT_S, MAX_MEMORY_BYTES)
 
 
-def test_every_flag_arrives(tmp_path: Path, started: list[FrontendOptions]) -> None:
+def test_every_flag_arrives(tmp_path: Path, started: list[FrontendSettings]) -> None:
     flags = [f"--{name.replace('_', '-')}={number}" for number, name in enumerate(LIMITS, 100)]
     assert start(tmp_path, *flags, "--max-processing-s=7", "--max-processing-memory-gb=0.5") == 0
     (options,) = started
@@ -68,6 +67,6 @@ def test_every_flag_arrives(tmp_path: Path, started: list[FrontendOptions]) -> N
     assert options.serving.preprocessing.limits == ProcessingLimits(7.0, 512 << 20)
 
 
-def test_a_limit_that_cannot_be_is_refused(tmp_path: Path, started: list[FrontendOptions]) -> None:
+def test_a_limit_that_cannot_be_is_refused(tmp_path: Path, started: list[FrontendSettings]) -> None:
     assert start(tmp_path, "--max-image-pixels=0") == 2
     assert not started

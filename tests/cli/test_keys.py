@@ -11,10 +11,9 @@ import pytest
 from semel.core import Keyring
 from semel.core.flag import fill
 from semel.errors import ConfigError
-from semel.key_files import ProcessKeys, admin_key_file, frontend_keys, process_keys, worker_keys
+from semel.key_files import ProcessKeys, admin_key_file, process_keys
 from semel.settings import (
     ApiKeySettings,
-    FrontendSettings,
     WorkerSettings,
     create_key,
     read_api_keys,
@@ -51,8 +50,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def keys_of(folder: Path) -> tuple[ProcessKeys, ProcessKeys]:
-    frontend = frontend_keys(fill(FrontendSettings, {"model": "m", "key_dir": folder / "frontend"}))
-    return frontend, worker_keys(None, folder / "worker")
+    return process_keys(None, folder / "frontend", "frontend"), process_keys(None, folder / "worker", "worker")
 
 
 def numbers(keys: ProcessKeys) -> list[int]:

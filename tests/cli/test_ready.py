@@ -13,7 +13,7 @@ import pytest
 
 from semel.cli import serve
 from semel.errors import ConfigError
-from semel.settings import ServingSettings
+from semel.settings import ApiKeySettings, ServeSettings, ServingSettings
 from semel.web.tls import TlsSettings
 from tests.embeddings.certificates import Authority
 
@@ -85,15 +85,15 @@ def test_where_clients_need_a_certificate_the_metrics_port_is_asked() -> None:
 
 
 def test_the_url_that_is_shown_says_https_with_a_certificate() -> None:
-    options = serve.ServeOptions("m", ServingSettings().server, None, (), ())
-    assert options.url == "http://127.0.0.1:8000"
-    assert replace(options, tls=TlsSettings(Path("c.pem"))).url == "https://127.0.0.1:8000"
+    assert serve.ServeOptions(ServeSettings("m"), (), ()).url == "http://127.0.0.1:8000"
+    serving = ServingSettings(tls=TlsSettings(Path("c.pem")))
+    assert serve.ServeOptions(ServeSettings("m", serving=serving), (), ()).url == "https://127.0.0.1:8000"
 
 
 def test_the_printed_curl_has_a_key_if_clients_need_one_and_never_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    options = serve.ServeOptions("m", ServingSettings().server, None, (), ("--api-key=secret-of-a-client",))
-    for has_api_keys in (False, True):
-        serve._greet(replace(options, has_api_keys=has_api_keys))
+    for keys in ((), ("secret-of-a-client",)):
+        serving = ServingSettings(keys=ApiKeySettings(keys))
+        serve._greet(serve.ServeOptions(ServeSettings("m", serving=serving), (), [f"--api-key={key}" for key in keys]))
         printed = capsys.readouterr().err
-        assert ('-H "Authorization: Bearer $API_KEY" ' in printed) == has_api_keys
+        assert ('-H "Authorization: Bearer $API_KEY" ' in printed) == bool(keys)
         assert "secret-of-a-client" not in printed

@@ -10,7 +10,7 @@ import pytest
 
 from semel.cli.progress import Progress
 from semel.cli.start_log import FIRST_STAGE, StartLog
-from semel.compose import WorkerOptions, run_worker
+from semel.compose import run_worker
 from semel.core.flag import fill
 from semel.settings import WorkerSettings, create_key
 
@@ -122,5 +122,5 @@ async def test_a_worker_says_that_it_imports_vllm_before_it_does(
     monkeypatch.setitem(sys.modules, "semel.engine.vllm.arguments", None)
     caplog.set_level("INFO")
     with pytest.raises(ImportError):
-        await run_worker(WorkerOptions.of(fill(WorkerSettings, values), ()))
+        await run_worker(fill(WorkerSettings, values), ())
     assert caplog.messages == [FIRST_STAGE]

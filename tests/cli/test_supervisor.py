@@ -17,9 +17,10 @@ from semel.cli import serve, supervisor
 from semel.cli.serve import ServeOptions
 from semel.cli.supervisor import Child, ending
 from semel.errors import ConfigError, ServiceError
-from semel.settings import ServerSettings
+from semel.settings import ServerSettings, ServeSettings, ServingSettings
 from tests.waiting import until
 
+AT_ONCE = ServeSettings("m", serving=ServingSettings(server=ServerSettings(drain_s=0)))
 SHORT = "import sys; sys.exit(3)"
 LAST = "import os, sys; os.unlink(sys.argv[0]); sys.exit(3)"
 LONG = "import time; time.sleep(600)"
@@ -140,7 +141,7 @@ def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_sa
     children = (Child("worker", [sys.executable, "-c", SHORT]), Child("frontend", [sys.executable, "-c", LONG]))
     monkeypatch.setattr(serve, "_children", lambda *_: children)
     monkeypatch.setattr(serve, "_ask_ready", lambda _: (False, "waiting"))
-    options = ServeOptions("m", ServerSettings(drain_s=0), None, (), ())
+    options = ServeOptions(AT_ONCE, (), ())
 
     async def supervised() -> int:
         async with asyncio.timeout(30):
@@ -155,7 +156,7 @@ def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_sa
 @pytest.mark.parametrize("delay_s", [0.0, 7.5])
 def test_the_frontend_of_serve_has_its_drain_delay_and_the_worker_none(delay_s: float, tmp_path: Path) -> None:
     """Nobody balances over the children of one command, and the worker ends when the frontend has."""
-    options = ServeOptions("m", ServerSettings(), None, ["--drain-s=3"], [], drain_delay_s=delay_s)
+    options = ServeOptions(ServeSettings("m", drain_delay_s=delay_s), ["--drain-s=3"], [])
     worker, frontend = serve._children(options, tmp_path, 1)
     assert worker.command[-1] == "--drain-delay-s=0"
     assert frontend.command[-1] == f"--drain-delay-s={delay_s}"
@@ -176,7 +177,7 @@ def test_serve_ends_with_the_reason_when_nobody_keeps_a_child_running(
     if not ready:
         children[0].starts = 1  # as after a start that went well
         path.unlink()
-    options = ServeOptions("m", ServerSettings(drain_s=0), None, (), ())
+    options = ServeOptions(AT_ONCE, (), ())
 
     async def supervised() -> int:
         async with asyncio.timeout(30):

@@ -14,19 +14,7 @@ from rich.console import Console
 
 from semel.bench.ports import free_port
 from semel.cli.top import Look, draw, overview
-from semel.telemetry import Meter
-from semel.telemetry.metrics import (
-    EMBEDDING_BYTES,
-    EMBEDDING_CAPACITY,
-    EMBEDDING_LOADS,
-    FEATURE_BYTES_SAVED,
-    MM_CACHE_HITS,
-    MM_CACHE_QUERIES,
-    REQUESTS,
-    STAGE_SECONDS,
-    WORKER_CONNECTED,
-    WORKER_RUNNING,
-)
+from semel.telemetry import Meter, metrics
 from semel.telemetry.scrape import Scrape
 from tests.commands import invoke
 
@@ -38,20 +26,20 @@ def scrape(meter: Meter) -> Scrape:
 def looks() -> tuple[Look, Look]:
     first, second = Meter(), Meter()
     for meter in (first, second):
-        meter.count(REQUESTS, "/v1/chat/completions", "200", amount=5)
-        meter.set(WORKER_CONNECTED, 1, "w1")
-        meter.set(WORKER_CONNECTED, 0, "w2")
+        meter.count(metrics.REQUESTS, "/v1/chat/completions", "200", amount=5)
+        meter.set(metrics.WORKER_CONNECTED, 1, "w1")
+        meter.set(metrics.WORKER_CONNECTED, 0, "w2")
     before = Look(10.0, {"a": scrape(first), "b": scrape(second), "c": "does not answer"})
-    first.count(REQUESTS, "/v1/chat/completions", "200", amount=20)
-    second.count(REQUESTS, "/v1/chat/completions", "503", amount=4)
+    first.count(metrics.REQUESTS, "/v1/chat/completions", "200", amount=20)
+    second.count(metrics.REQUESTS, "/v1/chat/completions", "503", amount=4)
     for tier, hits in (("processor", 3), ("worker", 4)):
-        first.count(MM_CACHE_QUERIES, "m", "image", tier, amount=4)
-        first.count(MM_CACHE_HITS, "m", "image", tier, amount=hits)
-    first.count(FEATURE_BYTES_SAVED, amount=4e9)
-    first.set(WORKER_RUNNING, 7, "w1")
-    second.set(WORKER_RUNNING, 6, "w1")
+        first.count(metrics.MM_CACHE_QUERIES, "m", "image", tier, amount=4)
+        first.count(metrics.MM_CACHE_HITS, "m", "image", tier, amount=hits)
+    first.count(metrics.FEATURE_BYTES_SAVED, amount=4e9)
+    first.set(metrics.WORKER_RUNNING, 7, "w1")
+    second.set(metrics.WORKER_RUNNING, 6, "w1")
     for _ in range(10):
-        first.observe(STAGE_SECONDS, 0.004, "render")
+        first.observe(metrics.STAGE_SECONDS, 0.004, "render")
     return before, Look(12.0, {"a": scrape(first), "b": scrape(second), "c": "does not answer"})
 
 
@@ -88,10 +76,10 @@ def test_the_page_has_every_figure() -> None:
 
 def test_host_memory_for_encoder_outputs_is_shown_where_a_worker_has_some() -> None:
     meter = Meter()
-    meter.set(EMBEDDING_CAPACITY, 4e9, "0")
+    meter.set(metrics.EMBEDDING_CAPACITY, 4e9, "0")
     before = Look(10.0, {"worker": scrape(meter)})
-    meter.set(EMBEDDING_BYTES, 1e9, "0")
-    meter.count(EMBEDDING_LOADS, "0", "host", amount=6)
+    meter.set(metrics.EMBEDDING_BYTES, 1e9, "0")
+    meter.count(metrics.EMBEDDING_LOADS, "0", "host", amount=6)
     seen = overview(before, Look(12.0, {"worker": scrape(meter)}))
     assert (seen.tier_bytes, seen.tier_capacity_bytes, seen.tier_loads_per_s) == (1e9, 4e9, 3.0)
     for page, is_shown in ((seen, True), (overview(*looks()), False)):

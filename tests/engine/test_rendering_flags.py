@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from semel.compose import WorkerOptions
 from semel.compose.pipeline import check_trust, compose_pipeline
+from semel.compose.worker import engine_flags
 from semel.core import Feature, Key, Media, Rendering, Target, hash_parts
 from semel.engine.vllm.arguments import parse_engine_flags
 from semel.engine.vllm.rendering import FORWARDED, HARMLESS, REFUSED, aliases_of, rendering_of
@@ -23,7 +23,7 @@ from semel.errors import ConfigError
 from semel.processing import HfProcessor, Pool
 from semel.processing.folder import find_folder, read_config
 from semel.processing.processor import load_processor
-from semel.settings import WorkerSettings, create_key
+from semel.settings import WorkerSettings
 
 Folder = Callable[[str], Path]
 
@@ -299,15 +299,13 @@ def test_a_frontend_runs_code_only_if_it_was_started_with_the_flag_too() -> None
         check_trust(asks, trust_remote_code=False)
 
 
-def test_a_worker_hands_the_flag_to_vllm(tmp_path: Path) -> None:
-    create_key(tmp_path / "key")
+def test_a_worker_hands_the_flag_to_vllm() -> None:
+    def flags(trust: bool) -> list[str]:
+        settings = WorkerSettings("m", "ipc:///s/w.sock", trust_remote_code=trust)
+        return engine_flags(settings, ["--enforce-eager"], None)
 
-    def engine_flags(trust: bool) -> list[str]:
-        settings = WorkerSettings("m", "ipc:///s/w.sock", tmp_path / "key", trust_remote_code=trust)
-        return [*WorkerOptions.of(settings, ["--enforce-eager"]).engine_flags]
-
-    assert engine_flags(True) == ["--enforce-eager", "--trust-remote-code"]
-    assert engine_flags(False) == ["--enforce-eager"]
+    assert flags(True) == ["--enforce-eager", "--trust-remote-code"]
+    assert flags(False) == ["--enforce-eager"]
 
 
 def test_code_files_are_fetched_only_with_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from random import Random
@@ -145,13 +145,13 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.make: Callable[[EjectionLimits], OutlierEjection] = OutlierEjection
+        self.make: type[OutlierEjection] = OutlierEjection
 
     @initialize(count=st.integers(1, len(NAMES)), eject_after=st.sampled_from((0, 1, 2, 3, 5)))
     def start(self, count: int, eject_after: int) -> None:
         self.now = 0.0
         self.eject_after = eject_after
-        self.tested = self.make(EjectionLimits(eject_after))
+        self.tested = self.make(EjectionLimits(eject_after), now=lambda: self.now)
         self.asked: list[tuple[float, str]] = []
         self.models = {name: Model(eject_after, self.asked) for name in NAMES[:count]}
 
@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
         name = sorted(self.models)[which % len(self.models)]
         model = self.models[name]
         is_trial = model.is_out and self.now >= model.until and not model.on_trial
-        attempt = self.tested.begin(name, self.now, tenant)
+        attempt = self.tested.begin(name, tenant)
         assert attempt.is_trial == is_trial
         self.asked.append((self.now, tenant))
         model.requests.append(Request(name, len(model.outs) if model.is_out else -1, is_trial, tenant, attempt))
@@ -190,11 +190,11 @@ class Machine(RuleBasedStateMachine):
             request.ended = True
             self.tested.cancel(request.attempt)
         elif how == "s":
-            assert self.tested.succeed(request.attempt, self.now) == model.succeed(request, self.now)
+            assert self.tested.succeed(request.attempt) == model.succeed(request, self.now)
         else:
             model.log.append((self.now, "charge"))
-            self.tested.charge(request.worker, self.now)
-            assert self.tested.fail(request.attempt, self.now) == model.fail(request, self.now)
+            self.tested.charge(request.worker)
+            assert self.tested.fail(request.attempt) == model.fail(request, self.now)
 
     @rule(which=st.integers(0, 99))
     def end_again(self, which: int) -> None:
@@ -202,8 +202,8 @@ class Machine(RuleBasedStateMachine):
         ended = [one for model in self.models.values() for one in model.requests if one.ended]
         if ended:
             attempt = ended[which % len(ended)].attempt
-            assert self.tested.fail(attempt, self.now) == 0
-            assert not self.tested.succeed(attempt, self.now)
+            assert self.tested.fail(attempt) == 0
+            assert not self.tested.succeed(attempt)
 
     @rule(which=st.integers(0, 99))
     def replace(self, which: int) -> None:
@@ -214,7 +214,7 @@ class Machine(RuleBasedStateMachine):
         self.models[name] = Model(self.eject_after, self.asked)
         for request in left:
             if not request.ended:
-                assert self.tested.fail(request.attempt, self.now) == 0
+                assert self.tested.fail(request.attempt) == 0
 
     @invariant()
     def is_as_the_model_says(self) -> None:
@@ -223,9 +223,9 @@ class Machine(RuleBasedStateMachine):
         names = sorted(self.models)
         for name in names:
             assert self.tested.is_ejected(name) == self.models[name].is_out
-            assert self.tested.load(name, self.now) == self.models[name].load(self.now)
+            assert self.tested.load(name) == self.models[name].load(self.now)
         for preparing in ((), names):
-            left_out = set(self.tested.left_out(names, self.now, is_preparing=preparing.__contains__))
+            left_out = set(self.tested.left_out(names, preparing.__contains__))
             assert left_out == set(names) - set(scanned(self.tested, names, self.now, preparing))
             out = [name for name in names if self._is_closed(self.models[name], name in preparing)]
             assert len(left_out) == min(len(out), len(names) // 2), "never more than half are out"
@@ -242,7 +242,7 @@ def test_it_does_what_the_model_says() -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None))
 
 
-def drive(make: Callable[[EjectionLimits], OutlierEjection], seed: int) -> None:
+def drive(make: type[OutlierEjection], seed: int) -> None:
     """The same by chance, with more failures and trials than hypothesis thinks of."""
     random, machine = Random(seed), Machine()
     machine.make = make
@@ -276,21 +276,21 @@ class NeverDoubles(OutlierEjection):
 
 
 class EjectsAll(OutlierEjection):
-    def left_out(self, workers: Any, now: float, **more: Any) -> list[str]:  # noqa: ARG002
+    def left_out(self, workers: Any, is_preparing: Any) -> list[str]:  # noqa: ARG002
         return [worker for worker in workers if self.is_ejected(worker)]
 
 
 class TrialsAtWill(OutlierEjection):
-    def begin(self, worker: str, now: float, tenant: str = "") -> Attempt:
-        attempt = super().begin(worker, now, tenant)
+    def begin(self, worker: str, tenant: str = "") -> Attempt:
+        attempt = super().begin(worker, tenant)
         attempt.record.trial = None
         return attempt
 
 
 class HearsThePast(OutlierEjection):
-    def succeed(self, attempt: Attempt, now: float) -> bool:
+    def succeed(self, attempt: Attempt) -> bool:
         attempt.ejection = attempt.record.ejections
-        return super().succeed(attempt, now)
+        return super().succeed(attempt)
 
 
 class ForgetsTheShare(OutlierEjection):
@@ -298,8 +298,8 @@ class ForgetsTheShare(OutlierEjection):
 
 
 class KnowsNoTenants(OutlierEjection):
-    def begin(self, worker: str, now: float, tenant: str = "") -> Attempt:  # noqa: ARG002
-        return super().begin(worker, now)
+    def begin(self, worker: str, tenant: str = "") -> Attempt:  # noqa: ARG002
+        return super().begin(worker)
 
 
 @pytest.mark.parametrize(
@@ -311,19 +311,32 @@ def test_mutant_the_model_notices(wrong: type[OutlierEjection]) -> None:
             drive(wrong, seed)
 
 
-def failing(ejection: OutlierEjection, worker: str, now: float, count: int = 1) -> float:
-    return [ejection.fail(ejection.begin(worker, now), now) for _ in range(count)][-1]
+class Clocked(OutlierEjection):
+    """Outlier ejection at a time that a test sets."""
+
+    def __init__(self, limits: EjectionLimits | None = None) -> None:
+        self.now = 0.0
+        super().__init__(limits, now=lambda: self.now)
+
+    def answer(self, worker: str) -> bool:
+        return self.succeed(self.begin(worker))
+
+
+def failing(ejection: Clocked, worker: str, now: float, count: int = 1) -> float:
+    ejection.now = now
+    return [ejection.fail(ejection.begin(worker)) for _ in range(count)][-1]
 
 
 def test_three_failures_in_a_row_are_10_s_and_each_failed_trial_doubles_them_up_to_300() -> None:
-    ejection = OutlierEjection()
+    ejection = Clocked()
     assert [failing(ejection, "a", 0.0) for _ in range(4)] == [0.0, 0.0, 10.0, 0.0], "while it is out nothing counts"
     now, waits = 10.0, []
     for _ in range(7):
         waits.append(failing(ejection, "a", now))
         now += waits[-1]
     assert waits == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
-    assert ejection.succeed(ejection.begin("a", now), now)
+    ejection.now = now
+    assert ejection.answer("a")
     assert failing(ejection, "a", now + 299.9, 3) == 300.0, "it had not served for as long as it was out"
 
 
@@ -331,28 +344,30 @@ def test_three_failures_in_a_row_are_10_s_and_each_failed_trial_doubles_them_up_
 def test_half_of_ten_requests_within_10_s_are_enough_although_no_two_failed_in_a_row(
     tenth_at: float, seconds: float
 ) -> None:
-    ejection = OutlierEjection()
+    ejection = Clocked()
     for _ in range(4):
-        ejection.succeed(ejection.begin("a", 0.0), 0.0)
+        ejection.answer("a")
         assert failing(ejection, "a", 0.0) == 0.0
-    ejection.succeed(ejection.begin("a", 0.0), 0.0)
+    ejection.answer("a")
     assert failing(ejection, "a", tenth_at) == seconds
 
 
 def test_a_share_is_told_by_random_requests_and_a_good_worker_is_left_alone() -> None:
-    random, ejection, out = Random(4), OutlierEjection(), {"good": 0.0, "bad": 0.0}
+    random, ejection, out = Random(4), Clocked(), {"good": 0.0, "bad": 0.0}
     for number in range(2_000):
         for name, share in (("good", 0.1), ("bad", 0.6)):
-            attempt, now = ejection.begin(name, number / 20), number / 20
+            ejection.now = number / 20
+            attempt = ejection.begin(name)
             if random.random() < share:
-                out[name] += ejection.fail(attempt, now)
+                out[name] += ejection.fail(attempt)
             else:
-                ejection.succeed(attempt, now)
+                ejection.succeed(attempt)
     assert out["good"] <= 20 < 50 < out["bad"]
 
 
 def test_0_ejects_nobody_and_failures_are_load_all_the_same() -> None:
-    ejection = OutlierEjection(EjectionLimits(eject_after=0))
+    ejection = Clocked(EjectionLimits(eject_after=0))
     assert failing(ejection, "a", 0.0, 50) == 0.0
-    ejection.charge("a", 0.0)
-    assert (ejection.load("a", 9.9), ejection.load("a", 10.0)) == (1, 0)
+    ejection.charge("a")
+    for ejection.now, load in ((9.9, 1), (10.0, 0)):
+        assert ejection.load("a") == load

@@ -101,7 +101,7 @@ class FailingFleet:
 
 def available_by_scan(fleet: Fleet, now: float) -> list[RemoteWorker]:
     preparing = {worker.name for worker, pending in fleet._preparing.items() if pending.requests}
-    names = set(scanned(fleet._health._ejection, [worker.name for worker in fleet._admitted], now, preparing))
+    names = set(scanned(fleet._health, [worker.name for worker in fleet._admitted], now, preparing))
     return [worker for worker in fleet._admitted if worker.name in names]
 
 

@@ -73,24 +73,24 @@ async def test_a_request_for_a_removed_worker_leaves_no_record_of_it(kind: type[
         fleet.remove(worker)
         with pytest.raises(NotReady, match="leaves the fleet"):
             await fleet.submit(worker, Submission("r", prompt([1]), {}), _make)
-    assert len(health._ejection._records) == records
+    assert len(health._records) == records
 
 
 class _Charging(OutlierEjection):
     """The control: a failure makes a record, whoever it is of."""
 
-    def charge(self, worker: str, now: float) -> None:
-        self.begin(worker, now)
-        super().charge(worker, now)
+    def charge(self, worker: str) -> None:
+        self.begin(worker)
+        super().charge(worker)
 
 
 @pytest.mark.parametrize(("kind", "records"), [(OutlierEjection, 0), (_Charging, 1)])
 def test_a_failure_of_a_removed_worker_leaves_no_record_of_it(kind: type[OutlierEjection], records: int) -> None:
     ejection = kind()
-    attempt: Attempt = ejection.begin("a", 0.0)
+    attempt: Attempt = ejection.begin("a")
     ejection.forget("a")
-    ejection.charge("a", 0.0)
-    assert ejection.fail(attempt, 0.0) == 0.0
+    ejection.charge("a")
+    assert ejection.fail(attempt) == 0.0
     assert (len(ejection._records), len(ejection.charged)) == (records, records)
 
 

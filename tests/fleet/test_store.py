@@ -19,6 +19,7 @@ import pytest
 
 from semel.media.decode.warmup_media import image_file
 from semel.telemetry import metrics
+from semel.telemetry.metric import Metric
 from tests.embeddings.proxy import Answer, Proxy, constant, cut_after, honest, running_proxy, silent, trickle
 from tests.embeddings.redis import Redis, running_redis
 from tests.fleet.processes import Fleet, running_fleet
@@ -51,7 +52,7 @@ class Store:
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["message"]["content"])
 
-    def total(self, metric: metrics.Metric, labels: str = "") -> float:
+    def total(self, metric: Metric, labels: str = "") -> float:
         return sum_of(self.fleet.workers[0].metrics(), metric.name, labels)
 
     def fetches(self) -> float:

@@ -27,6 +27,7 @@ from semel.key_files import ProcessKeys
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description
 from semel.render.file_sources import FileSources
+from semel.settings import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServingSettings
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import open_store
 from semel.testing.engine import EchoEngine
@@ -206,10 +207,11 @@ async def _frontend(
     nbytes: int,
     stored: MediaStoreSettings,
 ) -> Frontend:
-    keys = ProcessKeys.of_fleet_key(KEY, "frontend")
-    options = assembly.FrontendOptions(model=str(model), workers=(address,), keys=keys, processes=0)
+    serving = ServingSettings(preprocessing=PreprocessingSettings(processes=0))
+    settings = FrontendSettings(str(model), discovery=DiscoverySettings((address,)), serving=serving)
     store = open_store(stored, KEY)
-    parts = assembly._Parts(options, assembly.create_cache("lru", nbytes), FileSources(store))
+    keys, cache = ProcessKeys.of_fleet_key(KEY, "frontend"), assembly.create_cache("lru", nbytes)
+    parts = assembly._Parts(settings, keys, cache, FileSources(store))
     parts.meter.watch(parts.lookups.samples)
     service = FrontendState(media_store=store)
     if store is not None:

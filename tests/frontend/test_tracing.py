@@ -211,15 +211,16 @@ async def test_a_workers_lines_have_the_request_that_they_are_about(app: Rig, li
 
 async def test_an_item_is_in_the_trace_of_who_asked_for_it_whoever_hands_it_to_a_process(spans: Traced) -> None:
     """The pool hands out the next item while it handles another's: the control does so without the item's context."""
-    mine, theirs = (spans.tracing.begin(name, "server", {}) for name in ("mine", "theirs"))
+    mine, theirs = (spans.tracing.begin(name, {}) for name in ("mine", "theirs"))
+    tracer = spans.tracing.tracer
 
     async def work(job: Job[Feature]) -> None:
         job.trace(job.queued_at + 0.5)
 
-    with entered(RequestContext("mine", span=mine)):
+    with entered(RequestContext("mine", span=mine, tracer=tracer)):
         made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
         job = FeatureJob(0, made, Media("image", b"123"), {}, b"", made)
-    with entered(RequestContext("theirs", span=theirs)):
+    with entered(RequestContext("theirs", span=theirs, tracer=tracer)):
         await asyncio.create_task(work(job), context=job.context)
         await asyncio.create_task(work(job))
     mine.end()

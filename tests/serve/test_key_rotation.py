@@ -18,14 +18,7 @@ import httpx
 import pytest
 
 from semel.bench.ports import free_port
-from semel.telemetry.metrics import (
-    ENCODER_PLANNED,
-    FEATURES_SENT,
-    FRONTEND_SESSIONS,
-    LINK_KEY_GENERATION,
-    MM_CACHE_ITEMS,
-    POOL_PROCESSED,
-)
+from semel.telemetry import metrics
 from tests.conftest import Folder
 from tests.serve.balancer import Load, body_of
 from tests.serve.served import FLAGS, SEMEL, sum_of, until
@@ -70,16 +63,18 @@ class Fleet:
 
     def work(self) -> dict[str, float]:
         """Items that were processed, that workers hold, that were sent to them, and that they encoded."""
-        items = self.total(self.workers, MM_CACHE_ITEMS.name)
-        encoded = self.total(self.workers, ENCODER_PLANNED.name)
-        sent, processed = (self.total(self.frontends, one.name) for one in (FEATURES_SENT, POOL_PROCESSED))
+        items = self.total(self.workers, metrics.MM_CACHE_ITEMS.name)
+        encoded = self.total(self.workers, metrics.ENCODER_PLANNED.name)
+        sent, processed = (
+            self.total(self.frontends, one.name) for one in (metrics.FEATURES_SENT, metrics.POOL_PROCESSED)
+        )
         return {"processed": processed, "items": items, "sent": sent, "encoded": encoded}
 
     def have(self, generation: int) -> bool:
         """Whether every link has these keys, as both ends see it."""
-        links = self.total(self.frontends, LINK_KEY_GENERATION.name) == FRONTENDS * WORKERS * generation
-        sessions = self.total(self.workers, FRONTEND_SESSIONS.name, f'generation="{generation}"')
-        return links and sessions == self.total(self.workers, FRONTEND_SESSIONS.name) == FRONTENDS * WORKERS
+        links = self.total(self.frontends, metrics.LINK_KEY_GENERATION.name) == FRONTENDS * WORKERS * generation
+        sessions = self.total(self.workers, metrics.FRONTEND_SESSIONS.name, f'generation="{generation}"')
+        return links and sessions == self.total(self.workers, metrics.FRONTEND_SESSIONS.name) == FRONTENDS * WORKERS
 
 
 def _sum(process: Process, name: str, label: str) -> float:

@@ -201,7 +201,7 @@ def left_out_alike(seed: int, kind: type[FleetView] = FleetView) -> bool:
                 view.join(worker)
         preparing = {name_of(number) for number, link in peer.links.items() if link.pending.requests}
         names = [name_of(number) for number in numbers_in(view.serving)]
-        expected = set(names) - set(scanned(health._ejection, names, now, preparing))
+        expected = set(names) - set(scanned(health, names, now, preparing))
         if view._left_out(peer, health) != sum(1 << number_of(name) for name in expected):
             return False
     return True

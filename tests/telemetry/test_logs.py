@@ -25,6 +25,7 @@ from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, TextLines
 from semel.telemetry.request_context import RequestContext, entered
 from semel.telemetry.sampling import SampledLog
+from semel.telemetry.spans import span_trace_id
 from tests.telemetry.spans import Traced
 
 BEGINNING = re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [\w.]+: ")
@@ -100,7 +101,7 @@ def test_whatever_is_in_it_a_line_is_one_line_and_steers_no_terminal(text: str, 
 
 async def test_json_has_one_object_a_line_with_the_request_the_trace_and_the_exception() -> None:
     spans = Traced()
-    span = spans.tracing.begin("POST", "server", {})
+    span = spans.tracing.begin("POST", {})
     with entered(RequestContext("3f2a", 'm"ine', span)):
         error, fields = failure("no\nway"), {"status": 200}
         line = logged(JsonLines(), "it is %s", "so\n", exc_info=error, extra={"fields": fields})
@@ -115,7 +116,7 @@ async def test_json_has_one_object_a_line_with_the_request_the_trace_and_the_exc
         "message": "it is so\n",
         "request_id": "3f2a",
         "client_request_id": 'm"ine',
-        "trace_id": span.trace_id,
+        "trace_id": span_trace_id(span),
         "status": 200,
     }
     assert set(json.loads(logged(JsonLines(), "hello"))) == {"time", "level", "logger", "message", "pid"}

@@ -9,16 +9,24 @@ import time
 
 import pytest
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.trace import INVALID_SPAN, NoOpTracer
+from opentelemetry.trace import INVALID_SPAN
 from prometheus_client.parser import text_string_to_metric_families
 
 from semel.core import Trace
 from semel.errors import ConfigError, InvalidRequest, ServiceError
 from semel.telemetry import Meter
 from semel.telemetry.otlp import OtlpTracing
-from semel.telemetry.request_context import RequestContext, current_span, entered, own_id, tell_fault, traced
-from semel.telemetry.spans import NO_SPAN, Span
-from semel.telemetry.tracing import NO_TRACING, Collector, check_installed, start_tracing
+from semel.telemetry.request_context import (
+    RequestContext,
+    current_span,
+    entered,
+    own_id,
+    record_child,
+    tell_fault,
+    traced,
+)
+from semel.telemetry.spans import NO_TRACING, add_to_span, fail_span, span_trace, span_trace_id
+from semel.telemetry.tracing import Collector, check_installed, start_tracing
 from tests.telemetry.spans import DEADLINE_S, Kept, Stuck, Traced, parent_id, span_id, trace_id
 from tests.waiting import until
 
@@ -33,10 +41,11 @@ def test_without_a_collector_neither_the_sdk_nor_an_exporter_is_imported() -> No
     """The control imports what a collector would need."""
     program = (
         "import sys, semel.compose, semel.frontend.app, semel.worker.worker\n"
+        "from semel.telemetry.spans import span_trace\n"
         "from semel.telemetry.tracing import start_tracing\n"
-        "assert start_tracing(None, 'semel').begin('x', 'server', {}).trace is None\n"
-        "told = lambda: print(*(m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))))\n"
-        "told()\nimport semel.telemetry.otlp\ntold()"
+        "assert span_trace(start_tracing(None, 'semel').begin('x', {})) is None\n"
+        "show = lambda: print(*(m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))))\n"
+        "show()\nimport semel.telemetry.otlp\nshow()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     off, on = done.stdout.splitlines()
@@ -46,22 +55,17 @@ def test_without_a_collector_neither_the_sdk_nor_an_exporter_is_imported() -> No
 
 def test_without_a_collector_every_span_is_the_one_that_does_nothing() -> None:
     assert start_tracing(None, "semel") is NO_TRACING
-    assert NO_TRACING.begin("a", "server", PARENT.headers) is NO_SPAN
+    assert NO_TRACING.begin("a", PARENT.headers) is INVALID_SPAN
     assert list(NO_TRACING.samples()) == []
 
 
 def test_the_span_that_does_nothing_keeps_nothing_of_any_request() -> None:
-    for _ in range(2):
-        NO_SPAN.add("tokens", 2)
-        NO_SPAN.note("a", 1)
-        NO_SPAN.event("first_token")
-        NO_SPAN.child("parse", 0.25, {"n": 1})
-        NO_SPAN.rename("POST")
-        NO_SPAN.fail("internal_error")
-        NO_SPAN.end()
-    fresh = Span(INVALID_SPAN, NoOpTracer())
-    assert [getattr(NO_SPAN, name) for name in ("_sums", "_failed")] == [fresh._sums, fresh._failed]
-    assert (NO_SPAN.is_recorded, NO_SPAN.trace, NO_SPAN.trace_id) == (False, None, "")
+    with entered(RequestContext("r", span=INVALID_SPAN)):
+        add_to_span(INVALID_SPAN, "tokens", 2)
+        fail_span(INVALID_SPAN, "internal_error")
+        record_child("parse", 0.25, {"n": 1})
+    assert not vars(INVALID_SPAN).keys() - {"_context"}
+    assert (INVALID_SPAN.is_recording(), span_trace(INVALID_SPAN), span_trace_id(INVALID_SPAN)) == (False, None, "")
 
 
 def test_a_missing_package_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,16 +99,23 @@ def test_a_collector_that_cannot_be_spoken_to_is_refused(endpoint: str, protocol
         Collector.of(endpoint, protocol)
 
 
-async def test_a_span_goes_on_with_its_clients_trace_and_its_parts_belong_to_it() -> None:
+async def test_a_span_goes_on_with_its_clients_trace_and_its_parts_belong_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     spans = Traced()
-    span = spans.tracing.begin("POST", "server", PARENT.headers)
-    span.child("parse", 0.25, {"n": 1})
-    span.add("tokens", 2)
-    span.add("tokens", 3)
-    span.event("first_token")
-    span.rename("POST /v1/x")
-    span.end()
-    span.note("late", 1)  # neither an error nor a line in the log
+    span = spans.tracing.begin("POST", PARENT.headers)
+    with entered(RequestContext("r", span=span, tracer=spans.tracing.tracer)):
+        record_child("parse", 0.25, {"n": 1})
+        add_to_span(span, "tokens", 2)
+        add_to_span(span, "tokens", 3)
+        span.add_event("first_token")
+        span.update_name("POST /v1/x")
+        span.end()
+        add_to_span(span, "late", 1)  # neither an error nor a line in the log
+        record_child("late", 0.1)
+        for error in (InvalidRequest("no"), ServiceError("no")):
+            tell_fault(error)
+    assert not caplog.messages
     kept = await spans.sent()
     whole, part = kept.one("POST /v1/x"), kept.one("parse")
     assert trace_id(whole) == trace_id(part) == "0af7651916cd43dd8448eb211c80319c"
@@ -115,29 +126,31 @@ async def test_a_span_goes_on_with_its_clients_trace_and_its_parts_belong_to_it(
     assert part.end_time - part.start_time == pytest.approx(0.25e9, abs=1_000)
     assert whole.attributes == {"tokens": 5}
     assert [event.name for event in whole.events] == ["first_token"]
-    assert span.trace_id == trace_id(whole)
-    assert span.trace == Trace(f"00-{trace_id(whole)}-{span_id(whole):016x}-01", "rojo=1")
+    assert span_trace_id(span) == trace_id(whole)
+    assert span_trace(span) == Trace(f"00-{trace_id(whole)}-{span_id(whole):016x}-01", "rojo=1")
 
 
 async def test_a_trace_that_its_client_does_not_record_is_not_recorded_here_either_but_handed_on() -> None:
     spans = Traced()
-    span = spans.tracing.begin("POST", "server", {"traceparent": PARENT.parent[:-2] + "00"})
-    span.child("parse", 0.1)
+    span = spans.tracing.begin("POST", {"traceparent": PARENT.parent[:-2] + "00"})
+    with entered(RequestContext("r", span=span, tracer=spans.tracing.tracer)):
+        record_child("parse", 0.1)
     span.end()
-    assert not span.is_recorded
-    assert span.trace is not None
-    assert span.trace.parent.endswith("-00")
-    assert span.trace.parent[:36] == PARENT.parent[:36]
+    trace = span_trace(span)
+    assert not span.is_recording()
+    assert trace is not None
+    assert trace.parent.endswith("-00")
+    assert trace.parent[:36] == PARENT.parent[:36]
     assert (await spans.sent()).spans == []
 
 
 async def test_the_first_failure_counts_and_a_clients_fault_is_none() -> None:
     spans = Traced()
     for error in (InvalidRequest("no"), ServiceError("no")):
-        span = spans.tracing.begin(error.code, "server", {})
+        span = spans.tracing.begin(error.code, {})
         with entered(RequestContext("r", span=span)):
             tell_fault(error)
-        span.fail("500") if error.status >= 500 else None
+        fail_span(span, "500") if error.status >= 500 else None
         span.end()
     kept = await spans.sent()
     theirs, ours = kept.one(InvalidRequest.code), kept.one(ServiceError.code)
@@ -154,10 +167,10 @@ async def test_spans_over_the_bound_are_dropped_and_counted_S18() -> None:
     stuck = Stuck()
     tracing = OtlpTracing.sending(stuck, "tests", max_waiting=600)  # a batch of the SDK has 512
     for _ in range(512):
-        tracing.begin("x", "internal", {}).end()
+        tracing.begin("x", {}).end()
     await asyncio.to_thread(stuck.began.wait, DEADLINE_S)
     for _ in range(700):
-        tracing.begin("x", "internal", {}).end()
+        tracing.begin("x", {}).end()
     assert dropped(tracing) == {"queue_full": 100, "not_delivered": 0}
     stuck.let_go.set()
     await tracing.close(DEADLINE_S)
@@ -169,7 +182,7 @@ async def test_spans_over_the_bound_are_dropped_and_counted_S18() -> None:
 async def test_closing_waits_for_a_collector_that_does_not_answer_only_as_long_as_it_may() -> None:
     stuck = Stuck()
     tracing = OtlpTracing.sending(stuck, "tests")
-    tracing.begin("x", "internal", {}).end()
+    tracing.begin("x", {}).end()
     began = time.monotonic()
     await tracing.close(0.1)
     assert time.monotonic() - began < 5  # the SDK alone takes 30
@@ -200,14 +213,14 @@ async def test_the_request_in_hand_is_that_of_the_task_and_of_what_it_starts() -
     first, second = await asyncio.gather(handle("a"), handle("b"))
     assert (first, second) == (("a", "a"), ("b", "b"))
     assert own_id() not in ("a", "b")
-    assert current_span() is NO_SPAN
+    assert current_span() is INVALID_SPAN
 
 
 async def test_stages_are_told_to_both_the_metrics_and_the_span() -> None:
     spans, told = Traced(), list[tuple[float, str]]()
-    span = spans.tracing.begin("POST", "server", {})
+    span = spans.tracing.begin("POST", {})
     tell = traced(lambda seconds, stage: told.append((seconds, stage)))
-    with entered(RequestContext("a", span=span)):
+    with entered(RequestContext("a", span=span, tracer=spans.tracing.tracer)):
         tell(0.5, "render")
     tell(0.5, "send")  # in nobody's name
     span.end()
@@ -231,6 +244,6 @@ async def test_an_exporter_that_raises_loses_its_batch_and_no_more() -> None:
             raise OSError(f"no {spans}")
 
     tracing = OtlpTracing.sending(Broken(), "tests")
-    tracing.begin("x", "internal", {}).end()
+    tracing.begin("x", {}).end()
     await tracing.close(DEADLINE_S)
     await until(lambda: dropped(tracing) == {"queue_full": 0, "not_delivered": 1})

@@ -11,10 +11,10 @@ import pytest
 
 from semel.wire import handshake
 from semel.wire.events import Reset
-from semel.wire.log_limit import LogLimit
 from semel.wire.messages import PROTOCOL, Refusal
 from semel.wire.zmq import Backoff, Connected, FrontendLink, WorkerListener
 from semel.wire.zmq.backoff import NO_HANDSHAKE, Retries
+from semel.wire.zmq.listener import LogLimit
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, OTHER_KEY
 from tests.wire.test_zmq import end_of, next_at_frontend

@@ -11,10 +11,11 @@ import pytest
 import zmq
 
 from semel.cache import NoCache
-from semel.compose.frontend import FrontendOptions, _Parts
+from semel.compose.frontend import _Parts
 from semel.core import Key
 from semel.errors import ConfigError
 from semel.key_files import ProcessKeys
+from semel.settings import DiscoverySettings, FrontendSettings
 from semel.wire.zmq import Backoff, FrontendLink, link_context
 
 KEY = Key(b"k" * 32)
@@ -76,7 +77,7 @@ async def test_control_zmq_s_own_number_of_sockets_is_too_small_for_as_many(fold
 async def test_a_frontend_s_links_share_a_context(folder: Path) -> None:
     workers = tuple(f"ipc://{folder}/{number}.sock" for number in range(12))
     keys = ProcessKeys.of_fleet_key(KEY, "frontend")
-    parts = _Parts(FrontendOptions("model", keys, 1, workers), NoCache())
+    parts = _Parts(FrontendSettings("model", discovery=DiscoverySettings(workers)), keys, NoCache())
     before = threads()
     async with AsyncExitStack() as stack:
         fleet, _ = await parts.link(stack)

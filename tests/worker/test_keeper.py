@@ -33,6 +33,7 @@ from semel.engine.vllm.host_tier import HostTier
 from semel.engine.vllm.shared_file import create_file, path_of
 from semel.engine.vllm.tier_page import TierPage
 from semel.telemetry import metrics
+from semel.telemetry.metric import Metric
 from semel.testing.embedding_store import MemoryBlobs
 from semel.worker import keeper as module
 from semel.worker.keeper import Keeper
@@ -109,7 +110,7 @@ class Host:
             contents.append(b"".join(spans)[:NBYTES])
         return tuple(contents)
 
-    def total(self, metric: metrics.Metric, *labels: str) -> float:
+    def total(self, metric: Metric, *labels: str) -> float:
         return sum(
             value for one, value, have in self.keeper.samples() if one is metric and have[: len(labels)] == labels
         )

@@ -14,7 +14,8 @@ import pytest
 from semel.core import EngineWindow, Prompt, Submission, Tenant, Timeline
 from semel.errors import NotReady, RequestError, SemelError
 from semel.fleet.stream import RemoteStream
-from semel.telemetry.metrics import DESK_BYTES, ENGINE_SEQUENCES, ENGINE_WAITING, Metric
+from semel.telemetry.metric import Metric
+from semel.telemetry.metrics import DESK_BYTES, ENGINE_SEQUENCES, ENGINE_WAITING
 from semel.worker.turns import EngineTurns
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, digest_of

@@ -22,7 +22,7 @@ from semel.bench.settings import FleetOptions
 from semel.bench.timing import without_garbage_collection
 from semel.core import Digest, FeatureInfo, Layout
 from semel.fleet.balance import Balance
-from semel.fleet.ejection import EjectionLimits
+from semel.fleet.ejection import EjectionLimits, OutlierEjection
 from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
@@ -140,7 +140,7 @@ class _OneEjected(FleetHealth):
 
     def __init__(self, worker: str) -> None:
         super().__init__(EjectionLimits(1), now=lambda: 0.0)
-        self._ejection.fail(self._ejection.begin(worker, 0.0), 0.0)
+        OutlierEjection.fail(self, self.begin(worker))
 
 
 def _choosing_with_one_ejected(workers: int, *, rounds: int) -> Check:

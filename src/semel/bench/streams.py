@@ -25,9 +25,9 @@ from semel.bench.ports import free_port
 from semel.bench.report import Check, Report, describe_machine
 from semel.bench.settings import StreamsOptions
 from semel.errors import ServiceError
+from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.meter import Meter
-from semel.telemetry.metrics import LOOP_LAG_SECONDS
 from semel.telemetry.scrape import Scrape, quantile
 
 __all__ = ["StreamsOptions", "run"]
@@ -146,8 +146,8 @@ def _checks(
 async def _look(url: str, meter: Meter, pids: dict[str, int]) -> _Moment:
     text = await asyncio.to_thread(_get, f"{url}/metrics")
     return _Moment(
-        Scrape.parse(text).buckets(LOOP_LAG_SECONDS),
-        Scrape.parse(meter.render().decode()).buckets(LOOP_LAG_SECONDS),
+        Scrape.parse(text).buckets(metrics.LOOP_LAG_SECONDS),
+        Scrape.parse(meter.render().decode()).buckets(metrics.LOOP_LAG_SECONDS),
         _memory_bytes(pids["frontend"]),
         {name: _cpu_s(pid) for name, pid in pids.items()},
         asyncio.get_running_loop().time(),

@@ -44,8 +44,8 @@ def serve(call: Call[ServeSettings]) -> None:
     from semel.cli.checks.engine_flags import read_engine_flags
     from semel.cli.checks.start import key_warnings, serve_findings
     from semel.cli.placement import placements
-    from semel.cli.serve import ServeOptions, ready_url, serve
-    from semel.settings import has_api_keys, trace_collector
+    from semel.cli.serve import ServeOptions, serve
+    from semel.settings import trace_collector
     from semel.telemetry.tracing import check_installed
 
     settings = call.settings
@@ -54,19 +54,10 @@ def serve(call: Call[ServeSettings]) -> None:
     warn([*call.findings, *key_warnings(settings.serving.keys)])
     passed_on = ("model", "fleet_key_file", "key_dir", "admin_port", "skip_checks", "drain_delay_s")
     options = ServeOptions(
-        settings.model,
-        settings.serving.server,
-        settings.key_file,
+        settings,
         worker_flags=["--skip-checks", *call.arguments(WorkerSettings, but=passed_on), *call.rest],
         frontend_flags=call.arguments(ServingSettings),
         placements=placements(settings.workers, read_engine_flags(call.rest)),
-        admin_port=settings.admin.admin_port,
-        tls=settings.serving.tls,
-        metrics_url=ready_url(settings.serving),
-        is_verbose=settings.verbose,
-        drain_delay_s=settings.drain_delay_s,
-        key_dir=settings.key_dir,
-        has_api_keys=has_api_keys(settings.serving.keys),
     )
     raise typer.Exit(serve(options))
 
@@ -79,12 +70,12 @@ def frontend(call: Call[FrontendSettings]) -> None:
     from semel.cli.checks import refuse, warn
     from semel.cli.checks.start import frontend_findings, key_warnings
     from semel.cli.log_relay import relayed_logs
-    from semel.compose import FrontendOptions, run_frontend
+    from semel.compose import run_frontend
 
     with relayed_logs(call.settings.serving.logs.log_format, call.settings.serving.cell.name):
         refuse([*call.findings, *(() if call.settings.start.skip_checks else frontend_findings(call.settings))])
         warn([*call.findings, *key_warnings(call.settings.serving.keys)])
-        uvloop.run(run_frontend(FrontendOptions.of(call.settings)))
+        uvloop.run(run_frontend(call.settings))
 
 
 @command(app, WorkerSettings, engine_flags=True, server_flags=True)
@@ -96,14 +87,14 @@ def worker(call: Call[WorkerSettings]) -> None:
     from semel.cli.checks.start import worker_findings
     from semel.cli.engine_logs import engine_logs
     from semel.cli.log_relay import relayed_logs
-    from semel.compose import WorkerOptions, run_worker
+    from semel.compose import run_worker
 
     log_format = call.settings.logs.log_format
     with relayed_logs(log_format, call.settings.cell.name), engine_logs(log_format):
         skips = call.settings.start.skip_checks
         refuse([*call.findings, *(() if skips else worker_findings(call.settings, call.rest))])
         warn(call.findings)
-        uvloop.run(run_worker(WorkerOptions.of(call.settings, call.rest)))
+        uvloop.run(run_worker(call.settings, call.rest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -24,11 +24,10 @@ from semel.cli.progress import Progress
 from semel.cli.supervisor import Child, end_at_once, ending
 from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
-from semel.settings import ServerSettings, ServingSettings, create_key, run_folder
+from semel.settings import ServeSettings, ServingSettings, create_key, has_api_keys, run_folder
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.logs import LogFormat, log_to_stderr
 from semel.web.address import bind
-from semel.web.tls import TlsSettings
 from semel.wire.proof import Role
 
 __all__ = ["ServeOptions", "ready_url", "serve"]
@@ -44,11 +43,9 @@ console = Console(file=cast("IO[str]", stderr))
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `semel serve` was asked for."""
+    """The settings of `semel serve`, and what it starts its children with."""
 
-    model: str
-    server: ServerSettings
-    key_file: Path | None
+    settings: ServeSettings
     worker_flags: Sequence[str]
     """semel's and vLLM's."""
 
@@ -59,33 +56,16 @@ class ServeOptions:
     placements: Sequence[Mapping[str, str]] = ({},)
     """For each worker, what its environment has: which devices are its own."""
 
-    admin_port: int | None = None
-    """Of the first worker; the others have those that follow it."""
-
-    is_verbose: bool = False
-
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    metrics_url: str | None = None
-    """Where /ready is asked, if not where clients are: it needs no certificate there."""
-
-    key_dir: Path | None = None
-    """The keys of both roles, instead of a fleet key."""
-
-    has_api_keys: bool = False
-    """Whether clients need a key."""
-
-    drain_delay_s: float = 0.0
-    """How long the frontend takes requests after SIGTERM. The worker ends after it, and needs no time of its own."""
-
     @property
     def log_format(self) -> LogFormat:
         """How its log looks, and that of its children."""
-        return "json" if "--log-format=json" in self.frontend_flags else "text"
+        return self.settings.serving.logs.log_format
 
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        return f"{'https' if self.tls.is_on else 'http'}://{self.server.host}:{self.server.port}"
+        server = self.settings.serving.server
+        return f"{'https' if self.settings.serving.tls.is_on else 'http'}://{server.host}:{server.port}"
 
 
 def ready_url(serving: ServingSettings) -> str | None:
@@ -101,9 +81,10 @@ def ready_url(serving: ServingSettings) -> str | None:
 
 def serve(options: ServeOptions) -> int:
     """Run until Ctrl-C; the exit code."""
+    server = options.settings.serving.server
     log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s", writer=stderr.writer)
     logger.setLevel(logging.INFO)
-    bind(options.server.host, options.server.port).close()  # before half a minute of loading
+    bind(server.host, server.port).close()  # before half a minute of loading
     try:
         with run_folder() as folder:
             return asyncio.run(_supervise(options, folder))
@@ -112,14 +93,16 @@ def serve(options: ServeOptions) -> int:
 
 
 async def _supervise(options: ServeOptions, folder: Path) -> int:
+    settings = options.settings
+    probed, drain_s = ready_url(settings.serving) or options.url, settings.serving.server.drain_s
     stopping = ShutdownSignal.listening()
-    is_quiet = console.is_terminal and not options.is_verbose and options.log_format == "text"
+    is_quiet = console.is_terminal and not settings.verbose and options.log_format == "text"
     output = Output(stderr.writer, is_visible=not is_quiet, form=options.log_format)
     children = _children(options, folder, output.descriptor)
     keepers = [asyncio.create_task(child.keep()) for child in children]
     has_failed = True
     try:
-        await _until_ready(options, children, keepers, stopping, output)
+        await _until_ready(settings.model, probed, children, keepers, stopping, output)
         if not stopping.is_requested:
             output.begin()
             _greet(options)
@@ -134,7 +117,7 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         with console.status("ending"):
-            within_s = options.drain_delay_s + options.server.drain_s + _END_S
+            within_s = settings.drain_delay_s + drain_s + _END_S
             await stopping.unless_forced(_end(children, within_s))
             await end_at_once(children, _END_S)
         output.close(keep_file=has_failed)
@@ -149,32 +132,32 @@ async def _end(children: Sequence[Child], within_s: float) -> None:
 
 def _children(options: ServeOptions, folder: Path, output: int | None) -> list[Child]:
     """The workers, and last the frontend."""
-    keys = _key_flags(options, folder)
+    settings, keys = options.settings, _key_flags(options.settings, folder)
     command = [sys.executable, "-m", "semel"]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
     fits = len(str(folder)) + SOCKET_NAME_CHARS <= _MAX_SOCKET_CHARS
     sockets = {SOCKET_FOLDER: str(folder)} if fits else {}
-    children, addresses = [], []
+    children, addresses, first_port = [], [], settings.admin.admin_port
     for number, placement in enumerate(options.placements):
         several = len(options.placements) > 1
         address = f"ipc://{folder}/worker{f'-{number + 1}' if several else ''}.sock"
-        admin = [] if options.admin_port is None else [f"--admin-port={_port(options.admin_port, number)}"]
+        admin = [] if first_port is None else [f"--admin-port={_port(first_port, number)}"]
         flags = ["--listen", address, *keys["worker"], *admin, *options.worker_flags, "--drain-delay-s=0"]
         name = f"worker {number + 1}" if several else "worker"
         children.append(
-            Child(name, [*command, *options.worker, options.model, *flags], {**sockets, **placement}, output)
+            Child(name, [*command, *options.worker, settings.model, *flags], {**sockets, **placement}, output)
         )
         addresses += ["--worker", address]
     flags = [*addresses, *keys["frontend"], "--skip-checks", *options.frontend_flags]
-    flags.append(f"--drain-delay-s={options.drain_delay_s}")
-    return [*children, Child("frontend", [*command, "frontend", options.model, *flags], {}, output)]
+    flags.append(f"--drain-delay-s={settings.drain_delay_s}")
+    return [*children, Child("frontend", [*command, "frontend", settings.model, *flags], {}, output)]
 
 
-def _key_flags(options: ServeOptions, folder: Path) -> Mapping[Role, Sequence[str]]:
+def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[str]]:
     """Which keys each role gets; without any that are named, they share one that goes with this run."""
-    if options.key_dir is not None:
-        return {role: ("--key-dir", str(options.key_dir / role)) for role in get_args(Role)}
-    key_file = options.key_file
+    if settings.key_dir is not None:
+        return {role: ("--key-dir", str(settings.key_dir / role)) for role in get_args(Role)}
+    key_file = settings.key_file
     if key_file is None:
         key_file = folder / "key"
         create_key(key_file)
@@ -186,7 +169,8 @@ def _port(first: int, number: int) -> int:
 
 
 async def _until_ready(
-    options: ServeOptions,
+    model: str,
+    url: str,
     children: Sequence[Child],
     keepers: Sequence[asyncio.Task[None]],
     stopping: ShutdownSignal,
@@ -196,14 +180,14 @@ async def _until_ready(
     ended: list[str] = []
     for child in children:
         child.on_exit = partial(_give_up, ended, child.name)
-    with console.status(f"starting {options.model}") as status:
+    with console.status(f"starting {model}") as status:
         progress = Progress(status.update if output.path is not None else None)
         while not stopping.is_requested:
             _raise_ended(keepers)
             output.read()
             if ended:
                 raise ConfigError(_failure(ended[0], output))
-            ready, reason = await asyncio.to_thread(_ask_ready, options.metrics_url or options.url)
+            ready, reason = await asyncio.to_thread(_ask_ready, url)
             if ready:
                 break
             assert output.log is not None
@@ -261,7 +245,7 @@ def _greet(options: ServeOptions) -> None:
         return
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
     console.print(f"semel is ready: {options.url}/v1", highlight=False, style="bold green")
-    key = '-H "Authorization: Bearer $API_KEY" ' if options.has_api_keys else ""
+    key = '-H "Authorization: Bearer $API_KEY" ' if has_api_keys(options.settings.serving.keys) else ""
     lines = [f"  curl {options.url}/v1/chat/completions {key}-H 'content-type: application/json' -d '{body}'"]
     if key:
         lines.append("  API_KEY is one of your API keys.")

@@ -72,26 +72,22 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
     import uvloop
 
     from semel.cli.log_relay import relayed_logs
-    from semel.compose import WorkerOptions
     from semel.compose.modelless_worker import run_modelless_worker
-    from semel.key_files import worker_keys
 
     settings = call.settings
-    options = WorkerOptions(
+    worker = WorkerSettings(
         settings.model,
         settings.listen,
-        worker_keys(settings.key_file, settings.key_dir),
-        (),
-        False,
-        settings.admin_port,
-        None,
-        settings.drain_s,
+        settings.key_file,
+        settings.key_dir,
         settings.drain_delay_s,
+        settings.drain_s,
         settings.processor,
-        cell=settings.cell.name,
+        admin=AdminSettings(settings.admin_port),
+        cell=settings.cell,
     )
     with relayed_logs("text"):
-        uvloop.run(run_modelless_worker(options, rate=settings.rate, phases=settings.phases))
+        uvloop.run(run_modelless_worker(worker, rate=settings.rate, phases=settings.phases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +105,15 @@ def rehearse(call: Call[TestingServeSettings]) -> None:
     """Serve a model without its engine: numbered words at a steady rate, for trying clients without weights."""
     from semel.cli.checks import refuse, warn
     from semel.cli.checks.start import key_warnings
-    from semel.cli.serve import ServeOptions, ready_url, serve
-    from semel.settings import has_api_keys
+    from semel.cli.serve import ServeOptions, serve
 
     refuse(call.findings)
     warn([*call.findings, *key_warnings(call.settings.serving.keys)])
+    settings = call.settings
     options = ServeOptions(
-        call.settings.model,
-        call.settings.serving.server,
-        None,
+        ServeSettings(settings.model, drain_delay_s=settings.drain_delay_s, serving=settings.serving),
         worker_flags=call.arguments(TestingWorkerSettings, but=("model", "drain_delay_s")),
         frontend_flags=call.arguments(ServingSettings),
-        tls=call.settings.serving.tls,
-        metrics_url=ready_url(call.settings.serving),
-        drain_delay_s=call.settings.drain_delay_s,
         worker=("testing", "worker"),
-        has_api_keys=has_api_keys(call.settings.serving.keys),
     )
     raise typer.Exit(serve(options))

@@ -22,23 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.error_line import print_error
-from semel.telemetry.metrics import (
-    EMBEDDING_BYTES,
-    EMBEDDING_CAPACITY,
-    EMBEDDING_LOADS,
-    FEATURE_BYTES_SAVED,
-    FEATURE_BYTES_SENT,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_HITS,
-    MM_CACHE_QUERIES,
-    POOL_PROCESSED,
-    REQUESTS,
-    STAGE_SECONDS,
-    WORKER_CONNECTED,
-    WORKER_RUNNING,
-    Metric,
-)
+from semel.telemetry import metrics
+from semel.telemetry.metric import Metric
 from semel.telemetry.scrape import Scrape, quantile
 from semel.telemetry.stages import Stage
 
@@ -101,24 +86,24 @@ def overview(before: Look, after: Look) -> Overview:
         return sum(max(0.0, one) for one in grown) / elapsed_s
 
     def hit_rate(tier: str) -> float | None:
-        queries = rate(MM_CACHE_QUERIES, tier=tier)
-        return rate(MM_CACHE_HITS, tier=tier) / queries if queries else None
+        queries = rate(metrics.MM_CACHE_QUERIES, tier=tier)
+        return rate(metrics.MM_CACHE_HITS, tier=tier) / queries if queries else None
 
-    statuses = {status for _, new in pairs for status in new.values(REQUESTS, "status")}
+    statuses = {status for _, new in pairs for status in new.values(metrics.REQUESTS, "status")}
     frontends = [new for _, new in pairs]
     return Overview(
         missing={url: why for url, why in after.scrapes.items() if isinstance(why, str)},
-        requests_per_s=rate(REQUESTS),
-        errors_per_s=sum(rate(REQUESTS, status=status) for status in statuses if status >= "400"),
-        processed_per_s=rate(POOL_PROCESSED),
+        requests_per_s=rate(metrics.REQUESTS),
+        errors_per_s=sum(rate(metrics.REQUESTS, status=status) for status in statuses if status >= "400"),
+        processed_per_s=rate(metrics.POOL_PROCESSED),
         hit_rates={tier: hit_rate(tier) for tier in _TIERS},
-        saved_bytes_per_s=rate(FEATURE_BYTES_SAVED),
-        sent_bytes_per_s=rate(FEATURE_BYTES_SENT),
-        cache_bytes=sum(scrape.total(MM_CACHE_BYTES, tier="processor") for scrape in frontends),
-        cache_capacity_bytes=sum(scrape.total(MM_CACHE_CAPACITY, tier="processor") for scrape in frontends),
-        tier_bytes=sum(scrape.total(EMBEDDING_BYTES) for scrape in frontends),
-        tier_capacity_bytes=sum(scrape.total(EMBEDDING_CAPACITY) for scrape in frontends),
-        tier_loads_per_s=rate(EMBEDDING_LOADS),
+        saved_bytes_per_s=rate(metrics.FEATURE_BYTES_SAVED),
+        sent_bytes_per_s=rate(metrics.FEATURE_BYTES_SENT),
+        cache_bytes=sum(scrape.total(metrics.MM_CACHE_BYTES, tier="processor") for scrape in frontends),
+        cache_capacity_bytes=sum(scrape.total(metrics.MM_CACHE_CAPACITY, tier="processor") for scrape in frontends),
+        tier_bytes=sum(scrape.total(metrics.EMBEDDING_BYTES) for scrape in frontends),
+        tier_capacity_bytes=sum(scrape.total(metrics.EMBEDDING_CAPACITY) for scrape in frontends),
+        tier_loads_per_s=rate(metrics.EMBEDDING_LOADS),
         workers=_workers(frontends),
         stages_s=dict(_stages(pairs)),
     )
@@ -127,8 +112,8 @@ def overview(before: Look, after: Look) -> Overview:
 def _workers(frontends: Sequence[Scrape]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for scrape in frontends:
-        running = scrape.values(WORKER_RUNNING, "worker")
-        for name, connected in scrape.values(WORKER_CONNECTED, "worker").items():
+        running = scrape.values(metrics.WORKER_RUNNING, "worker")
+        for name, connected in scrape.values(metrics.WORKER_CONNECTED, "worker").items():
             load = running.get(name, 0.0) if connected else None
             found[name] = max((one for one in (found.get(name), load) if one is not None), default=None)
     return dict(sorted(found.items()))
@@ -141,7 +126,7 @@ def _stages(pairs: Sequence[tuple[Scrape, Scrape]]) -> list[tuple[str, tuple[flo
         after: dict[float, float] = {}
         for old, new in pairs:
             for sums, scrape in ((before, old), (after, new)):
-                for bound, count in scrape.buckets(STAGE_SECONDS, stage=stage).items():
+                for bound, count in scrape.buckets(metrics.STAGE_SECONDS, stage=stage).items():
                     sums[bound] = sums.get(bound, 0.0) + count
         median, high = quantile(0.5, before, after), quantile(0.95, before, after)
         if median is not None and high is not None:

@@ -3,14 +3,11 @@
 The only place that knows all the parts. What is decided here is who is given what, and in which order things end.
 """
 
-from semel.compose.frontend import CacheKind, FrontendOptions, create_cache, run_frontend
+from semel.compose.frontend import create_cache, run_frontend
 from semel.compose.pipeline import compose_pipeline
-from semel.compose.worker import WorkerOptions, run_worker
+from semel.compose.worker import run_worker
 
 __all__ = [
-    "CacheKind",
-    "FrontendOptions",
-    "WorkerOptions",
     "compose_pipeline",
     "create_cache",
     "run_frontend",

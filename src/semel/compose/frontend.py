@@ -8,24 +8,21 @@ import logging
 import os
 import resource
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
-from semel.compose.discovery import address_sources, keep_linked
 from semel.compose.draining import drain, leave
 from semel.compose.edge import metrics_server, reloaded_files, say_where_metrics_are
 from semel.compose.interpreter import tune_interpreter
 from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, tokenizer_of
-from semel.compose.rotation import follow_keys
-from semel.core import Contract, Digest, Keyring, Modality, Rendering
-from semel.fleet.ejection import EjectionLimits
+from semel.compose.reloading import follow_keys
+from semel.core import Contract, Digest, Modality, Rendering
 from semel.frontend.budget import Budget
-from semel.key_files import ProcessKeys, frontend_keys
+from semel.key_files import ProcessKeys, process_keys
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
 from semel.processing.cores import usable_cores
@@ -37,53 +34,34 @@ from semel.render import Pipeline, warm_up
 from semel.render.file_sources import FileSources
 from semel.settings import (
     CacheKind,
+    DiscoverySettings,
     FrontendSettings,
-    ServingSettings,
+    kubernetes_api,
     read_api_keys,
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
 from semel.store.store import open_store
+from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.logs import log_samples
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import (
-    CELL_INFO,
-    FEATURES_REPAIRED,
-    FLIGHTS_JOINED,
-    LEASES,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_EVICTIONS,
-    MM_CACHE_ITEMS,
-    POOL_ASSEMBLED,
-    POOL_BUSY,
-    POOL_DECODED,
-    POOL_FAILED,
-    POOL_PROCESSED,
-    POOL_PROCESSES,
-    POOL_REPLACED,
-    POOL_SANDBOXED,
-    POOL_WAITING,
-    REFUSALS,
-    STAGE_SECONDS,
-    WORKER_EJECTIONS,
-)
 from semel.telemetry.request_context import traced
-from semel.telemetry.tracing import Collector, start_tracing
+from semel.telemetry.tracing import start_tracing
 from semel.wire.zmq import FrontendLink, LoopBudget, link_context
 
 if TYPE_CHECKING:
     import zmq
 
     from semel.fleet.compatibility import Difference
-    from semel.fleet.discovery import AddressSource
+    from semel.fleet.discovery import AddressSource, WorkerDirectory
     from semel.fleet.fleet import Fleet
+    from semel.fleet.membership import Membership
     from semel.fleet.worker import RemoteWorker
     from semel.frontend.service import FrontendState
 
-__all__ = ["CacheKind", "FrontendOptions", "create_cache", "keep_serving", "run_frontend"]
+__all__ = ["create_cache", "keep_serving", "run_frontend"]
 
 _MAX_FILES: Final = 65_536
 
@@ -97,52 +75,8 @@ def create_cache(kind: CacheKind, capacity_bytes: int) -> Cache:
     return SharedCache.create(capacity_bytes) if kind == "shared" else LruCache(capacity_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class FrontendOptions:
-    """What a frontend process runs with: its settings, and what the files that they name hold."""
-
-    model: str
-    keys: ProcessKeys
-    processes: int
-    workers: Sequence[str] = ()
-    sources: Sequence[AddressSource] = ()
-    """What names workers besides those, and may name others later."""
-
-    drain_delay_s: float = 0.0
-    """How long requests are taken after SIGTERM, though not ready."""
-
-    serving: ServingSettings = field(default_factory=ServingSettings)
-    ejection: EjectionLimits = field(default_factory=EjectionLimits)
-    fetching: FetchOptions = field(default_factory=FetchOptions)
-    api_keys: Keyring = field(default_factory=Keyring)
-    tls: ssl.SSLContext | None = None
-    """What clients are served with; plain HTTP without it."""
-
-    collector: Collector | None = None
-    """Where spans are sent; without one there are none."""
-
-    @classmethod
-    def of(cls, settings: FrontendSettings) -> Self:
-        """Read the files that the settings name; what makes no sense is refused with its flag's name."""
-        discovery, serving = settings.discovery, settings.serving
-        return cls(
-            model=settings.model,
-            keys=frontend_keys(settings),
-            processes=serving.preprocessing.processes or usable_cores(),
-            workers=discovery.workers,
-            sources=address_sources(discovery),
-            drain_delay_s=settings.drain_delay_s,
-            serving=serving,
-            ejection=settings.ejection,
-            fetching=FetchOptions.of(serving.fetch),
-            api_keys=read_api_keys(serving.keys),
-            tls=serving.tls.context(),
-            collector=trace_collector(serving.logs.otlp_traces_endpoint),
-        )
-
-
-async def run_frontend(options: FrontendOptions) -> None:
-    """Serve OpenAI's API over HTTP until SIGTERM."""
+async def run_frontend(settings: FrontendSettings) -> None:
+    """Serve OpenAI's API over HTTP until SIGTERM. Settings that make no sense are refused with their flags' names."""
     from semel.frontend.app import create_app
     from semel.frontend.middleware.authentication import PROBES
     from semel.frontend.middleware.concurrency import RequestLimiter
@@ -151,8 +85,12 @@ async def run_frontend(options: FrontendOptions) -> None:
     from semel.web.root_path import RootPath
     from semel.web.server import HttpServer
 
+    serving = settings.serving
+    keys = process_keys(settings.key_file, settings.key_dir, "frontend")
+    sources, fetching = _address_sources(settings.discovery), FetchOptions.of(serving.fetch)
+    api_keys, tls = read_api_keys(serving.keys), serving.tls.context()
+    collector = trace_collector(serving.logs.otlp_traces_endpoint)
     _raise_file_limit()
-    serving = options.serving
     limiter = RequestLimiter(serving.concurrency)
     service = FrontendState(
         body=serving.body,
@@ -164,22 +102,23 @@ async def run_frontend(options: FrontendOptions) -> None:
         metrics_per_tenant=serving.metrics_per_tenant,
         max_file_bytes=serving.fetch.limits.max_bytes,
         cell=serving.cell.name,
-        media_store=(store := open_store(serving.media_store, options.keys.hashing)),
+        media_store=(store := open_store(serving.media_store, keys.hashing)),
     )
-    tracing = start_tracing(options.collector, "semel-frontend", serving.cell.name)
-    parts = _Parts(options, create_cache(serving.cache.kind, serving.cache.capacity_bytes), FileSources(store))
+    tracing = start_tracing(collector, "semel-frontend", serving.cell.name)
+    cache = create_cache(serving.cache.kind, serving.cache.capacity_bytes)
+    parts = _Parts(settings, keys, cache, FileSources(store), sources, fetching)
     log_requests = not serving.disable_access_log
-    hosts = allowed_hosts_at(serving.server.host, serving.peers.allowed_hosts, has_keys=bool(options.api_keys))
+    hosts = allowed_hosts_at(serving.server.host, serving.peers.allowed_hosts, has_keys=bool(api_keys))
     app = create_app(
         service,
         parts.meter,
-        options.api_keys,
+        api_keys,
         tracing=tracing,
         log_requests=log_requests,
         cors=serving.cors,
         allowed_hosts=hosts,
     )
-    count = partial(parts.meter.count, REFUSALS)
+    count = partial(parts.meter.count, metrics.REFUSALS)
     limits = replace(serving.connections, headers_s=serving.body.max_s, stall_s=serving.body.max_s)
     root_path = (serving.server.root_path or "").strip("/")
     server = HttpServer(
@@ -190,13 +129,13 @@ async def run_frontend(options: FrontendOptions) -> None:
         count,
         probes=PROBES,
         proxies=serving.peers.proxies,
-        tls=options.tls,
+        tls=tls,
     )
     parts.meter.watch(server.samples)
     parts.meter.watch(tracing.samples)
     parts.meter.watch(log_samples)
     if service.cell is not None:
-        parts.meter.set(CELL_INFO, 1, service.cell)
+        parts.meter.set(metrics.CELL_INFO, 1, service.cell)
     parts.meter.watch(parts.lookups.samples)
     parts.meter.watch(partial(_cache_samples, parts.cache))
     async with contextlib.AsyncExitStack() as stack:
@@ -206,10 +145,10 @@ async def run_frontend(options: FrontendOptions) -> None:
         if store is not None:
             parts.meter.watch(store.samples)
             stack.callback(asyncio.create_task(store.run()).cancel)
-        say_where_metrics_are(serving, options.api_keys)
+        say_where_metrics_are(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
-        for files in reloaded_files(serving, options.api_keys, server, parts.meter):
+        for files in reloaded_files(serving, api_keys, server, parts.meter):
             stack.callback(asyncio.create_task(files.run()).cancel)
         fleet, keep_linked = await parts.link(stack)
         running = asyncio.create_task(server.serve())
@@ -218,7 +157,7 @@ async def run_frontend(options: FrontendOptions) -> None:
         telling = asyncio.create_task(parts.lookups.log_lines())
         stopping = ShutdownSignal.listening()
         if await stopping.wait(running, linking, following):
-            await leave(service, server, stopping, options.drain_delay_s)
+            await leave(service, server, stopping, settings.drain_delay_s)
             await drain(service, server, stopping, serving.server.drain_s)
         else:
             service.drain("the frontend has failed")
@@ -244,12 +183,23 @@ def _raise_file_limit() -> None:
 class _Parts:
     """What the links, the pool and the pipeline of one frontend share."""
 
-    options: FrontendOptions
+    settings: FrontendSettings
+    keys: ProcessKeys
     cache: Cache
     files: FileSources = field(default_factory=FileSources)
+    sources: Sequence[AddressSource] = ()
+    """Name workers besides those of the settings, and may name others later."""
+
+    fetching: FetchOptions = field(default_factory=FetchOptions)
     layouts: LayoutCache[Digest] = field(default_factory=LayoutCache)
     lookups: CacheLookups = field(default_factory=CacheLookups)
     meter: Meter = field(default_factory=Meter)
+
+    @property
+    def processes(self) -> int:
+        """How many processes of the pool there are."""
+        processes = self.settings.serving.preprocessing.processes
+        return usable_cores() if processes is None else processes
 
     @property
     def memory(self) -> SharedCache | None:
@@ -264,20 +214,22 @@ class _Parts:
         from semel.fleet.membership import Membership
         from semel.fleet.samples import fleet_samples
 
-        fleet = Fleet(health=FleetHealth(self.options.ejection, meter=self.meter), cell=self.options.serving.cell.name)
-        roster = WorkerDirectory(self.options.workers, self.options.sources)
+        fleet = Fleet(
+            health=FleetHealth(self.settings.ejection, meter=self.meter), cell=self.settings.serving.cell.name
+        )
+        roster = WorkerDirectory(self.settings.discovery.workers, self.sources)
         context = await stack.enter_async_context(link_context())
-        connect, transport = partial(self._connect, context, LoopBudget()), self.options.keys.transport
+        connect, transport = partial(self._connect, context, LoopBudget()), self.keys.transport
         members = Membership(fleet, connect, renew=partial(connect, newest_only=True), keys=transport.keys)
         stack.push_async_callback(members.close)
         stack.callback(asyncio.create_task(follow_keys(transport, members.replace_keys, self.meter)).cancel)
         for address in await roster.open():
             await members.join(address)
-        per_worker = not self.options.serving.disable_metrics_per_worker
+        per_worker = not self.settings.serving.disable_metrics_per_worker
         self.meter.watch(partial(fleet_samples, fleet, per_worker=per_worker))
-        for metric in (FEATURES_REPAIRED, WORKER_EJECTIONS):  # a rate needs a zero to begin with
+        for metric in (metrics.FEATURES_REPAIRED, metrics.WORKER_EJECTIONS):  # a rate needs a zero to begin with
             self.meter.count(metric, amount=0)
-        return fleet, partial(keep_linked, members, roster)
+        return fleet, partial(_keep_linked, members, roster)
 
     @contextlib.asynccontextmanager
     async def _connect(
@@ -285,7 +237,7 @@ class _Parts:
     ) -> AsyncIterator[RemoteWorker]:
         from semel.fleet.worker import RemoteWorker
 
-        name, keys = f"{socket.gethostname()}-{os.getpid()}", self.options.keys.transport.keys
+        name, keys = f"{socket.gethostname()}-{os.getpid()}", self.keys.transport.keys
         async with FrontendLink(
             address, key=keys, frontend_id=name, newest_only=newest_only, context=context, budget=budget
         ) as link:
@@ -293,15 +245,15 @@ class _Parts:
 
     async def follow(self, fleet: Fleet, service: FrontendState) -> None:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
-        found = find_folder(self.options.model)  # what is no model is told at once
+        found = find_folder(self.settings.model)  # what is no model is told at once
         async with contextlib.AsyncExitStack() as stack:
             template = Template(found)
             stack.push_async_callback(template.close)
             preparing = self._prepare(stack, template)
             contract = await _first_contract(fleet, service)
             rendering = contract.target.rendering
-            check_trust(rendering, trust_remote_code=self.options.serving.preprocessing.trust_remote_code)
-            folder = await asyncio.to_thread(find_folder, self.options.model, rendering)
+            check_trust(rendering, trust_remote_code=self.settings.serving.preprocessing.trust_remote_code)
+            folder = await asyncio.to_thread(find_folder, self.settings.model, rendering)
             await asyncio.to_thread(find_tokenizer, folder, rendering)  # pool processes have no token of the hub
             service.suspend("the model's processor is being loaded")
             pool = await self._start_pool(stack, folder, contract, template, await preparing)
@@ -318,12 +270,12 @@ class _Parts:
     def _prepare(self, stack: contextlib.AsyncExitStack, template: Template) -> asyncio.Task[list[PoolProcess]]:
         """Processes that are started while the engine loads: what to load, a worker's contract tells."""
         stages = self.memory is not None
-        max_memory_bytes = self.options.serving.preprocessing.limits.max_memory_bytes
+        max_memory_bytes = self.settings.serving.preprocessing.limits.max_memory_bytes
         prepared: list[PoolProcess] = []
         stack.push_async_callback(_end_all, prepared)
 
         async def prepare() -> list[PoolProcess]:
-            for _ in range(self.options.processes):  # what was started is ended, also if the next cannot start
+            for _ in range(self.processes):  # what was started is ended, also if the next cannot start
                 spawning = PoolProcess.spawn(
                     max_memory_bytes, template=template, stages=stages, in_background=True, probes=True
                 )
@@ -342,13 +294,13 @@ class _Parts:
         template: Template,
         prepared: list[PoolProcess],
     ) -> Pool:
-        preprocessing = self.options.serving.preprocessing
+        preprocessing = self.settings.serving.preprocessing
         ready, prepared[:] = tuple(prepared), ()  # they are the pool's from now on, also if it cannot start
         pool = await Pool.start(
             folder,
             contract.target,
-            processes=self.options.processes,
-            limits=self.options.serving.decode,
+            processes=self.processes,
+            limits=self.settings.serving.decode,
             timeout_s=preprocessing.limits.timeout_s,
             max_memory_bytes=preprocessing.limits.max_memory_bytes,
             memory=self.memory,
@@ -365,7 +317,7 @@ class _Parts:
         return pool
 
     def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:
-        fetcher = Fetcher(self.options.fetching)
+        fetcher = Fetcher(self.fetching)
         stack.push_async_callback(fetcher.close)
         self.meter.watch(fetcher.samples)
         return fetcher
@@ -373,13 +325,16 @@ class _Parts:
     def _pipeline(
         self, folder: Path, rendering: Rendering, pool: Pool, fleet: Fleet, fetcher: Fetcher, max_tokens: int
     ) -> Pipeline:
-        options, timings = self.options, partial(self.meter.observe, STAGE_SECONDS)
-        described, template = pool.description, options.serving.server.chat_template
-        content_format = options.serving.server.content_format
+        serving, timings = self.settings.serving, partial(self.meter.observe, metrics.STAGE_SECONDS)
+        described, template, content_format = (
+            pool.description,
+            serving.server.chat_template,
+            serving.server.content_format,
+        )
         tokenizer = tokenizer_of(folder, rendering, described, *tokenizer_calls(pool))
         pipeline = replace(
             pipeline_of(
-                folder, rendering, pool.process, described, options.keys.hashing, template, tokenizer, content_format
+                folder, rendering, pool.process, described, self.keys.hashing, template, tokenizer, content_format
             ),
             cache=self.cache,
             lookups=partial(self._count, fleet),
@@ -391,7 +346,7 @@ class _Parts:
             cut=pool.cut,
             fetch=fetcher.fetch,
             files=self.files,
-            timings=timings if options.collector is None else traced(timings),
+            timings=timings if serving.logs.otlp_traces_endpoint is None else traced(timings),
         )
         self.meter.watch(partial(_flight_samples, pipeline))
         return pipeline
@@ -405,6 +360,26 @@ class _Parts:
         contract = fleet.contract
         if contract is not None and (self.cache.capacity or contract.cache_bytes):
             self.lookups.count(contract.model, modality, "processor", count, hit)
+
+
+def _address_sources(settings: DiscoverySettings) -> tuple[AddressSource, ...]:
+    """The sources of worker addresses that the flags name: a file, names in DNS, services of Kubernetes."""
+    from semel.fleet.discovery import sources_of
+    from semel.fleet.endpoint_slices import ServicePort
+    from semel.fleet.slice_watch import SliceSource
+
+    services = tuple(map(ServicePort.parse, settings.workers_slices))
+    api = kubernetes_api() if services else None
+    slices = (SliceSource(service, api) for service in services if api is not None)
+    return (*sources_of(settings.workers_file, settings.workers_dns, settings.workers_dns_s), *slices)
+
+
+async def _keep_linked(members: Membership, directory: WorkerDirectory) -> None:
+    """Follow the lists of workers while the sources keep them up to date."""
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(directory.watch())
+        await members.run(directory.lists())
+        watching.cancel()
 
 
 async def _first_contract(fleet: Fleet, service: FrontendState) -> Contract:
@@ -445,29 +420,29 @@ async def _end_all(processes: list[PoolProcess]) -> None:
 
 def _cache_samples(cache: Cache) -> Iterator[Sample]:
     tier = ("processor",)
-    yield MM_CACHE_ITEMS, len(cache), tier
-    yield MM_CACHE_BYTES, cache.nbytes, tier
-    yield MM_CACHE_CAPACITY, cache.capacity, tier
-    yield MM_CACHE_EVICTIONS, cache.evictions, tier
+    yield metrics.MM_CACHE_ITEMS, len(cache), tier
+    yield metrics.MM_CACHE_BYTES, cache.nbytes, tier
+    yield metrics.MM_CACHE_CAPACITY, cache.capacity, tier
+    yield metrics.MM_CACHE_EVICTIONS, cache.evictions, tier
     if isinstance(cache, SharedCache):
-        yield LEASES, cache.leases, ()
+        yield metrics.LEASES, cache.leases, ()
 
 
 def _flight_samples(pipeline: Pipeline) -> Iterator[Sample]:
-    yield FLIGHTS_JOINED, pipeline.flight.joined, ()
+    yield metrics.FLIGHTS_JOINED, pipeline.flight.joined, ()
 
 
 def _pool_samples(pool: Pool) -> Iterator[Sample]:
-    yield POOL_WAITING, sum(pool.waiting.values()), ()
-    yield POOL_BUSY, pool.busy, ()
-    yield POOL_PROCESSES, len(pool.pids), ()
+    yield metrics.POOL_WAITING, sum(pool.waiting.values()), ()
+    yield metrics.POOL_BUSY, pool.busy, ()
+    yield metrics.POOL_PROCESSES, len(pool.pids), ()
     for layer, count in pool.sandboxed.items():
-        yield POOL_SANDBOXED, count, (layer,)
-    yield POOL_DECODED, pool.decoded, ()
-    yield POOL_PROCESSED, pool.processed, ()
-    yield POOL_ASSEMBLED, pool.assembled, ()
-    yield POOL_FAILED, pool.failed, ()
-    yield POOL_REPLACED, pool.replaced, ()
+        yield metrics.POOL_SANDBOXED, count, (layer,)
+    yield metrics.POOL_DECODED, pool.decoded, ()
+    yield metrics.POOL_PROCESSED, pool.processed, ()
+    yield metrics.POOL_ASSEMBLED, pool.assembled, ()
+    yield metrics.POOL_FAILED, pool.failed, ()
+    yield metrics.POOL_REPLACED, pool.replaced, ()
 
 
 def _mismatch(pool: Pool, contract: Contract) -> Difference | None:

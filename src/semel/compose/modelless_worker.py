@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from semel.compose.worker import WorkerOptions, serve_engine
+from semel.compose.worker import serve_engine
 from semel.core import Contract, Target
+from semel.key_files import process_keys
 from semel.processing import find_folder
 from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import load_processor
+from semel.settings import WorkerSettings
 from semel.telemetry.meter import Meter
 from semel.testing.pacing import PacedEngine
 
@@ -30,13 +32,14 @@ _MAX_TOKENS: Final = 32_768
 _CACHE_BYTES: Final = 1 << 30
 
 
-async def run_modelless_worker(options: WorkerOptions, *, rate: float, phases: int = 1) -> None:
+async def run_modelless_worker(settings: WorkerSettings, *, rate: float, phases: int = 1) -> None:
     """Serve an engine that generates so many tokens a second for each request, until SIGTERM."""
-    folder, target = find_folder(options.model), Target("float32")
-    processor = await asyncio.to_thread(load_processor, options.processor, folder, target)
+    keys = process_keys(settings.key_file, settings.key_dir, "worker")
+    folder, target = find_folder(settings.model), Target("float32")
+    processor = await asyncio.to_thread(load_processor, settings.processor, folder, target)
     probes = await asyncio.to_thread(run_probes, processor)
     contract = Contract(
-        model=options.model,
+        model=settings.model,
         fingerprint=proven_fingerprint(processor.fingerprint, probes),
         target=target,
         fields={},
@@ -46,18 +49,19 @@ async def run_modelless_worker(options: WorkerOptions, *, rate: float, phases: i
         cache_bytes=_CACHE_BYTES,
         probes=probes,
     )
-    await serve_engine(options, PacedEngine(contract, rate=rate, phases=phases), partial(_admin, options))
+    await serve_engine(settings, keys, PacedEngine(contract, rate=rate, phases=phases), partial(_admin, settings))
 
 
 @contextlib.asynccontextmanager
-async def _admin(options: WorkerOptions, worker: Worker, meter: Meter) -> AsyncIterator[None]:
+async def _admin(settings: WorkerSettings, worker: Worker, meter: Meter) -> AsyncIterator[None]:
     """Serve metrics and probes; there is nothing to inject into."""
     from starlette.applications import Starlette
 
     from semel.web.server import HttpServer, operator_routes
 
-    assert options.admin_port is not None
+    host, port = settings.metrics_host, settings.admin.admin_port
+    assert port is not None
     meter.watch(worker.samples)
     app = Starlette(routes=operator_routes(meter, lambda: worker.reason))
-    async with HttpServer(app, options.metrics_host, options.admin_port, port_flag="--admin-port").running():
+    async with HttpServer(app, host, port, port_flag="--admin-port").running():
         yield

@@ -1,4 +1,4 @@
-"""Files that a running frontend reads again when they change: API keys and certificates (threats S25).
+"""Files that a running process reads again when they change: API keys, certificates, transport keys (threats S25).
 
 What a file holds is compared, not its time: a file that was replaced, written in place or mounted anew is noticed all
 the same. A file that cannot be used changes nothing: what it held before stays in use, log and metrics say so, and it
@@ -17,10 +17,12 @@ from typing import Final, Generic, TypeVar
 from blake3 import blake3
 
 from semel.errors import ConfigError
+from semel.key_files import TransportSource
+from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import FILE_RELOADS, FILE_STALE
+from semel.wire.keys import TransportKeys
 
-__all__ = ["ReloadedFiles"]
+__all__ = ["ReloadedFiles", "follow_keys"]
 
 _EVERY_S: Final = 0.5
 _MAX_BYTES: Final = 64 << 20
@@ -53,7 +55,7 @@ class ReloadedFiles(Generic[_T]):
 
         meter.watch(self.samples)
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
-            meter.count(FILE_RELOADS, name, outcome, amount=0)
+            meter.count(metrics.FILE_RELOADS, name, outcome, amount=0)
 
     async def run(self) -> None:
         """Look after them until cancelled."""
@@ -67,7 +69,7 @@ class ReloadedFiles(Generic[_T]):
             await self._refresh()
         except (ConfigError, ValueError) as error:
             if self._is_news(str(error)):
-                self._meter.count(FILE_RELOADS, self._name, "failed")
+                self._meter.count(metrics.FILE_RELOADS, self._name, "failed")
                 logger.warning(
                     "%s: changed, and cannot be used; what was there before stays in use: %s", self._name, error
                 )
@@ -82,7 +84,7 @@ class ReloadedFiles(Generic[_T]):
         self._use(await asyncio.to_thread(self._load))
         is_first, self._used, self._failure = self._used is None, current, ""
         if not is_first:
-            self._meter.count(FILE_RELOADS, self._name, "ok")
+            self._meter.count(metrics.FILE_RELOADS, self._name, "ok")
             logger.info("%s: read again from %s", self._name, ", ".join(map(str, self._paths)))
 
     def _is_news(self, failure: str) -> bool:
@@ -92,7 +94,22 @@ class ReloadedFiles(Generic[_T]):
 
     def samples(self) -> Iterator[Sample]:
         """The metrics."""
-        yield FILE_STALE, bool(self._failure), (self._name,)
+        yield metrics.FILE_STALE, bool(self._failure), (self._name,)
+
+
+async def follow_keys(source: TransportSource, use: Callable[[TransportKeys], None], meter: Meter) -> None:
+    """Have keys used whenever their file has others; returns at once if they never change."""
+    if source.file is None:
+        return
+
+    def take(keys: TransportKeys) -> None:
+        if keys != source.keys:
+            use(keys)
+            source.keys = keys
+            numbers = ", ".join(str(one.number) for one in keys.generations)
+            logger.info("transport keys of generation %s are accepted", numbers)
+
+    await ReloadedFiles("transport_keys", [source.file], source.load, take, meter).run()
 
 
 def _fingerprint(paths: Sequence[Path]) -> bytes:

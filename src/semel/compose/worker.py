@@ -9,28 +9,23 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
 from semel.cache import Borrower
 from semel.compose.interpreter import tune_interpreter
-from semel.compose.reloading import ReloadedFiles
-from semel.compose.rotation import follow_keys
+from semel.compose.reloading import ReloadedFiles, follow_keys
 from semel.core import EngineWindow, Modality
-from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.owner import owning
-from semel.engine.progress import ProgressLimits
-from semel.engine.vllm.grammar_limits import GrammarLimits
 from semel.errors import EngineHung
-from semel.key_files import ProcessKeys, admin_key_file, worker_keys
-from semel.processing.processor import ProcessorKind
+from semel.key_files import ProcessKeys, admin_key_file, process_keys
 from semel.settings import (
     SERVICE_NAME,
     TRACES_PROTOCOL,
+    EncoderSettings,
     WorkerSettings,
     default_folder,
     default_variable,
@@ -39,17 +34,17 @@ from semel.settings import (
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
+from semel.telemetry import metrics
 from semel.telemetry.logs import log_samples
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import CELL_INFO, MM_CACHE_EVICTIONS
 from semel.telemetry.tracing import Collector, check_installed, start_tracing
 from semel.wire.zmq import WorkerListener, memory_path
-from semel.worker.session_settings import SessionSettings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from semel.embeddings.settings import EmbeddingStoreSettings
     from semel.engine import Engine
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
@@ -57,7 +52,7 @@ if TYPE_CHECKING:
     from semel.worker.keeper import Keeper
     from semel.worker.worker import Worker
 
-__all__ = ["WorkerOptions", "run_worker", "serve_engine"]
+__all__ = ["engine_flags", "run_worker", "serve_engine"]
 
 _SERVICE: Final = "semel-worker"
 _DRAIN_PUBLISH_S: Final = 10.0
@@ -69,84 +64,19 @@ _HUNG_EXIT_S: Final = 15.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """What a worker process was asked for."""
-
-    model: str
-    listen: str
-    keys: ProcessKeys
-    engine_flags: Sequence[str]
-    encoder_planning: bool
-    admin_port: int | None
-    admin_key_file: Path | None
-    drain_s: float
-    drain_delay_s: float = 0.0
-    """How long requests are taken after SIGTERM, though not ready."""
-
-    processor: ProcessorKind = "auto"
-    collector: Collector | None = None
-    """Where spans are sent, ours and the engine's; without one there are none."""
-    ship_resident_items: bool = False
-    encoder_cache_embeddings: int | None = None
-    """How many embeddings stay on the engine's device; vLLM's number if nothing is said."""
-
-    embedding_tier_bytes: int = 0
-    """Host memory for encoder outputs; 0 for none."""
-
-    embedding_store: EmbeddingStoreSettings = field(default_factory=EmbeddingStoreSettings)
-    """Where encoder outputs are shared with other workers, if they are."""
-
-    grammars: GrammarLimits = field(default_factory=GrammarLimits)
-    """What schemas and grammars may cost."""
-
-    tenant_turns: bool = True
-    """Whether tenants take turns at the engine."""
-
-    progress: ProgressLimits = field(default_factory=ProgressLimits)
-    """When the engine counts as hung."""
-
-    sessions: SessionSettings = field(default_factory=SessionSettings)
-    """How many frontends it takes, and how often they hear from it."""
-
-    metrics_host: str = "127.0.0.1"
-    """Where the admin port is; what changes the worker answers on loopback only."""
-
-    cell: str | None = None
-    """The cell that it belongs to, if there are several."""
-
-    @classmethod
-    def of(cls, settings: WorkerSettings, engine_flags: Sequence[str]) -> Self:
-        """Read the files that the settings name."""
-        if (admin_key := admin_key_file(settings)) is not None:
-            read_admin_key(admin_key)  # a bad one is told now, and not when the engine is loaded
-        return cls(
-            model=settings.model,
-            listen=settings.listen,
-            keys=worker_keys(settings.key_file, settings.key_dir),
-            engine_flags=[*engine_flags, *(("--trust-remote-code",) if settings.trust_remote_code else ())],
-            encoder_planning=settings.encoder.encoder_planning,
-            admin_port=settings.admin.admin_port,
-            admin_key_file=admin_key,
-            drain_s=settings.drain_s,
-            drain_delay_s=settings.drain_delay_s,
-            processor=settings.processor,
-            collector=trace_collector(settings.logs.otlp_traces_endpoint),
-            ship_resident_items=settings.encoder.ship_resident_items,
-            encoder_cache_embeddings=settings.encoder.encoder_cache_embeddings,
-            embedding_tier_bytes=settings.encoder.embedding_tier_bytes,
-            embedding_store=settings.encoder.store,
-            grammars=settings.grammars,
-            tenant_turns=not settings.turns.disable_tenant_turns,
-            progress=settings.progress,
-            sessions=settings.sessions,
-            metrics_host=settings.metrics_host,
-            cell=settings.cell.name,
-        )
+def engine_flags(settings: WorkerSettings, flags: Sequence[str], collector: Collector | None) -> list[str]:
+    """The flags of the embedded engine: those of the command line, and those that semel passes on to it."""
+    trust = ("--trust-remote-code",) if settings.trust_remote_code else ()
+    traces = () if collector is None else ("--otlp-traces-endpoint", collector.endpoint)
+    return [*flags, *trust, *traces]
 
 
-async def run_worker(options: WorkerOptions) -> None:
-    """Embed an engine and serve it until SIGTERM; raises if the engine dies."""
+async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
+    """Embed an engine with these flags of vLLM's and serve it until SIGTERM; raises if the engine dies."""
+    if (admin_key := admin_key_file(settings)) is not None:
+        read_admin_key(admin_key)  # a bad one is refused now, and not when the engine is loaded
+    keys = process_keys(settings.key_file, settings.key_dir, "worker")
+    collector = trace_collector(settings.logs.otlp_traces_endpoint)
     began = time.monotonic()
     logger.info("importing vLLM")
     from semel.engine.vllm.arguments import parse_engine_flags, take_parser_flags
@@ -154,39 +84,41 @@ async def run_worker(options: WorkerOptions) -> None:
     from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
 
-    logger.info("importing vLLM took %.1f s; the engine for %s starts", time.monotonic() - began, options.model)
-    check_installed(options.collector)
+    logger.info("importing vLLM took %.1f s; the engine for %s starts", time.monotonic() - began, settings.model)
+    check_installed(collector)
     page = EncoderPage.create()
-    parsers, engine_flags = take_parser_flags([*options.engine_flags, *_trace_flags(options)])
+    parsers, rest = take_parser_flags(engine_flags(settings, flags, collector))
+    encoder = settings.encoder
     arguments = parse_engine_flags(
-        options.model,
-        engine_flags,
-        encoder_planning=options.encoder_planning,
-        ship_resident_items=options.ship_resident_items,
-        encoder_cache_embeddings=options.encoder_cache_embeddings,
-        embedding_tier=_tier(options),
+        settings.model,
+        rest,
+        encoder_planning=encoder.encoder_planning,
+        ship_resident_items=encoder.ship_resident_items,
+        encoder_cache_embeddings=encoder.encoder_cache_embeddings,
+        embedding_tier=_tier(encoder),
         metrics=page.path,
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(owning())
         stack.enter_context(default_folder(SOCKET_FOLDER))  # its processes leave the sockets between them behind
-        if options.collector is not None:
-            stack.enter_context(default_variable(TRACES_PROTOCOL, options.collector.protocol))
+        if collector is not None:
+            stack.enter_context(default_variable(TRACES_PROTOCOL, collector.protocol))
             stack.enter_context(default_variable(SERVICE_NAME, _SERVICE))  # or vLLM's spans are of an unknown one
-        engine = VllmEngine.start(arguments, processor=options.processor, parsers=parsers, grammars=options.grammars)
+        engine = VllmEngine.start(arguments, processor=settings.processor, parsers=parsers, grammars=settings.grammars)
         try:
             await engine.warm()
             tune_interpreter()
-            window = engine.window if options.tenant_turns else None
-            async with _running(engine.log_statistics()), _keeper(options, engine) as keeper:
-                admin = partial(_admin, options, engine, page, keeper)
-                await serve_engine(options, engine, admin, window, keeper)
+            window = None if settings.turns.disable_tenant_turns else engine.window
+            async with _running(engine.log_statistics()), _keeper(encoder.store, keys, engine) as keeper:
+                admin = partial(_admin, settings, engine, page, keeper)
+                await serve_engine(settings, keys, engine, admin, window, keeper)
         finally:
             await engine.close()
 
 
 async def serve_engine(
-    options: WorkerOptions,
+    settings: WorkerSettings,
+    keys: ProcessKeys,
     engine: Engine,
     admin: Callable[[Worker, Meter], contextlib.AbstractAsyncContextManager[None]] | None = None,
     window: EngineWindow | None = None,
@@ -202,23 +134,23 @@ async def serve_engine(
     from semel.worker.worker import Worker
 
     async with contextlib.AsyncExitStack() as stack:
-        transport = options.keys.transport
-        contract = replace(engine.contract, cell=UNSET if options.cell is None else options.cell)
+        transport, cell = keys.transport, settings.cell.name
+        contract = replace(engine.contract, cell=UNSET if cell is None else cell)
         listener = WorkerListener(
-            options.listen, key=transport.keys, contract=contract, max_peers=options.sessions.max_frontends
+            settings.listen, key=transport.keys, contract=contract, max_peers=settings.sessions.max_frontends
         )
         await stack.enter_async_context(listener)
         meter = Meter()
         meter.watch(log_samples)
-        if options.cell is not None:
-            meter.set(CELL_INFO, 1, options.cell)
+        if cell is not None:
+            meter.set(metrics.CELL_INFO, 1, cell)
         await stack.enter_async_context(_running(follow_keys(transport, listener.replace_keys, meter)))
-        path = memory_path(options.listen)
+        path = memory_path(settings.listen)
         borrowers = None if path is None else await stack.enter_async_context(Borrower(path))
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
-        tracing = start_tracing(options.collector, _SERVICE, options.cell)
+        tracing = start_tracing(trace_collector(settings.logs.otlp_traces_endpoint), _SERVICE, cell)
         stack.push_async_callback(tracing.close)
-        turns, progress_s = EngineTurns(window), options.progress.engine_progress_s
+        turns, progress_s = EngineTurns(window), settings.progress.engine_progress_s
         submit = None if keeper is None else keeper.submit
         worker = Worker(
             engine,
@@ -228,22 +160,21 @@ async def serve_engine(
             turns=turns,
             progress_s=progress_s,
             submit=submit,
-            news=News(options.sessions.news_s),
+            news=News(settings.sessions.news_s),
         )
-        if options.admin_port is not None and admin is not None:
+        if settings.admin.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker, meter))
         stopping = ShutdownSignal.listening()
         serving = asyncio.create_task(worker.run())
         if await stopping.wait(serving):
             worker.leave()
-            if options.drain_delay_s:
-                delay_s = options.drain_delay_s
+            if delay_s := settings.drain_delay_s:
                 logger.info("the worker is not ready any more, and takes requests for %g s (--drain-delay-s)", delay_s)
                 await stopping.unless_forced(asyncio.sleep(delay_s))
-            logger.info("the worker ends when its requests have, within %g s", options.drain_s)
-            await stopping.unless_forced(worker.drain(options.drain_s))
+            logger.info("the worker ends when its requests have, within %g s", settings.drain_s)
+            await stopping.unless_forced(worker.drain(settings.drain_s))
             if keeper is not None:
-                await stopping.unless_forced(keeper.drain(min(options.drain_s, _DRAIN_PUBLISH_S)))
+                await stopping.unless_forced(keeper.drain(min(settings.drain_s, _DRAIN_PUBLISH_S)))
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:
@@ -254,7 +185,7 @@ async def serve_engine(
 
 @contextlib.asynccontextmanager
 async def _admin(
-    options: WorkerOptions, engine: VllmEngine, page: EncoderPage, keeper: Keeper | None, worker: Worker, meter: Meter
+    settings: WorkerSettings, engine: VllmEngine, page: EncoderPage, keeper: Keeper | None, worker: Worker, meter: Meter
 ) -> AsyncIterator[None]:
     """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
     from semel.engine.vllm.statistics import export_metrics
@@ -262,8 +193,8 @@ async def _admin(
     from semel.web.server import HttpServer
     from semel.worker.admin import AdminKey, create_admin_app
 
-    assert options.admin_port is not None
-    path = options.admin_key_file
+    host, port, path = settings.metrics_host, settings.admin.admin_port, admin_key_file(settings)
+    assert port is not None
     key = AdminKey(None if path is None else read_admin_key(path))
     if key.is_set and engine.injection_refusal:
         logger.warning("nothing can be injected: %s", engine.injection_refusal)
@@ -286,10 +217,9 @@ async def _admin(
     app: ASGIApp = create_admin_app(
         engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason
     )
-    if hosts := allowed_hosts_at(options.metrics_host, (), has_keys=False):
+    if hosts := allowed_hosts_at(host, (), has_keys=False):
         app = HostCheck(app, hosts)
-    address = options.metrics_host, options.admin_port
-    server = HttpServer(app, *address, port_flag="--admin-port", host_flag="--metrics-host")
+    server = HttpServer(app, host, port, port_flag="--admin-port", host_flag="--metrics-host")
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(server.running())
         await stack.enter_async_context(_running(lookups.log_lines()))
@@ -300,19 +230,20 @@ async def _admin(
 
 
 @contextlib.asynccontextmanager
-async def _keeper(options: WorkerOptions, engine: VllmEngine) -> AsyncIterator[Keeper | None]:
+async def _keeper(
+    settings: EmbeddingStoreSettings, keys: ProcessKeys, engine: VllmEngine
+) -> AsyncIterator[Keeper | None]:
     """What shares the engine's encoder outputs with other workers; None if nobody does."""
     from semel.embeddings.sealed import SealedStore
     from semel.worker.keeper import Keeper
 
-    settings = options.embedding_store
     nodes = None if engine.tier is None else embedding_store_nodes(settings)
     if engine.tier is None or nodes is None:
         yield None
         return
 
     def store(identity: bytes) -> SealedStore:
-        return SealedStore(options.keys.hashing, identity, nodes, settings.ttl_s)
+        return SealedStore(keys.hashing, identity, nodes, settings.ttl_s)
 
     fetch_s, publish_after = settings.fetch_ms / 1_000, settings.publish_after
     keeper = Keeper(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after, ttl_s=settings.ttl_s)
@@ -335,19 +266,19 @@ async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _tier(options: WorkerOptions) -> TierConfig | None:
+def _tier(settings: EncoderSettings) -> TierConfig | None:
     """Host memory for the engine's encoder outputs, which lasts as long as this process."""
     from semel.engine.vllm.shared_file import create_file, path_of
     from semel.engine.vllm.tier_config import TierConfig
     from semel.engine.vllm.tier_page import TierPage
 
-    if not options.embedding_tier_bytes:
+    if not settings.embedding_tier_bytes:
         return None
     region = path_of(create_file("semel-embedding-tier"))
-    if options.embedding_store.locations is None:
-        return TierConfig(options.embedding_tier_bytes, region)
-    page, staging = TierPage.create().path, options.embedding_store.staging_bytes
-    return TierConfig(options.embedding_tier_bytes, region, page=page, staging=staging)
+    if settings.store.locations is None:
+        return TierConfig(settings.embedding_tier_bytes, region)
+    page, staging = TierPage.create().path, settings.store.staging_bytes
+    return TierConfig(settings.embedding_tier_bytes, region, page=page, staging=staging)
 
 
 def _exit_within(seconds: float) -> None:
@@ -357,9 +288,5 @@ def _exit_within(seconds: float) -> None:
     timer.start()
 
 
-def _trace_flags(options: WorkerOptions) -> list[str]:
-    return [] if options.collector is None else ["--otlp-traces-endpoint", options.collector.endpoint]
-
-
 def _eviction_samples(engine: VllmEngine) -> Iterator[Sample]:
-    yield MM_CACHE_EVICTIONS, engine.item_cache.evictions, ("worker",)
+    yield metrics.MM_CACHE_EVICTIONS, engine.item_cache.evictions, ("worker",)

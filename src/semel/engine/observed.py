@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Self
 
+from opentelemetry.trace import Span
+
 from semel.core import Output, Submission
-from semel.telemetry.spans import Span
+from semel.telemetry.spans import add_to_span
 
 __all__ = ["Observed"]
 
@@ -30,26 +32,26 @@ class Observed:
     @classmethod
     def begin(cls, span: Span, submission: Submission, model: str) -> Self | None:
         """Of an answer that begins; None if nobody will see the span."""
-        if not span.is_recorded:
+        if not span.is_recording():
             return None
         prompt = submission.prompt
         encoded = 0 if prompt.encoder_token_ids is None else len(prompt.encoder_token_ids)
-        span.note("gen_ai.operation.name", "text_completion" if submission.parsing is None else "chat")
-        span.note("gen_ai.request.model", model)
+        span.set_attribute("gen_ai.operation.name", "text_completion" if submission.parsing is None else "chat")
+        span.set_attribute("gen_ai.request.model", model)
         for name, attribute in _SAMPLING.items():
             if isinstance(value := submission.sampling.get(name), int | float):
-                span.note(attribute, value)
-        span.add("gen_ai.usage.input_tokens", len(prompt.token_ids) + encoded)
-        span.add("semel.items", len(prompt.items))
+                span.set_attribute(attribute, value)
+        add_to_span(span, "gen_ai.usage.input_tokens", len(prompt.token_ids) + encoded)
+        add_to_span(span, "semel.items", len(prompt.items))
         return cls(span)
 
     def take(self, output: Output) -> None:
         """This was generated."""
-        if not self._tokens and output.token_ids:
-            self._span.event("first_token")
+        if not self._tokens and output.token_ids and self._span.is_recording():
+            self._span.add_event("first_token")
         self._tokens += len(output.token_ids)
         if output.cached_tokens is not None:
-            self._span.add("gen_ai.usage.cache_read.input_tokens", output.cached_tokens)
+            add_to_span(self._span, "gen_ai.usage.cache_read.input_tokens", output.cached_tokens)
         if output.finish_reason is not None:
             self._reasons.append(output.finish_reason)
 
@@ -57,5 +59,6 @@ class Observed:
         """Nothing more will be. Ending twice does no harm."""
         if not self._ended:
             self._ended = True
-            self._span.add("gen_ai.usage.output_tokens", self._tokens)
-            self._span.note("gen_ai.response.finish_reasons", self._reasons)
+            if self._span.is_recording():
+                add_to_span(self._span, "gen_ai.usage.output_tokens", self._tokens)
+                self._span.set_attribute("gen_ai.response.finish_reasons", self._reasons)

@@ -1,4 +1,4 @@
-"""Which workers get no requests for a while because they fail: outlier ejection. Pure, the time is passed in.
+"""Which workers get no requests for a while because they fail: outlier ejection. No I/O; a clock is passed in.
 
 A worker that fails at once has nothing to do, and looks like the best choice. So its failures count as load for a
 while, and it is ejected: after some failures in a row, or when half of its requests fail. It is out for 10 s, and then
@@ -14,6 +14,7 @@ second where the share of failures is looked at: half of its own requests have t
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -126,16 +127,18 @@ class Attempt:
 class OutlierEjection:
     """The workers of a fleet by their names, and how their requests ended."""
 
-    def __init__(self, limits: EjectionLimits | None = None) -> None:
+    def __init__(self, limits: EjectionLimits | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or EjectionLimits()
+        self._now = now
         self._records: dict[str, _Record] = {}
         self._ejected: set[str] = set()
         self._tenants = RecentTenants()
         self.charged: set[str] = set()
         """Workers of which failures may count as load."""
 
-    def begin(self, worker: str, now: float, tenant: str = "") -> Attempt:
+    def begin(self, worker: str, tenant: str = "") -> Attempt:
         """A request of a tenant goes to a worker: as its trial, if there is to be one."""
+        now = self._now()
         self._tenants.see(tenant, now)
         record = self._records.setdefault(worker, _Record())
         if record.out_until is None:
@@ -146,10 +149,11 @@ class OutlierEjection:
             record.trial = attempt
         return attempt
 
-    def succeed(self, attempt: Attempt, now: float) -> bool:
+    def succeed(self, attempt: Attempt) -> bool:
         """It was answered; whether that brings its worker back. Only the first verdict on an attempt counts."""
         if (record := self._close(attempt)) is None:
             return False
+        now = self._now()
         if record.out_until is None:
             record.streak = 0
             record.failing.clear()
@@ -162,10 +166,11 @@ class OutlierEjection:
         self._ejected.discard(attempt.worker)
         return True
 
-    def fail(self, attempt: Attempt, now: float) -> float:
+    def fail(self, attempt: Attempt) -> float:
         """Its worker failed it; for how many seconds that ejects the worker, or 0."""
         if (record := self._close(attempt)) is None:
             return 0.0
+        now = self._now()
         if record.out_until is None:
             record.streak += 1
             record.failing.add(attempt.tenant)
@@ -185,17 +190,17 @@ class OutlierEjection:
         """It ended in a way that tells nothing of its worker."""
         self._close(attempt)
 
-    def charge(self, worker: str, now: float) -> None:
+    def charge(self, worker: str) -> None:
         """Let a failure count as load, from now on, unless the worker is no more."""
         if (record := self._records.get(worker)) is not None:
-            record.charges.append(now)
+            record.charges.append(self._now())
             self.charged.add(worker)
 
-    def load(self, worker: str, now: float) -> int:
+    def load(self, worker: str) -> int:
         """The failures of a worker that count as load."""
         if (record := self._records.get(worker)) is None:
             return 0
-        while record.charges and record.charges[0] <= now - WINDOW_S:
+        while record.charges and record.charges[0] <= self._now() - WINDOW_S:
             record.charges.popleft()
         if not record.charges:
             self.charged.discard(worker)
@@ -210,13 +215,13 @@ class OutlierEjection:
         """Whether a worker is out or on trial."""
         return worker in self._ejected
 
-    def left_out(self, workers: Collection[str], now: float, *, is_preparing: Callable[[str], bool]) -> list[str]:
+    def left_out(self, workers: Collection[str], is_preparing: Callable[[str], bool]) -> list[str]:
         """Those of the workers that get no requests: the ejected, and never more than half.
 
         One whose time is over gets one, unless a trial is under way or in preparation. Only ejected workers are looked
         at: of a thousand that is seldom more than a few.
         """
-        out = {}
+        out, now = {}, self._now()
         for worker in self._ejected:
             if worker in workers:
                 record = self._records[worker]

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from semel.errors import FeatureRejected, NotReady, SemelError, ServiceError, WorkerLost
 from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
 from semel.fleet.suspicion import Content, EngineRun, Suspicion
-from semel.telemetry import Meter
-from semel.telemetry.metrics import FAILOVERS, WORKER_EJECTIONS
+from semel.telemetry import Meter, metrics
 
 __all__ = ["Failover", "FleetHealth", "is_worker_fault"]
 
@@ -32,8 +31,8 @@ def is_worker_fault(error: SemelError) -> bool:
     return isinstance(error, ServiceError) and error.status >= 500 and not isinstance(error, FeatureRejected | NotReady)
 
 
-class FleetHealth:
-    """Who is ejected now: the rules with a clock, the log and the metrics."""
+class FleetHealth(OutlierEjection):
+    """Outlier ejection with its log and metrics, and the suspicion against requests that engines died of."""
 
     def __init__(
         self,
@@ -42,65 +41,28 @@ class FleetHealth:
         meter: Meter | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(limits, now=now)
         self.suspicion = Suspicion(now=now)
         """Of requests that were under way when engines died."""
 
-        self._ejection = OutlierEjection(limits)
         self._meter = meter or Meter()
-        self._now = now
 
-    def begin(self, worker: str, tenant: str = "") -> Attempt:
-        """A request of a tenant goes to a worker."""
-        return self._ejection.begin(worker, self._now(), tenant)
-
-    def succeed(self, attempt: Attempt) -> None:
+    def succeed(self, attempt: Attempt) -> bool:
         """It was answered."""
-        if self._ejection.succeed(attempt, self._now()):
+        if is_back := super().succeed(attempt):
             logger.info("the worker at %s gets requests again: it has answered one", attempt.worker)
+        return is_back
 
-    def fail(self, attempt: Attempt) -> None:
+    def fail(self, attempt: Attempt) -> float:
         """Its worker was at fault."""
-        if seconds := self._ejection.fail(attempt, self._now()):
-            self._meter.count(WORKER_EJECTIONS)
+        if seconds := super().fail(attempt):
+            self._meter.count(metrics.WORKER_EJECTIONS)
             logger.warning("the worker at %s fails requests and gets none for %g s", attempt.worker, seconds)
-
-    def cancel(self, attempt: Attempt) -> None:
-        """It tells nothing of its worker."""
-        self._ejection.cancel(attempt)
-
-    def charge(self, worker: str) -> None:
-        """Let a failure count as load."""
-        self._ejection.charge(worker, self._now())
-
-    def load(self, worker: str) -> int:
-        """The failures of a worker that count as load."""
-        return self._ejection.load(worker, self._now())
-
-    @property
-    def charged(self) -> frozenset[str]:
-        """Workers of which failures may count as load."""
-        return frozenset(self._ejection.charged)
-
-    @property
-    def has_ejected(self) -> bool:
-        """Whether any worker gets no requests but trials."""
-        return self._ejection.has_ejected
-
-    def is_ejected(self, worker: str) -> bool:
-        """Whether a worker is out or on trial."""
-        return self._ejection.is_ejected(worker)
-
-    def left_out(self, workers: Collection[str], is_preparing: Callable[[str], bool]) -> list[str]:
-        """Those of the workers that get no requests."""
-        return self._ejection.left_out(workers, self._now(), is_preparing=is_preparing)
-
-    def forget(self, worker: str) -> None:
-        """A worker is no more."""
-        self._ejection.forget(worker)
+        return seconds
 
     def count_failover(self, error: SemelError) -> None:
         """A request goes to another worker because of an error."""
-        self._meter.count(FAILOVERS, error.code if isinstance(error, ServiceError) else ServiceError.code)
+        self._meter.count(metrics.FAILOVERS, error.code if isinstance(error, ServiceError) else ServiceError.code)
 
 
 class Failover:

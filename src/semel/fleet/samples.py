@@ -8,17 +8,8 @@ from typing import Final
 
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    GENERATION_TOKENS,
-    LINK_KEY_GENERATION,
-    PROMPT_TOKENS,
-    WORKER_CONNECTED,
-    WORKER_EJECTED,
-    WORKER_REFUSED,
-    WORKER_RUNNING,
-    WORKERS,
-)
 
 __all__ = ["fleet_samples"]
 
@@ -28,22 +19,22 @@ _STATES: Final = ("serving", "ejected", "refused", "not_connected")
 def fleet_samples(fleet: Fleet, *, per_worker: bool = True) -> Iterator[Sample]:
     """The fleet's, and those of each worker: with a thousand workers and frontends there are millions of the latter."""
     for model, tokens in fleet.tokens.items():
-        yield PROMPT_TOKENS, tokens.prompt, (model,)
-        yield GENERATION_TOKENS, tokens.generation, (model,)
+        yield metrics.PROMPT_TOKENS, tokens.prompt, (model,)
+        yield metrics.GENERATION_TOKENS, tokens.generation, (model,)
     refusals = fleet.refusals
     found = Counter("refused" if worker in refusals else _state(fleet, worker) for worker in fleet.workers)
     for state in _STATES:
-        yield WORKERS, found[state], (state,)
+        yield metrics.WORKERS, found[state], (state,)
     if not per_worker:
         return
     for worker in fleet.workers:
-        yield WORKER_CONNECTED, worker.is_connected, (worker.name,)
+        yield metrics.WORKER_CONNECTED, worker.is_connected, (worker.name,)
         if worker.is_connected:
-            yield LINK_KEY_GENERATION, worker.generation, (worker.name,)
-        yield WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
-        yield WORKER_RUNNING, worker.running, (worker.name,)
+            yield metrics.LINK_KEY_GENERATION, worker.generation, (worker.name,)
+        yield metrics.WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
+        yield metrics.WORKER_RUNNING, worker.running, (worker.name,)
     for worker, reason in refusals.items():
-        yield WORKER_REFUSED, 1, (worker.name, reason)
+        yield metrics.WORKER_REFUSED, 1, (worker.name, reason)
 
 
 def _state(fleet: Fleet, worker: RemoteWorker) -> str:

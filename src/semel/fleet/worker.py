@@ -23,14 +23,7 @@ from semel.fleet.lending import Lending
 from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
 from semel.ledger import Directory, Ledger
 from semel.render import MakeFeature
-from semel.telemetry import CacheLookups, Meter
-from semel.telemetry.metrics import (
-    ENGINES_LOST,
-    FEATURE_BYTES_SAVED,
-    FEATURE_BYTES_SENT,
-    FEATURES_REPAIRED,
-    FEATURES_SENT,
-)
+from semel.telemetry import CacheLookups, Meter, metrics
 from semel.wire.events import Closed, Event, Reset
 from semel.wire.keys import TransportKeys
 from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Resume, Status
@@ -260,7 +253,7 @@ class RemoteWorker:
         self._send_features(session, stream, {digest: stream.features[digest] for digest in payloads})
         for digest in set(digests) - stream.sent:
             if (holding := self.holding(digest)) is not None:
-                self._meter.count(FEATURE_BYTES_SAVED, amount=holding.nbytes)
+                self._meter.count(metrics.FEATURE_BYTES_SAVED, amount=holding.nbytes)
 
     def _send_features(self, session: LinkSession, stream: RemoteStream, features: Mapping[Digest, Feature]) -> None:
         """Send features of a request, unless its messages end the session, by an overrun: that breaks the stream off,
@@ -277,8 +270,8 @@ class RemoteWorker:
         else:
             self._transfers.setdefault(digest, []).append(session.send_feature(digest, feature))
         way = "frames" if lend is None else "memory"
-        self._meter.count(FEATURES_SENT, way)
-        self._meter.count(FEATURE_BYTES_SENT, way, amount=feature.nbytes)
+        self._meter.count(metrics.FEATURES_SENT, way)
+        self._meter.count(metrics.FEATURE_BYTES_SENT, way, amount=feature.nbytes)
 
     def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""
@@ -372,7 +365,7 @@ class RemoteWorker:
         self._refusal = _REFUSALS.get(event.code) if isinstance(event, Reset) else None
         is_death = isinstance(event, Reset) and event.code in _DEATHS
         if self._session is not None and isinstance(event, Reset) and is_death:
-            self._meter.count(ENGINES_LOST, event.code)
+            self._meter.count(metrics.ENGINES_LOST, event.code)
             self._was_hung = event.code == EngineHung.code
         self._session = None
         self._settled.clear()
@@ -392,7 +385,7 @@ class RemoteWorker:
     def _repair(self, stream: RemoteStream, digests: tuple[Digest, ...]) -> None:
         """Send what the worker turned out to lack."""
         needed = self._ledger.need(stream.request_id, digests)
-        self._meter.count(FEATURES_REPAIRED, amount=len(digests))
+        self._meter.count(metrics.FEATURES_REPAIRED, amount=len(digests))
         self._begin(self._send_again(stream, needed), stream.context.copy())
 
     def _begin(self, work: Coroutine[None, None, None], context: Context | None = None) -> None:

@@ -41,19 +41,9 @@ from semel.frontend.routes.responses import responses_routes
 from semel.frontend.routes.transcriptions import transcription_routes
 from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import FrontendState
-from semel.telemetry import Meter
+from semel.telemetry import Meter, metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    MEDIA_IN_FLIGHT,
-    MEDIA_IN_FLIGHT_LIMIT,
-    REFUSALS,
-    REQUESTS_CALLED_BACK,
-    REQUESTS_WAITING,
-    TENANT_MEDIA_IN_FLIGHT,
-    TENANT_REQUESTS_CALLED_BACK,
-    TENANT_REQUESTS_WAITING,
-)
-from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.telemetry.spans import NO_TRACING, Tracing
 from semel.web.host_check import HostCheck
 from semel.web.openapi import JSON, TEXT, shape
 from semel.web.responses import Readiness, json_response, readiness_response
@@ -79,7 +69,7 @@ def create_app(
 
     `allowed_hosts` are the hosts that requests may name; without any, all are.
     """
-    count_refusal = partial(meter.count, REFUSALS)
+    count_refusal = partial(meter.count, metrics.REFUSALS)
     strangers = AddressThrottle(service.refusals)
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -88,7 +78,7 @@ def create_app(
         # What failed has the body: it must not wait with its answer, nor for the garbage collector.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, RequestError | Busy | NotReady):
-            meter.count(REFUSALS, error.code)
+            meter.count(metrics.REFUSALS, error.code)
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
         return response
 
@@ -192,19 +182,19 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
 
 def _budget_samples(service: FrontendState) -> Iterator[Sample]:
     budget = service.budget
-    yield MEDIA_IN_FLIGHT, budget.in_flight, ()
-    yield MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
-    yield REQUESTS_WAITING, budget.requests, ()
+    yield metrics.MEDIA_IN_FLIGHT, budget.in_flight, ()
+    yield metrics.MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
+    yield metrics.REQUESTS_WAITING, budget.requests, ()
     calls = _called_back(service)
     for code in sorted({code for code, _ in calls}):
-        yield REQUESTS_CALLED_BACK, sum(count for (one, _), count in calls.items() if one == code), (code,)
+        yield metrics.REQUESTS_CALLED_BACK, sum(count for (one, _), count in calls.items() if one == code), (code,)
     if service.metrics_per_tenant:
         for tenant, (nbytes, requests) in sorted(budget.by_tenant().items()):
-            yield TENANT_MEDIA_IN_FLIGHT, nbytes, (tenant,)
-            yield TENANT_REQUESTS_WAITING, requests, (tenant,)
+            yield metrics.TENANT_MEDIA_IN_FLIGHT, nbytes, (tenant,)
+            yield metrics.TENANT_REQUESTS_WAITING, requests, (tenant,)
         for tenant in sorted({tenant for _, tenant in calls}):
             count = sum(count for (_, one), count in calls.items() if one == tenant)
-            yield TENANT_REQUESTS_CALLED_BACK, count, (tenant,)
+            yield metrics.TENANT_REQUESTS_CALLED_BACK, count, (tenant,)
 
 
 def _called_back(service: FrontendState) -> Counter[tuple[str, str]]:

@@ -17,6 +17,7 @@ from semel.frontend.budget import Account, Loan
 from semel.frontend.service import ServedModel
 from semel.render import MakeFeature, ParsedRequest
 from semel.telemetry.request_context import current_span
+from semel.telemetry.spans import span_trace
 from semel.telemetry.stages import Stopwatch
 
 __all__ = ["submit", "submit_draft"]
@@ -169,7 +170,7 @@ async def submit(
     """
     span = current_span()
     observed = Observed.begin(span, submission, serving.model)
-    if (trace := span.trace) is not None:
+    if (trace := span_trace(span)) is not None:
         submission = replace(submission, trace=trace)
     watch = Stopwatch(serving.pipeline.timings)
     stream = await serving.fleet.submit(worker, submission, make, kind)

@@ -66,11 +66,6 @@ class Directory:
         self._members = 0
         self._free: list[int] = []
 
-    @property
-    def num_workers(self) -> int:
-        """Number of workers."""
-        return self._members - len(self._free)
-
     def enter(self) -> int:
         """The number of a worker that comes: the lowest that is free, so that sets stay short."""
         if self._free:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.core import Digest, LruMap, Placeholder
-from semel.fleet.ejection import Attempt
+from semel.fleet.ejection import Attempt, OutlierEjection
 from semel.fleet.failover import Failover, FleetHealth
 from semel.simulate.batches import Batches
 from semel.simulate.engine import EngineLimits
@@ -118,13 +118,13 @@ class ModelledRequest:
 class SilentHealth(FleetHealth):
     """Logs nothing: hundreds of frontends would say the same."""
 
-    def succeed(self, attempt: Attempt) -> None:
+    def succeed(self, attempt: Attempt) -> bool:
         """It was answered."""
-        self._ejection.succeed(attempt, self._now())
+        return OutlierEjection.succeed(self, attempt)
 
-    def fail(self, attempt: Attempt) -> None:
+    def fail(self, attempt: Attempt) -> float:
         """Its worker was at fault."""
-        self._ejection.fail(attempt, self._now())
+        return OutlierEjection.fail(self, attempt)
 
 
 class Remakes:

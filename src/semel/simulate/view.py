@@ -186,7 +186,7 @@ class FleetView:
             if (load := link.others + link.unanswered + link.pending.requests) != known[worker]
         }
         if health is not None:
-            for name in health.charged:
+            for name in tuple(health.charged):
                 worker = number_of(name)
                 own[worker] = own.get(worker, known[worker]) + health.load(name)
             own = {worker: load for worker, load in own.items() if self.serving >> worker & 1}

@@ -24,8 +24,8 @@ from semel.simulate.network import Network
 from semel.simulate.processes import FleetSize, FrontendProcess, Host, WorkerProcess
 from semel.simulate.served_engine import ModelledEngine
 from semel.simulate.workload import Ask, Workload
-from semel.telemetry import Meter
-from semel.telemetry.metrics import FAILOVERS, FEATURE_BYTES_SENT, FEATURES_SENT, Metric
+from semel.telemetry import Meter, metrics
+from semel.telemetry.metric import Metric
 
 __all__ = ["Plan", "World", "run"]
 
@@ -273,9 +273,9 @@ class World:
         for frontend in self._frontends:
             figures.preprocessed += frontend.preprocessed
             for meter in frontend.meters:
-                figures.failed_over += round(_total(meter, FAILOVERS))
-                figures.features_sent += round(_total(meter, FEATURES_SENT))
-                figures.feature_bytes += round(_total(meter, FEATURE_BYTES_SENT))
+                figures.failed_over += round(_total(meter, metrics.FAILOVERS))
+                figures.features_sent += round(_total(meter, metrics.FEATURES_SENT))
+                figures.feature_bytes += round(_total(meter, metrics.FEATURE_BYTES_SENT))
         if network is not None:
             figures.to_workers.update(network.flows["to_workers"])
             figures.to_frontends.update(network.flows["to_frontends"])

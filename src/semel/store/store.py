@@ -32,17 +32,8 @@ from semel.store.objects import DiskFull, Objects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
 from semel.store.write_gate import WriteGate
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    MEDIA_STORE_BYTES,
-    MEDIA_STORE_CAPACITY,
-    MEDIA_STORE_ERRORS,
-    MEDIA_STORE_EVICTIONS,
-    MEDIA_STORE_EXPIRATIONS,
-    MEDIA_STORE_FILES,
-    MEDIA_STORE_HITS,
-    MEDIA_STORE_QUERIES,
-)
 from semel.telemetry.sampling import SampledLog
 
 __all__ = ["REFRESH_S", "ObjectMediaStore", "open_store"]
@@ -272,14 +263,14 @@ class ObjectMediaStore:
 
     def samples(self) -> Iterator[Sample]:
         """What the store has, and what became of it."""
-        yield MEDIA_STORE_FILES, len(self._index), ()
-        yield MEDIA_STORE_BYTES, self._index.nbytes, ()
-        yield MEDIA_STORE_CAPACITY, self._index.capacity, ()
-        yield MEDIA_STORE_QUERIES, self._counts.queries, ()
-        yield MEDIA_STORE_HITS, self._counts.hits, ()
-        yield MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
-        yield MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
-        yield MEDIA_STORE_ERRORS, self._objects.errors + self._counts.refusals, ()
+        yield metrics.MEDIA_STORE_FILES, len(self._index), ()
+        yield metrics.MEDIA_STORE_BYTES, self._index.nbytes, ()
+        yield metrics.MEDIA_STORE_CAPACITY, self._index.capacity, ()
+        yield metrics.MEDIA_STORE_QUERIES, self._counts.queries, ()
+        yield metrics.MEDIA_STORE_HITS, self._counts.hits, ()
+        yield metrics.MEDIA_STORE_EVICTIONS, self._counts.evictions, ()
+        yield metrics.MEDIA_STORE_EXPIRATIONS, self._counts.expirations, ()
+        yield metrics.MEDIA_STORE_ERRORS, self._objects.errors + self._counts.refusals, ()
 
     def _forget_expired(self) -> bool:
         """Some files that have expired take no room any more; their objects are deleted by the next `expire`."""

@@ -2,6 +2,7 @@
 
 from semel.telemetry.lookups import CacheLookups
 from semel.telemetry.meter import Meter
-from semel.telemetry.metrics import METRICS, Metric
+from semel.telemetry.metric import Metric
+from semel.telemetry.metrics import METRICS
 
 __all__ = ["METRICS", "CacheLookups", "Meter", "Metric"]

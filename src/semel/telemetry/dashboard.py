@@ -8,40 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from semel.telemetry.metrics import (
-    ENCODER_CACHE_EVICTIONS,
-    ENCODER_CACHE_HITS,
-    ENCODER_CACHE_QUERIES,
-    ENGINE_WAITING,
-    FAILOVERS,
-    FEATURE_BYTES_SAVED,
-    FEATURE_BYTES_SENT,
-    FEATURES_REPAIRED,
-    FLIGHTS_JOINED,
-    GENERATION_TOKENS,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_EVICTIONS,
-    MM_CACHE_HITS,
-    MM_CACHE_QUERIES,
-    NEEDS,
-    POOL_BUSY,
-    POOL_FAILED,
-    POOL_PROCESSED,
-    POOL_PROCESSES,
-    POOL_REPLACED,
-    POOL_WAITING,
-    PROMPT_TOKENS,
-    REQUESTS,
-    RESUBMISSIONS,
-    STAGE_SECONDS,
-    WORKER_CONNECTED,
-    WORKER_EJECTED,
-    WORKER_EJECTIONS,
-    WORKER_REFUSED,
-    WORKER_RUNNING,
-    Metric,
-)
+from semel.telemetry import metrics
+from semel.telemetry.metric import Metric
 
 __all__ = ["PANELS", "Panel", "dashboard"]
 
@@ -79,30 +47,33 @@ def _share(hits: Metric, queries: Metric, by: str = "") -> str:
 
 
 def _quantile(q: float) -> str:
-    buckets = f"sum by (le, stage) (rate({STAGE_SECONDS.name}_bucket[$__rate_interval]))"
+    buckets = f"sum by (le, stage) (rate({metrics.STAGE_SECONDS.name}_bucket[$__rate_interval]))"
     return f"histogram_quantile({q}, {buckets})"
 
 
 _NO_PROBES: Final = '{route!~"/metrics|/health|/ready|/ping"}'
-_CONNECTED: Final = f"max by (worker) ({WORKER_CONNECTED.name}) == 1"
+_CONNECTED: Final = f"max by (worker) ({metrics.WORKER_CONNECTED.name}) == 1"
 PANELS: Final = (
     Panel(
         "Requests per second",
         "By route and status, without probes.",
         "short",
-        {"{{route}} {{status}}": _rate(REQUESTS, "route, status", _NO_PROBES)},
+        {"{{route}} {{status}}": _rate(metrics.REQUESTS, "route, status", _NO_PROBES)},
     ),
     Panel(
         "Tokens per second",
         "Of prompts that workers took, and of answers.",
         "short",
-        {"prompts, {{model}}": _rate(PROMPT_TOKENS, "model"), "answers, {{model}}": _rate(GENERATION_TOKENS, "model")},
+        {
+            "prompts, {{model}}": _rate(metrics.PROMPT_TOKENS, "model"),
+            "answers, {{model}}": _rate(metrics.GENERATION_TOKENS, "model"),
+        },
     ),
     Panel(
         "Requests at each worker",
         "What its engine is answering; a worker that is not connected has a gap.",
         "short",
-        {"{{worker}}": f"max by (worker) ({WORKER_RUNNING.name}) and on (worker) {_CONNECTED}"},
+        {"{{worker}}": f"max by (worker) ({metrics.WORKER_RUNNING.name}) and on (worker) {_CONNECTED}"},
     ),
     Panel("Median time by stage", "Where requests spend their time.", "s", {"{{stage}}": _quantile(0.5)}),
     Panel("95% time by stage", "Nineteen of twenty requests are faster.", "s", {"{{stage}}": _quantile(0.95)}),
@@ -111,52 +82,56 @@ PANELS: Final = (
         "Refused because they differ, ejected because they fail, or not connected.",
         "short",
         {
-            "not connected": f"count(max by (worker) ({WORKER_CONNECTED.name}) == 0) or vector(0)",
-            "refused, {{reason}}": f"count by (reason) (max by (worker, reason) ({WORKER_REFUSED.name}))",
-            "ejected": f"sum(max by (worker) ({WORKER_EJECTED.name}))",
+            "not connected": f"count(max by (worker) ({metrics.WORKER_CONNECTED.name}) == 0) or vector(0)",
+            "refused, {{reason}}": f"count by (reason) (max by (worker, reason) ({metrics.WORKER_REFUSED.name}))",
+            "ejected": f"sum(max by (worker) ({metrics.WORKER_EJECTED.name}))",
         },
     ),
     Panel(
         "Items processed per second",
         "Made, failed, and joined to work that was under way.",
         "short",
-        {"made": _rate(POOL_PROCESSED), "failed": _rate(POOL_FAILED), "joined": _rate(FLIGHTS_JOINED)},
+        {
+            "made": _rate(metrics.POOL_PROCESSED),
+            "failed": _rate(metrics.POOL_FAILED),
+            "joined": _rate(metrics.FLIGHTS_JOINED),
+        },
     ),
     Panel(
         "Preprocessing processes",
         "Those that work, those that there are, and what waits for one.",
         "short",
         {
-            "busy": f"sum({POOL_BUSY.name})",
-            "processes": f"sum({POOL_PROCESSES.name})",
-            "items waiting": f"sum({POOL_WAITING.name})",
+            "busy": f"sum({metrics.POOL_BUSY.name})",
+            "processes": f"sum({metrics.POOL_PROCESSES.name})",
+            "items waiting": f"sum({metrics.POOL_WAITING.name})",
         },
     ),
     Panel(
         "Requests waiting for their turn",
         "At each worker, before its engine has them.",
         "short",
-        {"{{instance}}": f"sum by (instance) ({ENGINE_WAITING.name})"},
+        {"{{instance}}": f"sum by (instance) ({metrics.ENGINE_WAITING.name})"},
     ),
     Panel(
         "Hit rate",
         "Items that were not processed (processor), and items that did not travel (worker).",
         "percentunit",
-        {"{{tier}}": _share(MM_CACHE_HITS, MM_CACHE_QUERIES, "tier")},
+        {"{{tier}}": _share(metrics.MM_CACHE_HITS, metrics.MM_CACHE_QUERIES, "tier")},
     ),
     Panel(
         "Bytes of features per second",
         "What was named instead of sent, and what was sent.",
         "Bps",
-        {"saved": _rate(FEATURE_BYTES_SAVED), "sent, {{way}}": _rate(FEATURE_BYTES_SENT, "way")},
+        {"saved": _rate(metrics.FEATURE_BYTES_SAVED), "sent, {{way}}": _rate(metrics.FEATURE_BYTES_SENT, "way")},
     ),
     Panel(
         "Feature caches",
         "Of frontends.",
         "bytes",
         {
-            "in use": f'sum({MM_CACHE_BYTES.name}{{tier="processor"}})',
-            "capacity": f'sum({MM_CACHE_CAPACITY.name}{{tier="processor"}})',
+            "in use": f'sum({metrics.MM_CACHE_BYTES.name}{{tier="processor"}})',
+            "capacity": f'sum({metrics.MM_CACHE_CAPACITY.name}{{tier="processor"}})',
         },
     ),
     Panel(
@@ -164,25 +139,28 @@ PANELS: Final = (
         "Faults that no client saw: items that were gone, requests that went in again or elsewhere, what was ended.",
         "short",
         {
-            "features repaired": _per_minute(FEATURES_REPAIRED),
-            "features requested": _per_minute(NEEDS),
-            "resubmissions": _per_minute(RESUBMISSIONS),
-            "failovers": _per_minute(FAILOVERS),
-            "workers ejected": _per_minute(WORKER_EJECTIONS),
-            "processes replaced": _per_minute(POOL_REPLACED),
+            "features repaired": _per_minute(metrics.FEATURES_REPAIRED),
+            "features requested": _per_minute(metrics.NEEDS),
+            "resubmissions": _per_minute(metrics.RESUBMISSIONS),
+            "failovers": _per_minute(metrics.FAILOVERS),
+            "workers ejected": _per_minute(metrics.WORKER_EJECTIONS),
+            "processes replaced": _per_minute(metrics.POOL_REPLACED),
         },
     ),
     Panel(
         "Encoder cache hit rate",
         "Inside the engines.",
         "percentunit",
-        {"{{instance}}": _share(ENCODER_CACHE_HITS, ENCODER_CACHE_QUERIES, "instance")},
+        {"{{instance}}": _share(metrics.ENCODER_CACHE_HITS, metrics.ENCODER_CACHE_QUERIES, "instance")},
     ),
     Panel(
         "Evictions per minute",
         "Features, by cache, and the engines' encoder outputs.",
         "short",
-        {"{{tier}}": _per_minute(MM_CACHE_EVICTIONS, "tier"), "encoder outputs": _per_minute(ENCODER_CACHE_EVICTIONS)},
+        {
+            "{{tier}}": _per_minute(metrics.MM_CACHE_EVICTIONS, "tier"),
+            "encoder outputs": _per_minute(metrics.ENCODER_CACHE_EVICTIONS),
+        },
     ),
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from semel.telemetry import metrics
 from semel.telemetry.meter import Meter
-from semel.telemetry.metrics import LOOP_LAG_SECONDS
 
 __all__ = ["LoopLag"]
 
@@ -30,5 +30,5 @@ class LoopLag:
         self._timer = self._loop.call_at(self._due, self._look)
 
     def _look(self) -> None:
-        self._meter.observe(LOOP_LAG_SECONDS, max(0.0, self._loop.time() - self._due))
+        self._meter.observe(metrics.LOOP_LAG_SECONDS, max(0.0, self._loop.time() - self._due))
         self._wait()

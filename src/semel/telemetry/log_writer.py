@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import LOG_LINES_DROPPED
 
 __all__ = ["LineWriter"]
 
@@ -67,7 +67,7 @@ class LineWriter:
 
     def samples(self) -> Iterator[Sample]:
         """Read the counter, for a meter."""
-        yield LOG_LINES_DROPPED, self.dropped, ()
+        yield metrics.LOG_LINES_DROPPED, self.dropped, ()
 
     def _run(self) -> None:
         while True:

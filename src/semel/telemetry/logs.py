@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import RequestContext, current_request
+from semel.telemetry.spans import span_trace_id
 
 __all__ = [
     "ACCESS_LOGGER",
@@ -148,8 +149,8 @@ class JsonLines(logging.Formatter):
             entry["request_id"] = request.request_id
             if request.client_id is not None:
                 entry["client_request_id"] = request.client_id
-            if request.span.trace_id:
-                entry["trace_id"] = request.span.trace_id
+            if trace_id := span_trace_id(request.span):
+                entry["trace_id"] = trace_id
         entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

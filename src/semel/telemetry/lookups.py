@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import MM_CACHE_HITS, MM_CACHE_QUERIES, VLLM_MM_CACHE_HITS, VLLM_MM_CACHE_QUERIES
 
 __all__ = ["CacheLookups", "Tier"]
 
@@ -43,14 +43,14 @@ class CacheLookups:
     def samples(self) -> Iterator[Sample]:
         """The counters. Those of tier `processor` also have vLLM's names, so that vLLM's dashboards work."""
         for labels, entry in self._counts.items():
-            yield MM_CACHE_QUERIES, entry.queries, labels
-            yield MM_CACHE_HITS, entry.hits, labels
+            yield metrics.MM_CACHE_QUERIES, entry.queries, labels
+            yield metrics.MM_CACHE_HITS, entry.hits, labels
         for model in {model for model, _, tier in self._counts if tier == "processor"}:
             of_model = [
                 entry for (name, _, tier), entry in self._counts.items() if (name, tier) == (model, "processor")
             ]
-            yield VLLM_MM_CACHE_QUERIES, sum(entry.queries for entry in of_model), (model,)
-            yield VLLM_MM_CACHE_HITS, sum(entry.hits for entry in of_model), (model,)
+            yield metrics.VLLM_MM_CACHE_QUERIES, sum(entry.queries for entry in of_model), (model,)
+            yield metrics.VLLM_MM_CACHE_HITS, sum(entry.hits for entry in of_model), (model,)
 
     def line(self) -> str | None:
         """The hit rate of every tier since the last line; None without lookups."""

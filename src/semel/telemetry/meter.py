@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from semel.telemetry.metrics import Metric
+from semel.telemetry.metric import Metric
 
 __all__ = ["Meter", "Sample"]
 

@@ -1,209 +1,280 @@
-"""The table of all metrics. A metric that is not in it cannot be recorded; the docs are generated from it.
+"""The table of all metrics. Each is declared here, once; the docs are generated from it.
 
-Those of workers, embeddings, media and connections have modules of their own; everybody imports them from here.
+Users import the module, and name a metric as `metrics.REQUESTS`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from semel.telemetry import connection_metrics, embedding_metrics, media_metrics, worker_metrics
-from semel.telemetry.connection_metrics import (
-    CELL_INFO,
-    CONNECTIONS,
-    CONNECTIONS_CLOSED,
-    CONNECTIONS_LIMIT,
-    FILE_RELOADS,
-    FILE_STALE,
-)
-from semel.telemetry.embedding_metrics import (
-    EMBEDDING_BYTES,
-    EMBEDDING_CAPACITY,
-    EMBEDDING_EVICTIONS,
-    EMBEDDING_FETCHES,
-    EMBEDDING_LOAD_BYTES,
-    EMBEDDING_LOAD_SECONDS,
-    EMBEDDING_LOADS,
-    EMBEDDING_NOT_PUBLISHED,
-    EMBEDDING_NOT_SAVED,
-    EMBEDDING_PINNED,
-    EMBEDDING_PUBLISHED,
-    EMBEDDING_SAVE_BYTES,
-    EMBEDDING_SAVE_SECONDS,
-    EMBEDDING_SAVES,
-    EMBEDDING_STORE_CALLS,
-    EMBEDDING_STORE_SECONDS,
-    EMBEDDING_STORE_UP,
-)
-from semel.telemetry.media_metrics import (
-    MEDIA_CACHE_BYTES,
-    MEDIA_CACHE_CONFIRMED,
-    MEDIA_CACHE_HITS,
-    MEDIA_CACHE_QUERIES,
-    MEDIA_FETCH_SECONDS,
-    MEDIA_FETCHED_BYTES,
-    MEDIA_FETCHES,
-    MEDIA_FETCHES_JOINED,
-    MEDIA_STORE_BYTES,
-    MEDIA_STORE_CAPACITY,
-    MEDIA_STORE_ERRORS,
-    MEDIA_STORE_EVICTIONS,
-    MEDIA_STORE_EXPIRATIONS,
-    MEDIA_STORE_FILES,
-    MEDIA_STORE_HITS,
-    MEDIA_STORE_QUERIES,
-)
 from semel.telemetry.metric import Metric
-from semel.telemetry.worker_metrics import (
-    DESK_BYTES,
-    ENCODER_CACHE_CAPACITY,
-    ENCODER_CACHE_EVICTIONS,
-    ENCODER_CACHE_HITS,
-    ENCODER_CACHE_QUERIES,
-    ENCODER_CACHE_RECLAIMABLE,
-    ENCODER_CACHE_RESIDENT,
-    ENCODER_CUT,
-    ENCODER_LATE_BYTES,
-    ENCODER_LEFT_OUT_BYTES,
-    ENCODER_NOT_FINITE,
-    ENCODER_PLANNED,
-    ENCODER_PLANNING_SECONDS,
-    ENCODER_REJECTED,
-    ENCODER_TAKEN_OVER,
-    ENGINE_SEQUENCES,
-    ENGINE_STEPS,
-    ENGINE_WAITED_SECONDS,
-    ENGINE_WAITING,
-    FRONTEND_SESSIONS,
-    GRAMMAR_ABANDONED,
-    GRAMMAR_ENDED,
-    GRAMMAR_FOLLOWING_SECONDS,
-    GRAMMARS,
-    GRAMMARS_WAITING,
-    NEEDS,
-    RESUBMISSIONS,
-    SESSIONS_REFUSED,
+
+# The encoder, from inside the engine core. `engine` is the engine core's rank.
+_ENGINE: Final = ("engine",)
+ENCODER_CACHE_QUERIES: Final = Metric(
+    "semel_encoder_cache_queries_total", "counter", "Inputs that a request began to refer to.", _ENGINE
+)
+ENCODER_CACHE_HITS: Final = Metric(
+    "semel_encoder_cache_hits_total",
+    "counter",
+    "Inputs whose encoder output was there, or was planned for another input of the same step.",
+    _ENGINE,
+)
+ENCODER_CACHE_EVICTIONS: Final = Metric(
+    "semel_encoder_cache_evictions_total", "counter", "Encoder outputs that were given up.", _ENGINE
+)
+ENCODER_CACHE_CAPACITY: Final = Metric(
+    "semel_encoder_cache_capacity_embeddings", "gauge", "Embeddings that the encoder cache can hold.", _ENGINE
+)
+ENCODER_CACHE_RESIDENT: Final = Metric(
+    "semel_encoder_cache_resident_embeddings", "gauge", "Embeddings in the encoder cache.", _ENGINE
+)
+ENCODER_CACHE_RECLAIMABLE: Final = Metric(
+    "semel_encoder_cache_reclaimable_embeddings",
+    "gauge",
+    "Embeddings in the encoder cache that no request refers to.",
+    _ENGINE,
+)
+ENCODER_PLANNED: Final = Metric(
+    "semel_encoder_planned_total", "counter", "Encoder outputs that were planned, to be encoded or loaded.", _ENGINE
+)
+ENCODER_CUT: Final = Metric(
+    "semel_encoder_cut_total", "counter", "Times that an input which did not fit cut a request's tokens.", _ENGINE
+)
+ENCODER_TAKEN_OVER: Final = Metric(
+    "semel_encoder_taken_over_total",
+    "counter",
+    "Encodes that passed to another request, because theirs was preempted in the step that planned them.",
+    _ENGINE,
+)
+ENCODER_PLANNING_SECONDS: Final = Metric(
+    "semel_encoder_planning_seconds_total", "counter", "Time spent planning the encoder.", _ENGINE
+)
+ENCODER_LEFT_OUT_BYTES: Final = Metric(
+    "semel_encoder_left_out_bytes_total",
+    "counter",
+    "Bytes of items that stayed behind when their request went to the engine's worker processes.",
+    _ENGINE,
+)
+ENCODER_LATE_BYTES: Final = Metric(
+    "semel_encoder_late_bytes_total",
+    "counter",
+    "Bytes of items that had stayed behind, and were sent with the step that encodes them.",
+    _ENGINE,
+)
+ENCODER_NOT_FINITE: Final = Metric(
+    "semel_encoder_not_finite_total",
+    "counter",
+    "Encoder outputs with NaN or infinity in them: the model, its weights or its dtype overflow.",
+    _ENGINE,
+)
+ENCODER_REJECTED: Final = Metric(
+    "semel_encoder_rejected_total",
+    "counter",
+    "Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it.",
+    _ENGINE,
 )
 
-__all__ = [
-    "CELL_INFO",
-    "CONNECTIONS",
-    "CONNECTIONS_CLOSED",
-    "CONNECTIONS_LIMIT",
-    "DESK_BYTES",
-    "EMBEDDING_BYTES",
-    "EMBEDDING_CAPACITY",
-    "EMBEDDING_EVICTIONS",
-    "EMBEDDING_FETCHES",
-    "EMBEDDING_LOADS",
-    "EMBEDDING_LOAD_BYTES",
-    "EMBEDDING_LOAD_SECONDS",
-    "EMBEDDING_NOT_PUBLISHED",
-    "EMBEDDING_NOT_SAVED",
-    "EMBEDDING_PINNED",
-    "EMBEDDING_PUBLISHED",
-    "EMBEDDING_SAVES",
-    "EMBEDDING_SAVE_BYTES",
-    "EMBEDDING_SAVE_SECONDS",
-    "EMBEDDING_STORE_CALLS",
-    "EMBEDDING_STORE_SECONDS",
-    "EMBEDDING_STORE_UP",
-    "ENCODER_CACHE_CAPACITY",
-    "ENCODER_CACHE_EVICTIONS",
-    "ENCODER_CACHE_HITS",
-    "ENCODER_CACHE_QUERIES",
-    "ENCODER_CACHE_RECLAIMABLE",
-    "ENCODER_CACHE_RESIDENT",
-    "ENCODER_CUT",
-    "ENCODER_LATE_BYTES",
-    "ENCODER_LEFT_OUT_BYTES",
-    "ENCODER_NOT_FINITE",
-    "ENCODER_PLANNED",
-    "ENCODER_PLANNING_SECONDS",
-    "ENCODER_REJECTED",
-    "ENCODER_TAKEN_OVER",
-    "ENGINES_LOST",
-    "ENGINE_SEQUENCES",
-    "ENGINE_STEPS",
-    "ENGINE_WAITED_SECONDS",
-    "ENGINE_WAITING",
-    "FAILOVERS",
-    "FEATURES_REPAIRED",
-    "FEATURES_SENT",
-    "FEATURE_BYTES_SAVED",
-    "FEATURE_BYTES_SENT",
-    "FILE_RELOADS",
-    "FILE_STALE",
-    "FLIGHTS_JOINED",
-    "FRONTEND_SESSIONS",
-    "GENERATION_TOKENS",
-    "GRAMMARS",
-    "GRAMMARS_WAITING",
-    "GRAMMAR_ABANDONED",
-    "GRAMMAR_ENDED",
-    "GRAMMAR_FOLLOWING_SECONDS",
-    "IGNORED_FIELDS",
-    "LEASES",
-    "LINK_KEY_GENERATION",
-    "LOG_LINES_DROPPED",
-    "LOOP_LAG_SECONDS",
-    "MEDIA_CACHE_BYTES",
-    "MEDIA_CACHE_CONFIRMED",
-    "MEDIA_CACHE_HITS",
-    "MEDIA_CACHE_QUERIES",
-    "MEDIA_FETCHED_BYTES",
-    "MEDIA_FETCHES",
-    "MEDIA_FETCHES_JOINED",
-    "MEDIA_FETCH_SECONDS",
-    "MEDIA_IN_FLIGHT",
-    "MEDIA_IN_FLIGHT_LIMIT",
-    "MEDIA_STORE_BYTES",
-    "MEDIA_STORE_CAPACITY",
-    "MEDIA_STORE_ERRORS",
-    "MEDIA_STORE_EVICTIONS",
-    "MEDIA_STORE_EXPIRATIONS",
-    "MEDIA_STORE_FILES",
-    "MEDIA_STORE_HITS",
-    "MEDIA_STORE_QUERIES",
-    "METRICS",
-    "MM_CACHE_BYTES",
-    "MM_CACHE_CAPACITY",
-    "MM_CACHE_EVICTIONS",
-    "MM_CACHE_HITS",
-    "MM_CACHE_ITEMS",
-    "MM_CACHE_QUERIES",
-    "NEEDS",
-    "POOL_ASSEMBLED",
-    "POOL_BUSY",
-    "POOL_DECODED",
-    "POOL_FAILED",
-    "POOL_PROCESSED",
-    "POOL_PROCESSES",
-    "POOL_REPLACED",
-    "POOL_WAITING",
-    "PROMPT_TOKENS",
-    "REFUSALS",
-    "REQUESTS",
-    "REQUESTS_CALLED_BACK",
-    "REQUESTS_IN_FLIGHT",
-    "REQUESTS_WAITING",
-    "RESUBMISSIONS",
-    "SESSIONS_REFUSED",
-    "SPANS_DROPPED",
-    "STAGE_SECONDS",
-    "TENANT_MEDIA_IN_FLIGHT",
-    "TENANT_REQUESTS_CALLED_BACK",
-    "TENANT_REQUESTS_WAITING",
-    "VLLM_MM_CACHE_HITS",
-    "VLLM_MM_CACHE_QUERIES",
-    "WORKERS",
-    "WORKER_CONNECTED",
-    "WORKER_EJECTED",
-    "WORKER_EJECTIONS",
-    "WORKER_REFUSED",
-    "WORKER_RUNNING",
-    "Metric",
-]
+DESK_BYTES: Final = Metric(
+    "semel_desk_bytes", "gauge", "Bytes of features that a worker keeps for requests on their way into the engine."
+)
+FRONTEND_SESSIONS: Final = Metric(
+    "semel_frontend_sessions",
+    "gauge",
+    "Links from frontends, by the generation of transport keys that they were opened with; 0 for those of a fleet key.",
+    ("generation",),
+)
+SESSIONS_REFUSED: Final = Metric(
+    "semel_sessions_refused_total", "counter", "Frontends that got no session, by the code of the reason.", ("code",)
+)
+NEEDS: Final = Metric("semel_needs_total", "counter", "Features that a worker asked a frontend for.")
+RESUBMISSIONS: Final = Metric(
+    "semel_resubmissions_total", "counter", "Requests that went into the engine again, because it had lost an item."
+)
+ENGINE_STEPS: Final = Metric("semel_engine_steps_total", "counter", "Steps that the engine has made.")
+ENGINE_WAITED_SECONDS: Final = Metric(
+    "semel_engine_waited_seconds",
+    "gauge",
+    "Seconds without a step of the engine while a request is under way; see `--engine-progress-s`.",
+)
+GRAMMARS: Final = Metric(
+    "semel_grammars_total",
+    "counter",
+    "Schemas and grammars of requests, by outcome: remembered, compiled, refused, too_large, too_slow, failed, busy.",
+    ("outcome",),
+)
+GRAMMAR_FOLLOWING_SECONDS: Final = Metric(
+    "semel_grammar_following_seconds_total",
+    "counter",
+    "CPU seconds that the engine core spent on finding the tokens that grammars allow.",
+    _ENGINE,
+)
+GRAMMAR_ENDED: Final = Metric(
+    "semel_grammar_ended_total",
+    "counter",
+    "Requests that were ended because their grammar took too much CPU time in the engine core.",
+    _ENGINE,
+)
+GRAMMAR_ABANDONED: Final = Metric(
+    "semel_grammar_abandoned_threads",
+    "gauge",
+    "Threads of the engine core that still follow a grammar whose request was ended.",
+    _ENGINE,
+)
+GRAMMARS_WAITING: Final = Metric(
+    "semel_grammars_waiting", "gauge", "Schemas and grammars that a worker compiles on trial, or that wait for it."
+)
+ENGINE_SEQUENCES: Final = Metric("semel_engine_sequences", "gauge", "Sequences that the engine runs or is to run next.")
+ENGINE_WAITING: Final = Metric(
+    "semel_engine_waiting_requests", "gauge", "Requests that wait at a worker for their tenant's turn at the engine."
+)
+
+# Encoder outputs next to the device: in the memory of the host and in the fleet's store.
+_ENGINE_TIER: Final = ("engine", "tier")
+EMBEDDING_LOADS: Final = Metric(
+    "semel_embedding_loads_total", "counter", "Encoder outputs that were loaded instead of encoded.", _ENGINE_TIER
+)
+EMBEDDING_LOAD_BYTES: Final = Metric(
+    "semel_embedding_load_bytes_total", "counter", "Bytes of encoder outputs that were loaded.", _ENGINE_TIER
+)
+EMBEDDING_LOAD_SECONDS: Final = Metric(
+    "semel_embedding_load_seconds_total", "counter", "Time spent loading encoder outputs.", _ENGINE_TIER
+)
+EMBEDDING_SAVES: Final = Metric(
+    "semel_embedding_saves_total", "counter", "Encoder outputs that were copied to the host's memory.", _ENGINE
+)
+EMBEDDING_SAVE_BYTES: Final = Metric(
+    "semel_embedding_save_bytes_total", "counter", "Bytes of encoder outputs that were copied there.", _ENGINE
+)
+EMBEDDING_SAVE_SECONDS: Final = Metric(
+    "semel_embedding_save_seconds_total", "counter", "Time spent copying encoder outputs there.", _ENGINE
+)
+EMBEDDING_NOT_SAVED: Final = Metric(
+    "semel_embedding_not_saved_total",
+    "counter",
+    "Encoder outputs that were not copied there: no room, or the encoder's output did not fit.",
+    _ENGINE,
+)
+EMBEDDING_EVICTIONS: Final = Metric(
+    "semel_embedding_evictions_total", "counter", "Encoder outputs that the host's memory gave up.", _ENGINE
+)
+EMBEDDING_CAPACITY: Final = Metric(
+    "semel_embedding_capacity_bytes", "gauge", "Host memory for encoder outputs.", _ENGINE
+)
+EMBEDDING_BYTES: Final = Metric(
+    "semel_embedding_held_bytes", "gauge", "Host memory in which there are encoder outputs.", _ENGINE
+)
+EMBEDDING_PINNED: Final = Metric(
+    "semel_embedding_pinned_bytes", "gauge", "Host memory from which encoder outputs are being loaded.", _ENGINE
+)
+EMBEDDING_FETCHES: Final = Metric(
+    "semel_embedding_fetches_total",
+    "counter",
+    "Encoder outputs that were looked for in the fleet's store, by what came of it.",
+    ("outcome",),
+)
+EMBEDDING_PUBLISHED: Final = Metric(
+    "semel_embedding_published_total", "counter", "Encoder outputs that were published in the fleet's store.", ()
+)
+EMBEDDING_NOT_PUBLISHED: Final = Metric(
+    "semel_embedding_not_published_total",
+    "counter",
+    "Encoder outputs that were to be published and were not, by reason.",
+    ("reason",),
+)
+EMBEDDING_STORE_UP: Final = Metric(
+    "semel_embedding_store_up", "gauge", "Whether the fleet's store of encoder outputs is used: 1 or 0.", ()
+)
+EMBEDDING_STORE_CALLS: Final = Metric(
+    "semel_embedding_store_calls_total", "counter", "Calls of the fleet's store, by operation.", ("operation",)
+)
+EMBEDDING_STORE_SECONDS: Final = Metric(
+    "semel_embedding_store_seconds_total", "counter", "Time spent in calls of the fleet's store.", ("operation",)
+)
+
+# Media that a frontend fetches for its requests.
+MEDIA_FETCHES: Final = Metric(
+    "semel_media_fetches_total",
+    "counter",
+    "Fetches of media by how they ended: fetched, refused, too_large, unavailable or abandoned.",
+    ("outcome",),
+)
+MEDIA_FETCHED_BYTES: Final = Metric("semel_media_fetched_bytes_total", "counter", "Bytes of media that were fetched.")
+MEDIA_FETCH_SECONDS: Final = Metric(
+    "semel_media_fetch_seconds_total", "counter", "Time that fetches took, of those that were begun."
+)
+MEDIA_FETCHES_JOINED: Final = Metric(
+    "semel_media_fetches_joined_total", "counter", "Fetches that waited for an equal one which was under way already."
+)
+MEDIA_CACHE_QUERIES: Final = Metric(
+    "semel_media_cache_queries_total", "counter", "Fetches that looked for a response that is still fresh."
+)
+MEDIA_CACHE_HITS: Final = Metric("semel_media_cache_hits_total", "counter", "Fetches that found one.")
+MEDIA_CACHE_CONFIRMED: Final = Metric(
+    "semel_media_cache_confirmed_total", "counter", "Stale responses of which their server said that they still hold."
+)
+MEDIA_CACHE_BYTES: Final = Metric("semel_media_cache_bytes", "gauge", "Bytes of responses that are kept.")
+
+# The media store of a frontend.
+MEDIA_STORE_FILES: Final = Metric("semel_media_store_files", "gauge", "Files in the media store.")
+MEDIA_STORE_BYTES: Final = Metric(
+    "semel_media_store_bytes", "gauge", "Bytes of files in the media store; a file counts as 64 KiB at least."
+)
+MEDIA_STORE_CAPACITY: Final = Metric(
+    "semel_media_store_capacity_bytes",
+    "gauge",
+    "Bytes that the media store may have: --media-store-gb, or what fits on a disk that is smaller.",
+)
+MEDIA_STORE_QUERIES: Final = Metric(
+    "semel_media_store_queries_total", "counter", "Files that were looked up in the media store."
+)
+MEDIA_STORE_HITS: Final = Metric("semel_media_store_hits_total", "counter", "Files that were looked up and found.")
+MEDIA_STORE_EVICTIONS: Final = Metric(
+    "semel_media_store_evictions_total", "counter", "Files that were deleted from the media store to make room."
+)
+MEDIA_STORE_EXPIRATIONS: Final = Metric(
+    "semel_media_store_expirations_total",
+    "counter",
+    "Files that were deleted from the media store because they had expired.",
+)
+MEDIA_STORE_ERRORS: Final = Metric(
+    "semel_media_store_errors_total", "counter", "Operations of the media store that failed or took too long."
+)
+
+# Connections of clients, the files that decide who may connect, and the cell that they reach.
+CELL_INFO: Final = Metric(
+    "semel_cell_info", "gauge", "Always 1; its label is the cell that the process belongs to (--cell).", ("cell",)
+)
+CONNECTIONS: Final = Metric(
+    "semel_connections",
+    "gauge",
+    "Connections of clients: busy with a request, idle after one, silent before any, or reserved for probes.",
+    ("state",),
+)
+CONNECTIONS_LIMIT: Final = Metric(
+    "semel_connections_limit",
+    "gauge",
+    "The most connections that are taken: --max-connections, or what the open files of the process allow.",
+)
+CONNECTIONS_CLOSED: Final = Metric(
+    "semel_connections_closed_total",
+    "counter",
+    "Connections that were refused (full, address), closed for another one (silent, idle, reserved), or closed because "
+    "nothing came in time (late, handshake).",
+    ("reason",),
+)
+FILE_RELOADS: Final = Metric(
+    "semel_file_reloads_total",
+    "counter",
+    "Times that API keys, certificates or transport keys were read again because their file had changed: ok or failed.",
+    ("file", "outcome"),
+)
+FILE_STALE: Final = Metric(
+    "semel_file_stale",
+    "gauge",
+    "1 while a file of API keys, certificates or transport keys cannot be used, and what it held before is in use.",
+    ("file",),
+)
 
 # Features in all caches. Tier `processor` is a frontend's feature cache, tier `worker` the engine's item cache.
 _TIER: Final = ("tier",)
@@ -393,18 +464,5 @@ SPANS_DROPPED: Final = Metric(
     ("reason",),
 )
 
-METRICS: Final = tuple(
-    dict.fromkeys(
-        value
-        for names in (
-            vars(worker_metrics),
-            vars(embedding_metrics),
-            vars(media_metrics),
-            vars(connection_metrics),
-            dict(globals()),
-        )
-        for value in names.values()
-        if isinstance(value, Metric)
-    )
-)
+METRICS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """Every metric of semel, in the order of the documentation."""

@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Final, Self
 
-from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from semel.errors import ConfigError
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import SPANS_DROPPED
-from semel.telemetry.spans import Span, SpanKind
+from semel.telemetry.spans import Tracing
 
 __all__ = ["OtlpTracing"]
 
@@ -32,19 +32,15 @@ _MAX_WAITING: Final = 8_192
 
 _CLOSE_S: Final = 1.5
 _CELL: Final = "semel.cell"
-_KINDS: Final[Mapping[SpanKind, trace.SpanKind]] = {
-    "internal": trace.SpanKind.INTERNAL,
-    "server": trace.SpanKind.SERVER,
-}
 
 
-class OtlpTracing:
+class OtlpTracing(Tracing):
     """Sends spans to a collector. Made by `start`."""
 
     def __init__(self, provider: TracerProvider, batches: _Batches) -> None:
         self._provider = provider
         self._batches = batches
-        self._tracer = provider.get_tracer("semel", version("semel"))
+        self.tracer = provider.get_tracer("semel", version("semel"))
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
@@ -72,15 +68,14 @@ class OtlpTracing:
         """The attributes of this process, which every span has."""
         return self._provider.resource.attributes
 
-    def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> Span:
-        """A span that starts now."""
-        context = self._propagator.extract(parent, Context())
-        return Span(self._tracer.start_span(name, context, _KINDS[kind]), self._tracer)
+    def begin(self, name: str, parent: Mapping[str, str]) -> Span:
+        """Start a server's span now."""
+        return self.tracer.start_span(name, self._propagator.extract(parent, Context()), SpanKind.SERVER)
 
     def samples(self) -> Iterator[Sample]:
         """Metrics of tracing itself."""
-        yield SPANS_DROPPED, self._batches.dropped, ("queue_full",)
-        yield SPANS_DROPPED, self._batches.exporter.lost, ("not_delivered",)
+        yield metrics.SPANS_DROPPED, self._batches.dropped, ("queue_full",)
+        yield metrics.SPANS_DROPPED, self._batches.exporter.lost, ("not_delivered",)
 
     async def close(self, within_s: float = _CLOSE_S) -> None:
         """Send the remaining spans, within this time. Closing twice is harmless."""

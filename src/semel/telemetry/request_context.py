@@ -7,18 +7,22 @@ not inherit it: it must start outside a request, or in a context passed to it.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final
 
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, Tracer, set_span_in_context
+from opentelemetry.util.types import AttributeValue
+
 from semel.core import Trace
 from semel.errors import RequestError, ServiceError
-from semel.telemetry.spans import NO_SPAN, Span
+from semel.telemetry.spans import NO_TRACING, Tracing, fail_span
 from semel.telemetry.stages import Stage, Timings
-from semel.telemetry.tracing import Tracing
 
 __all__ = [
     "RequestContext",
@@ -28,6 +32,7 @@ __all__ = [
     "entered",
     "entered_as",
     "own_id",
+    "record_child",
     "spanning",
     "tell_fault",
     "traced",
@@ -44,7 +49,9 @@ class RequestContext:
     client_id: str | None = None
     """The client's id; other clients may use the same."""
 
-    span: Span = NO_SPAN
+    span: Span = INVALID_SPAN
+    tracer: Tracer = NO_TRACING.tracer
+    """What makes the children of the span."""
 
     tenant: str = ""
     """The tenant of its API key, once that is known."""
@@ -65,7 +72,7 @@ def own_id() -> str:
 
 def current_span() -> Span:
     """The span of the current request."""
-    return NO_SPAN if (request := _CURRENT_REQUEST.get()) is None else request.span
+    return INVALID_SPAN if (request := _CURRENT_REQUEST.get()) is None else request.span
 
 
 def current_tenant() -> str:
@@ -96,24 +103,34 @@ def entered_as(tenant: str) -> Iterator[None]:
 @contextmanager
 def spanning(tracing: Tracing, name: str, request_id: str, trace: Trace | None) -> Iterator[None]:
     """Work for a request of another process, in a new span that is part of its trace."""
-    span = tracing.begin(name, "server", {} if trace is None else trace.headers)
-    span.note("semel.request.id", request_id)
-    with entered(RequestContext(request_id, span=span)):
+    span = tracing.begin(name, {} if trace is None else trace.headers)
+    span.set_attribute("semel.request.id", request_id)
+    with entered(RequestContext(request_id, span=span, tracer=tracing.tracer)):
         try:
             yield
         except asyncio.CancelledError:
-            span.event("aborted")
+            span.add_event("aborted")
             raise
         finally:
             span.end()
 
 
+def record_child(name: str, seconds: float, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+    """Add a child to the current request's span that ends now and took this long, if the span is recorded."""
+    request = _CURRENT_REQUEST.get()
+    if request is not None and request.span.is_recording():
+        parent, now = set_span_in_context(request.span, Context()), time.time_ns()
+        child = request.tracer.start_span(name, parent, attributes=attributes, start_time=now - int(seconds * 1e9))
+        child.end(now)
+
+
 def tell_fault(error: RequestError | ServiceError) -> None:
     """Add the code of an error to the current span; only a server error marks the span as failed."""
+    span = current_span()
     if error.status >= 500:
-        current_span().fail(error.code)
-    else:
-        current_span().note("error.type", error.code)
+        fail_span(span, error.code)
+    elif span.is_recording():
+        span.set_attribute("error.type", error.code)
 
 
 def traced(timings: Timings) -> Timings:
@@ -121,6 +138,6 @@ def traced(timings: Timings) -> Timings:
 
     def tell(seconds: float, stage: Stage) -> None:
         timings(seconds, stage)
-        current_span().child(stage, seconds)
+        record_child(stage, seconds)
 
     return tell

@@ -1,111 +1,69 @@
-"""Spans: a piece of work for a request, with its time and its parent.
+"""Spans: OpenTelemetry's own. Here is what its API lacks: sums, the first failure, the trace context for a message.
 
-A span wraps a span of OpenTelemetry's API. Without a collector that is the API's own no-op span, and all of semel
-shares one (`NO_SPAN`). With a collector it is one of the SDK's (`otlp`). A span contains sizes, counts and codes. It
-never contains a digest, a URL, a prompt, a key, or the text of an error, which may contain any of these.
+Without a collector every span is the API's `INVALID_SPAN`, which does nothing. With one it is the SDK's (`otlp`). It
+contains sizes, counts and codes, and never a digest, a URL, a prompt, a key, or the text of an error, which may contain
+any of these. The SDK logs a warning if a span is used after its end: what may outlast it asks `is_recording`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-from opentelemetry.context import Context
-from opentelemetry.trace import (
-    INVALID_SPAN,
-    NoOpTracer,
-    StatusCode,
-    Tracer,
-    format_span_id,
-    format_trace_id,
-    set_span_in_context,
-)
-from opentelemetry.trace import Span as ApiSpan
+from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, StatusCode, Tracer, format_span_id, format_trace_id
 
 from semel.core import Trace
+from semel.telemetry.meter import Sample
 
-__all__ = ["NO_SPAN", "Span", "SpanKind", "Value"]
-
-Value = str | int | float | Sequence[str]
-SpanKind = Literal["server", "internal"]
+__all__ = ["NO_TRACING", "Tracing", "add_to_span", "fail_span", "span_trace", "span_trace_id"]
 
 _MAX_STATE_CHARS: Final = 512
 
 
-class Span:
-    """A piece of work, from its creation to its end. After the end it ignores every call."""
+class Tracing:
+    """Starts spans. This one records nothing; `OtlpTracing` sends its spans to a collector."""
 
-    __slots__ = ("_context", "_failed", "_span", "_sums", "_tracer")
+    tracer: Tracer = NoOpTracer()
 
-    def __init__(self, span: ApiSpan, tracer: Tracer) -> None:
-        self._span = span
-        self._tracer = tracer
-        self._context = set_span_in_context(span, Context())
-        self._sums: dict[str, int] = {}
-        self._failed = False
+    def begin(self, name: str, parent: Mapping[str, str]) -> Span:  # noqa: ARG002
+        """Start a server's span now, as a child of the span in the W3C headers of `parent`, if there is one."""
+        return INVALID_SPAN
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the span is recorded; if not, callers need not compute attributes."""
-        return self._span.is_recording()
+    def samples(self) -> Iterator[Sample]:
+        """Metrics of tracing itself."""
+        return iter(())
 
-    @property
-    def trace_id(self) -> str:
-        """The id of its trace, in hexadecimal; empty without one."""
-        context = self._span.get_span_context()
-        return format_trace_id(context.trace_id) if context.is_valid else ""
-
-    @property
-    def trace(self) -> Trace | None:
-        """The trace context for work elsewhere, recorded or not; None without a trace."""
-        context = self._span.get_span_context()
-        if not context.is_valid:
-            return None
-        ids = f"{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}"
-        state = context.trace_state.to_header()
-        return Trace(f"00-{ids}-{context.trace_flags:02x}", state if len(state) <= _MAX_STATE_CHARS else "")
-
-    def rename(self, name: str) -> None:
-        """Change its name."""
-        if self._span.is_recording():
-            self._span.update_name(name)
-
-    def note(self, name: str, value: Value) -> None:
-        """Set an attribute."""
-        if self._span.is_recording():
-            self._span.set_attribute(name, value)
-
-    def add(self, name: str, amount: int) -> None:
-        """Add to a numeric attribute."""
-        if self._span.is_recording():
-            self._sums[name] = self._sums.get(name, 0) + amount
-            self._span.set_attribute(name, self._sums[name])
-
-    def event(self, name: str) -> None:
-        """Record an event that happens now."""
-        if self._span.is_recording():
-            self._span.add_event(name)
-
-    def child(self, name: str, seconds: float, notes: Mapping[str, Value] | None = None) -> None:
-        """Add a child span that ends now and took this long."""
-        if self._span.is_recording():
-            now = time.time_ns()
-            begin = now - int(seconds * 1e9)
-            self._tracer.start_span(name, self._context, attributes=notes, start_time=begin).end(now)
-
-    def fail(self, code: str) -> None:
-        """Mark it as failed with this code; the first of several codes counts."""
-        if self._span.is_recording() and not self._failed:
-            self._failed = True
-            self._span.set_attribute("error.type", code)
-            self._span.set_status(StatusCode.ERROR)
-
-    def end(self) -> None:
-        """End it now."""
-        if self._span.is_recording():
-            self._span.end()
+    async def close(self) -> None:
+        """Send the remaining spans, within a short time."""
 
 
-NO_SPAN: Final = Span(INVALID_SPAN, NoOpTracer())
-"""Not recorded, and part of no trace."""
+NO_TRACING: Final = Tracing()
+
+
+def span_trace_id(span: Span) -> str:
+    """Return the id of a span's trace, in hexadecimal; empty without one."""
+    context = span.get_span_context()
+    return format_trace_id(context.trace_id) if context.is_valid else ""
+
+
+def span_trace(span: Span) -> Trace | None:
+    """Return the trace context for work elsewhere, whether the span is recorded or not; None without a trace."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    ids = f"{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}"
+    state = context.trace_state.to_header()
+    return Trace(f"00-{ids}-{context.trace_flags:02x}", state if len(state) <= _MAX_STATE_CHARS else "")
+
+
+def add_to_span(span: Span, name: str, amount: int) -> None:
+    """Add to a numeric attribute."""
+    if span.is_recording():
+        span.set_attribute(name, getattr(span, "attributes", {}).get(name, 0) + amount)
+
+
+def fail_span(span: Span, code: str) -> None:
+    """Mark a span as failed with this code; the first of several codes counts."""
+    if span.is_recording() and getattr(getattr(span, "status", None), "status_code", None) is not StatusCode.ERROR:
+        span.set_attribute("error.type", code)
+        span.set_status(StatusCode.ERROR)

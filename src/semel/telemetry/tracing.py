@@ -6,58 +6,20 @@ imported. With one, `otlp` does the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from semel.errors import ConfigError
-from semel.telemetry.meter import Sample
-from semel.telemetry.spans import NO_SPAN, Span, SpanKind
+from semel.telemetry.spans import NO_TRACING, Tracing
 
-__all__ = ["NO_TRACING", "Collector", "Tracing", "check_installed", "start_tracing"]
+__all__ = ["Collector", "check_installed", "start_tracing"]
 
 _Transport = Literal["http/protobuf", "grpc"]
 
 _PATH: Final = "/v1/traces"
 _INSTALL: Final = "pip install 'semel[otel]'"
-
-
-class Tracing(Protocol):
-    """Creates spans and sends them to a collector."""
-
-    def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> Span:
-        """Start a span now, as a child of the span in the W3C headers of `parent`, if there is one."""
-        ...
-
-    def samples(self) -> Iterator[Sample]:
-        """Metrics of tracing itself."""
-        ...
-
-    async def close(self) -> None:
-        """Send the remaining spans, within a short time."""
-        ...
-
-
-class _NoTracing:
-    """Records nothing."""
-
-    __slots__ = ()
-
-    def begin(self, name: str, kind: SpanKind, parent: Mapping[str, str]) -> Span:  # noqa: ARG002
-        """The span that does nothing."""
-        return NO_SPAN
-
-    def samples(self) -> Iterator[Sample]:
-        """No metrics."""
-        return iter(())
-
-    async def close(self) -> None:
-        """Does nothing."""
-
-
-NO_TRACING: Final[Tracing] = _NoTracing()
 
 
 @dataclass(frozen=True, slots=True)

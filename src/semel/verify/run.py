@@ -17,12 +17,7 @@ from semel.bench.serving.run import Options, Running, measure, running
 from semel.bench.serving.stages import scrape
 from semel.core import Modality
 from semel.errors import ConfigError, ServiceError
-from semel.telemetry.metrics import (
-    ENCODER_CACHE_EVICTIONS,
-    ENCODER_LEFT_OUT_BYTES,
-    ENCODER_PLANNED,
-    POOL_PROCESSED,
-)
+from semel.telemetry import metrics
 from semel.telemetry.scrape import Scrape
 from semel.verify.answers import Answer
 from semel.verify.parity import compare, judge
@@ -116,7 +111,7 @@ async def _counters(bench: Bench) -> Scrape | None:
     """The metrics of semel's side: of its frontend, and of its worker where that can be reached."""
     side = bench.sides.semel
     text = await side.client.read("/metrics")
-    if POOL_PROCESSED.name not in text:
+    if metrics.POOL_PROCESSED.name not in text:
         return None
     found = Scrape.parse(text)
     if side.server.admin_url is None:
@@ -132,13 +127,14 @@ def _once(answered: Sequence[Question], before: Scrape | None, after: Scrape | N
     items = {part for question in answered for part in (question.parts or (question.name,)) if question.modalities}
     if not items:
         return _skipped("once", "semel answered no question with an item")
-    processed = after.total(POOL_PROCESSED) - before.total(POOL_PROCESSED)
+    processed = after.total(metrics.POOL_PROCESSED) - before.total(metrics.POOL_PROCESSED)
+    left_out = after.total(metrics.ENCODER_LEFT_OUT_BYTES) - before.total(metrics.ENCODER_LEFT_OUT_BYTES)
     figures = {
         "items": len(items),
         "preprocessed": processed,
-        "encoded": after.total(ENCODER_PLANNED) - before.total(ENCODER_PLANNED),
-        "evicted": after.total(ENCODER_CACHE_EVICTIONS) - before.total(ENCODER_CACHE_EVICTIONS),
-        "left out of shipping, MB": (after.total(ENCODER_LEFT_OUT_BYTES) - before.total(ENCODER_LEFT_OUT_BYTES)) / 1e6,
+        "encoded": after.total(metrics.ENCODER_PLANNED) - before.total(metrics.ENCODER_PLANNED),
+        "evicted": after.total(metrics.ENCODER_CACHE_EVICTIONS) - before.total(metrics.ENCODER_CACHE_EVICTIONS),
+        "left out of shipping, MB": left_out / 1e6,
     }
     lines = tuple(f"{name}: {value:g}" for name, value in figures.items())
     summary = f"{len(items)} items were preprocessed {processed:g} times"

@@ -18,9 +18,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from semel.telemetry import Meter
+from semel.telemetry import Meter, metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import CONNECTIONS, CONNECTIONS_CLOSED, CONNECTIONS_LIMIT
 from semel.web.address import bind
 from semel.web.admission import REASONS, Place
 from semel.web.connection import STALLED, Connection
@@ -89,10 +88,10 @@ class HttpServer:
     def samples(self) -> Iterator[Sample]:
         """The metrics of its connections."""
         for state, count in self._admission.by_stage():
-            yield CONNECTIONS, count, (state,)
-        yield CONNECTIONS_LIMIT, self._admission.max_connections, ()
+            yield metrics.CONNECTIONS, count, (state,)
+        yield metrics.CONNECTIONS_LIMIT, self._admission.max_connections, ()
         for reason in REASONS:
-            yield CONNECTIONS_CLOSED, self._admission.closed[reason], (reason,)
+            yield metrics.CONNECTIONS_CLOSED, self._admission.closed[reason], (reason,)
 
     async def serve(self) -> None:
         """Serve until `stop`."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from semel.core import EngineWindow, Output, Submission, Turn, Turns, tenant_name
 from semel.errors import InvalidRequest, NotReady
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import ENGINE_SEQUENCES, ENGINE_WAITING
 
 __all__ = ["EngineTurns"]
 
@@ -66,8 +66,8 @@ class EngineTurns:
 
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
-        yield ENGINE_SEQUENCES, self._turns.places, ()
-        yield ENGINE_WAITING, self._turns.waiting, ()
+        yield metrics.ENGINE_SEQUENCES, self._turns.places, ()
+        yield metrics.ENGINE_WAITING, self._turns.waiting, ()
 
     def _advance(self) -> None:
         while (turn := self._turns.begin()) is not None:

@@ -35,21 +35,10 @@ from semel.errors import (
     ServiceError,
 )
 from semel.ledger import Intake
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    DESK_BYTES,
-    ENGINE_STEPS,
-    ENGINE_WAITED_SECONDS,
-    FRONTEND_SESSIONS,
-    MM_CACHE_BYTES,
-    MM_CACHE_CAPACITY,
-    MM_CACHE_ITEMS,
-    NEEDS,
-    RESUBMISSIONS,
-    SESSIONS_REFUSED,
-)
 from semel.telemetry.request_context import current_span, spanning, tell_fault
-from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
 from semel.wire.outputs import deltas_of
@@ -193,18 +182,18 @@ class Worker:
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
         for generation, count in self._listener.generations.items():
-            yield FRONTEND_SESSIONS, count, (str(generation),)
+            yield metrics.FRONTEND_SESSIONS, count, (str(generation),)
         for code, count in self._listener.refused.items():
-            yield SESSIONS_REFUSED, count, (code,)
-        yield NEEDS, self.needs, ()
-        yield RESUBMISSIONS, self.resubmissions, ()
-        yield DESK_BYTES, self._desk.nbytes, ()
-        yield MM_CACHE_ITEMS, len(self._publisher.holdings), ("worker",)
-        yield MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
-        yield MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
+            yield metrics.SESSIONS_REFUSED, count, (code,)
+        yield metrics.NEEDS, self.needs, ()
+        yield metrics.RESUBMISSIONS, self.resubmissions, ()
+        yield metrics.DESK_BYTES, self._desk.nbytes, ()
+        yield metrics.MM_CACHE_ITEMS, len(self._publisher.holdings), ("worker",)
+        yield metrics.MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
+        yield metrics.MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
         yield from self._turns.samples()
-        yield ENGINE_STEPS, self._engine.progress.steps, ()
-        yield ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
+        yield metrics.ENGINE_STEPS, self._engine.progress.steps, ()
+        yield metrics.ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
         yield from self._tracing.samples()
 
     async def _watch_progress(self) -> None:
@@ -319,7 +308,7 @@ class Worker:
                 self._desk.close(peer, submit.request_id)
                 self._publisher.tell(peer)
                 self._send(peer, Accepted(submit.request_id))
-                current_span().event("accepted")
+                current_span().add_event("accepted")
                 await in_slices(_let_go(features))
                 async for output in stream:
                     if request.turn is not None:
@@ -344,7 +333,7 @@ class Worker:
             await self._until_ready(peer, submit.request_id, request)
             features = self._desk.features(peer, submit.request_id)
             try:
-                submission = await assemble(submit, features, self._engine, current_span().trace)
+                submission = await assemble(submit, features, self._engine, span_trace(current_span()))
                 if request.observed is None:
                     request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
                 if request.turn is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from semel.bench.serving.client import Client
 from semel.bench.serving.figures import Row, counted
-from semel.telemetry.metrics import STAGE_SECONDS, Metric
+from semel.telemetry import metrics
+from semel.telemetry.metric import Metric
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["scrape", "stage_rows"]
 
 _SECONDS, _TIMES = (
-    Metric(f"{STAGE_SECONDS.name}_{part}", "counter", STAGE_SECONDS.help, STAGE_SECONDS.labels)
+    Metric(f"{metrics.STAGE_SECONDS.name}_{part}", "counter", metrics.STAGE_SECONDS.help, metrics.STAGE_SECONDS.labels)
     for part in ("sum", "count")
 )
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from semel.bench.serving.bench import Side
 from semel.bench.serving.client import Client
 from semel.bench.serving.stages import scrape
-from semel.telemetry.metrics import (
-    ENCODER_PLANNED,
-    FEATURE_BYTES_SENT,
-    POOL_DECODED,
-    POOL_PROCESSED,
-    VLLM_MM_CACHE_HITS,
-    VLLM_MM_CACHE_QUERIES,
-)
+from semel.telemetry import metrics
 
 __all__ = ["Work", "semel_work", "vllm_work"]
 
@@ -47,16 +40,21 @@ def _less(after: float | None, before: float | None) -> float | None:
 
 async def vllm_work(side: Side) -> Work:
     """vLLM decodes an image to look it up, so every query of its cache is a decode. It does not count encodes."""
-    metrics = await scrape(side.client)
-    queries, hits = metrics.total(VLLM_MM_CACHE_QUERIES), metrics.total(VLLM_MM_CACHE_HITS)
+    found = await scrape(side.client)
+    queries, hits = found.total(metrics.VLLM_MM_CACHE_QUERIES), found.total(metrics.VLLM_MM_CACHE_HITS)
     return Work(queries, queries - hits)
 
 
 async def semel_work(side: Side) -> Work:
     """By the metrics of its frontend, and of its worker if that was started here."""
-    metrics = await scrape(side.client)
+    found = await scrape(side.client)
     encoded = None
     if side.server.admin_url is not None:
         async with Client(side.server.admin_url) as admin:
-            encoded = (await scrape(admin)).total(ENCODER_PLANNED)
-    return Work(metrics.total(POOL_DECODED), metrics.total(POOL_PROCESSED), encoded, metrics.total(FEATURE_BYTES_SENT))
+            encoded = (await scrape(admin)).total(metrics.ENCODER_PLANNED)
+    return Work(
+        found.total(metrics.POOL_DECODED),
+        found.total(metrics.POOL_PROCESSED),
+        encoded,
+        found.total(metrics.FEATURE_BYTES_SENT),
+    )

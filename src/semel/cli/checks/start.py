@@ -17,7 +17,7 @@ from semel.core.keyring import MIN_KEY_CHARS
 from semel.engine.vllm.versions import check_release
 from semel.errors import ConfigError
 from semel.fleet.discovery import check_address
-from semel.key_files import admin_key_file, frontend_keys, process_keys, worker_keys
+from semel.key_files import admin_key_file, process_keys
 from semel.settings import (
     AdminSettings,
     ApiKeySettings,
@@ -40,7 +40,7 @@ __all__ = ["engine_findings", "frontend_findings", "key_warnings", "serve_findin
 def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
     """What `semel frontend` would stumble over."""
     serving = settings.serving
-    yield from problem_of("fleet key", lambda: frontend_keys(settings))
+    yield from problem_of("fleet key", lambda: process_keys(settings.key_file, settings.key_dir, "frontend"))
     yield from _key_findings(serving)
     yield from _edge_findings(serving)
     yield check_sandbox(required=serving.preprocessing.require_sandbox)
@@ -53,7 +53,7 @@ def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
 
 def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[Finding]:
     """What `semel worker` would stumble over. `flags` are vLLM's."""
-    yield from problem_of("fleet key", lambda: worker_keys(settings.key_file, settings.key_dir))
+    yield from problem_of("fleet key", lambda: process_keys(settings.key_file, settings.key_dir, "worker"))
     yield from problem_of("address", lambda: check_directory(check_address(settings.listen)))
     yield from _listening_findings(settings.listen)
     yield from _admin_findings(admin_key_file(settings))

@@ -40,8 +40,8 @@ from semel.engine.vllm.grammar_limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarL
 from semel.engine.vllm.grammar_process import GrammarProcess
 from semel.errors import Busy, EngineFailed, InvalidRequest, NotReady
 from semel.media.fetch.keyed_limit import KeyedLimit
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import GRAMMARS, GRAMMARS_WAITING
 
 __all__ = ["Grammars"]
 
@@ -177,8 +177,8 @@ class Grammars:
     def samples(self) -> Iterator[Sample]:
         """What there is to see of it."""
         for outcome in ("remembered", "compiled", "refused", "too_large", "too_slow", "expensive", "failed", "busy"):
-            yield GRAMMARS, self._counts[outcome], (outcome,)
-        yield GRAMMARS_WAITING, sum(map(len, self._flights.values())), ()
+            yield metrics.GRAMMARS, self._counts[outcome], (outcome,)
+        yield metrics.GRAMMARS_WAITING, sum(map(len, self._flights.values())), ()
 
     def check_sizes(self, submission: Submission, outputs: Any) -> None:
         """Refuse what is too long to be compiled; tools that are not compiled do not count."""

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from semel.frontend.api.unknown_fields import UnknownFields, header_of
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import IGNORED_FIELDS
 
 __all__ = ["IGNORED_FIELDS_HEADER", "IgnoredFields", "ignored_fields_header"]
 
@@ -46,7 +46,7 @@ class IgnoredFields:
     def samples(self) -> Iterator[Sample]:
         """The counters, for a meter."""
         for route, count in self._fields.items():
-            yield IGNORED_FIELDS, count, (route,)
+            yield metrics.IGNORED_FIELDS, count, (route,)
 
     def _log(self, route: str, header: str) -> None:
         self._unlogged += 1

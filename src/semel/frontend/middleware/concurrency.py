@@ -28,8 +28,8 @@ from semel.frontend.http.sse import EventStream, stream_ending
 from semel.frontend.limits import ConcurrencyLimits
 from semel.frontend.middleware.authentication import PROBES
 from semel.frontend.middleware.refusal_rate import AbortThrottle
+from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
-from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
 from semel.web.revocation import Revocation
 
 __all__ = ["CUT_OFF", "ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
@@ -228,7 +228,7 @@ class RequestLimiter:
 
     def samples(self) -> Iterator[Sample]:
         """The metrics."""
-        yield REQUESTS_IN_FLIGHT, self._total, ()
+        yield metrics.REQUESTS_IN_FLIGHT, self._total, ()
 
 
 class ConcurrencyLimit:
@@ -304,7 +304,7 @@ class ConcurrencyLimit:
         """End a request with an error, wherever it is."""
         if answer.is_complete:
             return
-        self._meter.count(REFUSALS, error.code)
+        self._meter.count(metrics.REFUSALS, error.code)
         if not answer.has_begun:
             await refusal(error, scope)(scope, receive, answer.send)
             return
@@ -314,7 +314,7 @@ class ConcurrencyLimit:
         await answer.send({"type": "http.response.body", "body": stream_ending(scope, error), "more_body": False})
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        self._meter.count(REFUSALS, error.code)
+        self._meter.count(metrics.REFUSALS, error.code)
         answer = refusal(error, scope)
         if self._limiter.closed:
             answer.headers["Connection"] = "close"  # the client's next request should go to another frontend

@@ -7,8 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.telemetry import Meter
-from semel.telemetry.metrics import REQUESTS
+from semel.telemetry import Meter, metrics
 
 __all__ = ["RequestCounter"]
 
@@ -26,7 +25,7 @@ class RequestCounter:
         async def count(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "unknown")
-                self._meter.count(REQUESTS, route, str(message["status"]))
+                self._meter.count(metrics.REQUESTS, route, str(message["status"]))
             await send(message)
 
         await self._app(scope, receive, count)

@@ -24,7 +24,7 @@ from semel.frontend.middleware.concurrency import CUT_OFF
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.sampling import SampledLog
-from semel.telemetry.tracing import Tracing
+from semel.telemetry.spans import Tracing, fail_span
 
 __all__ = ["RequestContextMiddleware"]
 
@@ -53,7 +53,8 @@ class RequestContextMiddleware:
         request = RequestContext(
             uuid.uuid4().hex,
             _client_id(http_request),
-            self._tracing.begin(http_request.method, "server", http_request.headers),
+            self._tracing.begin(http_request.method, http_request.headers),
+            self._tracing.tracer,
         )
         name = (request.client_id or request.request_id).encode("latin-1")
         headers = [(header, name) for header in id_headers(scope["path"])]
@@ -109,12 +110,12 @@ def _client_id(request: Request) -> str | None:
 
 def _close(request: RequestContext, method: str, route: str, status: int) -> None:
     span = request.span
-    if span.is_recorded:
-        span.rename(f"{method} {route}")
-        span.note("http.request.method", method)
-        span.note("http.route", route)
-        span.note("http.response.status_code", status)
-        span.note("semel.request.id", request.request_id)
+    if span.is_recording():
+        span.update_name(f"{method} {route}")
+        span.set_attribute("http.request.method", method)
+        span.set_attribute("http.route", route)
+        span.set_attribute("http.response.status_code", status)
+        span.set_attribute("semel.request.id", request.request_id)
         if status >= 500:
-            span.fail(str(status))
+            fail_span(span, str(status))
     span.end()

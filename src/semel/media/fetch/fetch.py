@@ -27,17 +27,8 @@ from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
 from semel.media.fetch.settings import FetchSettings
 from semel.media.fetch.url import FileUrl, Url, WebUrl
+from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.metrics import (
-    MEDIA_CACHE_BYTES,
-    MEDIA_CACHE_CONFIRMED,
-    MEDIA_CACHE_HITS,
-    MEDIA_CACHE_QUERIES,
-    MEDIA_FETCH_SECONDS,
-    MEDIA_FETCHED_BYTES,
-    MEDIA_FETCHES,
-    MEDIA_FETCHES_JOINED,
-)
 
 __all__ = ["FetchOptions", "Fetcher", "Spend"]
 
@@ -167,14 +158,14 @@ class Fetcher:
         """The metrics of all fetches so far."""
         counts = self._counts
         for outcome, count in counts.outcomes.items():
-            yield MEDIA_FETCHES, count, (outcome,)
-        yield MEDIA_FETCHED_BYTES, counts.nbytes, ()
-        yield MEDIA_FETCH_SECONDS, counts.seconds, ()
-        yield MEDIA_FETCHES_JOINED, self._flight.joined, ()
-        yield MEDIA_CACHE_QUERIES, counts.queries, ()
-        yield MEDIA_CACHE_HITS, counts.hits, ()
-        yield MEDIA_CACHE_CONFIRMED, counts.confirmed, ()
-        yield MEDIA_CACHE_BYTES, self._cache.nbytes, ()
+            yield metrics.MEDIA_FETCHES, count, (outcome,)
+        yield metrics.MEDIA_FETCHED_BYTES, counts.nbytes, ()
+        yield metrics.MEDIA_FETCH_SECONDS, counts.seconds, ()
+        yield metrics.MEDIA_FETCHES_JOINED, self._flight.joined, ()
+        yield metrics.MEDIA_CACHE_QUERIES, counts.queries, ()
+        yield metrics.MEDIA_CACHE_HITS, counts.hits, ()
+        yield metrics.MEDIA_CACHE_CONFIRMED, counts.confirmed, ()
+        yield metrics.MEDIA_CACHE_BYTES, self._cache.nbytes, ()
 
     def _find(self, key: ResponseKey, apart: bool) -> StoredResponse | None:
         if apart:

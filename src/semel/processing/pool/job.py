@@ -16,8 +16,7 @@ from semel.errors import MediaTooLarge, PromptTooLong, ProtocolError, SemelError
 from semel.media import Pieces
 from semel.processing.pool.pipe import Answer, Assembled, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
 from semel.processing.pool.prompts import assembly_of
-from semel.telemetry.request_context import current_span
-from semel.telemetry.spans import Value
+from semel.telemetry.request_context import current_span, record_child
 
 __all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
 
@@ -105,14 +104,14 @@ class Job(ABC, Generic[_T]):
 
     def trace(self, began: float) -> None:
         """Tell the request's span of it: from when it was asked for, and how much of that it waited."""
-        if (span := current_span()).is_recorded:
-            notes: dict[str, Value] = {
+        if current_span().is_recording():
+            attributes: dict[str, str | int | float] = {
                 "semel.item.work": self.work,
                 "semel.item.modality": self.media.modality,
                 "semel.item.bytes": len(self.media.data),
                 "semel.pool.wait_seconds": round(began - self.queued_at, 6),
             }
-            span.child("process item", perf_counter() - self.queued_at, notes)
+            record_child("process item", perf_counter() - self.queued_at, attributes)
 
     @abstractmethod
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:

@@ -25,7 +25,6 @@ from semel.wire.events import Admitted, Closed, Event, Reset
 from semel.wire.handshake import NO_EPOCH
 from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.log_limit import LogLimit
 from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Refusal, Status
 from semel.wire.session import Session, ToFrontend
 from semel.wire.timers import Timers
@@ -33,7 +32,7 @@ from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, weight
 from semel.wire.zmq.sockets import ServerSockets, SessionSocket, ZmqServerSockets
 
-__all__ = ["Peer", "WorkerListener"]
+__all__ = ["LogLimit", "Peer", "WorkerListener"]
 
 _log = logging.getLogger(__name__)
 
@@ -357,3 +356,20 @@ class WorkerListener:
             self._tell(identity, self._sessions[identity].tick(now))
             self._due[identity] = None
         self._flush()
+
+
+class LogLimit:
+    """At most one line in a time, for each kind of line. Kinds are few and known."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._last: dict[str, float] = {}
+        self._unsaid: dict[str, int] = {}
+
+    def take(self, kind: str, now: float) -> int | None:
+        """The number of lines that were not written since the last one, if one may be written now; None if not."""
+        if kind in self._last and now < self._last[kind] + self._every_s:
+            self._unsaid[kind] = self._unsaid.get(kind, 0) + 1
+            return None
+        self._last[kind] = now
+        return self._unsaid.pop(kind, 0)

@@ -18,7 +18,7 @@ from semel.bench.serving.figures import Row, compared, counted
 from semel.bench.serving.pictures import Size, chat, image_part, text_part
 from semel.bench.serving.stages import scrape
 from semel.bench.serving.statistics import added, added_ratio
-from semel.telemetry.metrics import EMBEDDING_LOADS, ENCODER_CACHE_CAPACITY, ENCODER_PLANNED
+from semel.telemetry import metrics
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["COMMON_FLAGS", "SEMEL_FLAGS", "Turn", "added_rows", "evicted", "worker_metrics"]
@@ -47,10 +47,14 @@ async def evicted(bench: Bench) -> list[Row]:
     if before is not None and after is not None:
         # Every picture is encoded once, in the turns that warm up.
         pictures = sum(count for _, count in _CYCLES.values())
-        planned, loaded = (after.total(one) - before.total(one) for one in (ENCODER_PLANNED, EMBEDDING_LOADS))
+        planned, loaded = (
+            after.total(one) - before.total(one) for one in (metrics.ENCODER_PLANNED, metrics.EMBEDDING_LOADS)
+        )
         rows.append(counted("evicted: encodes of pictures that were encoded before", "", planned - loaded - pictures))
         rows.append(counted("evicted: encoder outputs loaded, of so many asks", "", loaded, asks))
-        rows.append(counted("evicted: embeddings in the encoder cache", "", after.total(ENCODER_CACHE_CAPACITY)))
+        rows.append(
+            counted("evicted: embeddings in the encoder cache", "", after.total(metrics.ENCODER_CACHE_CAPACITY))
+        )
     return rows
 
 

@@ -12,7 +12,7 @@ from semel.bench.serving.pictures import Size, chat, image_part, text_part
 from semel.bench.serving.servers import Server, more_frontends, vllm_with_two_frontends
 from semel.bench.serving.socket_bytes import Counts, read_counts
 from semel.bench.serving.stages import scrape
-from semel.telemetry.metrics import FEATURE_BYTES_SENT
+from semel.telemetry import metrics
 
 __all__ = ["frontends"]
 
@@ -66,5 +66,5 @@ async def _sent(server: Server) -> float:
     total = 0.0
     for url in server.urls:
         async with Client(url) as client:
-            total += (await scrape(client)).total(FEATURE_BYTES_SENT, way="memory")
+            total += (await scrape(client)).total(metrics.FEATURE_BYTES_SENT, way="memory")
     return total

@@ -12,7 +12,7 @@ from semel.bench.serving.procfs import pss_bytes
 from semel.bench.serving.stages import scrape
 from semel.processing.cores import usable_cores
 from semel.sizing import GIB, Host, memory_of
-from semel.telemetry.metrics import FEATURE_BYTES_SENT, MM_CACHE_BYTES
+from semel.telemetry import metrics
 
 __all__ = ["memory"]
 
@@ -59,8 +59,8 @@ async def _host(bench: Bench) -> Host | None:
     said = await scrape(bench.sides.semel.client)
     return Host(
         processes=usable_cores(),
-        feature_cache=int(said.total(MM_CACHE_BYTES, tier="processor")),
-        item_cache=min(_ITEM_CACHE, int(said.total(FEATURE_BYTES_SENT))),
+        feature_cache=int(said.total(metrics.MM_CACHE_BYTES, tier="processor")),
+        item_cache=min(_ITEM_CACHE, int(said.total(metrics.FEATURE_BYTES_SENT))),
         weights=_weights(Path(launch.model)),
         kv_cache=int(launch.environment[_KV_CACHE]) * GIB,
     )

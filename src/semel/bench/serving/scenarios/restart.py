@@ -25,16 +25,8 @@ from semel.bench.serving.pictures import Size, chat, image_part, text_part
 from semel.bench.serving.scenarios.evicted import Turn, added_rows, worker_metrics
 from semel.bench.serving.servers import Server, vllm_again
 from semel.errors import ConfigError
-from semel.telemetry.metrics import (
-    EMBEDDING_LOAD_SECONDS,
-    EMBEDDING_LOADS,
-    EMBEDDING_PUBLISHED,
-    EMBEDDING_SAVE_SECONDS,
-    EMBEDDING_STORE_CALLS,
-    EMBEDDING_STORE_SECONDS,
-    ENCODER_PLANNED,
-    Metric,
-)
+from semel.telemetry import metrics
+from semel.telemetry.metric import Metric
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["encoder_inputs", "restart", "restart_flags", "running_store"]
@@ -115,13 +107,13 @@ def _counts(before: Scrape, after: Scrape, encoded_by_vllm: int) -> list[Row]:
         counted(
             "restart: encodes of published pictures",
             "",
-            since(ENCODER_PLANNED) - since(EMBEDDING_LOADS),
+            since(metrics.ENCODER_PLANNED) - since(metrics.EMBEDDING_LOADS),
             encoded_by_vllm,
         )
     ]
-    if calls := since(EMBEDDING_STORE_CALLS, operation="fetch"):
-        fetching = since(EMBEDDING_STORE_SECONDS, operation="fetch")
-        copying = since(EMBEDDING_LOAD_SECONDS) + since(EMBEDDING_SAVE_SECONDS)
+    if calls := since(metrics.EMBEDDING_STORE_CALLS, operation="fetch"):
+        fetching = since(metrics.EMBEDDING_STORE_SECONDS, operation="fetch")
+        copying = since(metrics.EMBEDDING_LOAD_SECONDS) + since(metrics.EMBEDDING_SAVE_SECONDS)
         rows.append(counted("restart: a fetch from the store, mean", "ms", fetching / calls * 1e3))
         rows.append(counted("restart: a fetch and its copies, mean", "ms", (fetching + copying) / calls * 1e3))
     return rows
@@ -136,7 +128,7 @@ def encoder_inputs(server: Server) -> int:
 def _is_published(side: Side, count: int) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
         found = await worker_metrics(side)
-        return found is not None and found.total(EMBEDDING_PUBLISHED) >= count
+        return found is not None and found.total(metrics.EMBEDDING_PUBLISHED) >= count
 
     return look
 
