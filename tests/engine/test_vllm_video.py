@@ -17,7 +17,7 @@ from semel.engine.vllm.video import VideoLoader
 from semel.errors import ConfigError, MediaDegenerate, MediaTooLarge
 from semel.media import DecodeLimits, VideoHeader
 from semel.processing.families import FAMILIES
-from semel.processing.frames import choose_frames
+from semel.processing.hf import choose_frames
 from tests.engine.parity import video
 
 Folder = Callable[[str], Path]

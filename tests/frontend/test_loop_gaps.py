@@ -24,7 +24,6 @@ from pydantic import TypeAdapter
 from semel.cache import LruCache
 from semel.compose.interpreter import tune_interpreter
 from semel.core import Feature, Media
-from semel.frontend.http import body as bodies
 from semel.frontend.http.body import parse
 from semel.frontend.routes import call
 from semel.render import ChatRenderer
@@ -44,9 +43,6 @@ MUTANT_ROUNDS = 3
 TICK_S = 0.001
 MAX_GAP_MS = 25
 """On a quiet machine it is under 10."""
-
-MAX_UNKNOWN_GAP_MS = 10
-"""Fields that no API has are stepped over, in pieces."""
 
 MAX_TEXT_GAP_MS = 60
 """A text is parsed whole, 8 MB in 20 to 30 ms, and with the interpreter's lock."""
@@ -84,25 +80,6 @@ BODIES: Mapping[str, Callable[[], bytes]] = {
     "60 images in Responses": lambda: as_responses(*(image(617_000) for _ in range(60))),
     "60 images in Messages": lambda: as_messages(*(image(617_000) for _ in range(60))),
     "a text": lambda: chat(text(6 * MB)),  # just under the limit of a body besides its media
-}
-
-
-def with_unknown(**fields: Any) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, **fields}).encode()
-
-
-UNKNOWN: Mapping[str, Callable[[], bytes]] = {
-    "60,000 keys": lambda: with_unknown(**{f"key{number:045}": number for number in range(60_000)}),
-    "60 long keys": lambda: with_unknown(**{f"{number:02}{'k' * 50_000}": number for number in range(60)}),
-    "one long key": lambda: with_unknown(**{"k" * 3 * MB: 1}),
-    "a list": lambda: with_unknown(x=[{"number": number, "text": "word " * 27} for number in range(20_000)]),
-    "a text": lambda: with_unknown(x='"word"\n' * (3 * MB // 10)),
-    "60,000 keys in Responses": lambda: with_unknown(
-        input="hello", messages=None, max_tokens=None, **{f"key{number:045}": number for number in range(60_000)}
-    ),
-    "60,000 keys and an image": lambda: json.dumps(
-        json.loads(chat(image(4 * MB))) | {f"key{number:045}": number for number in range(60_000)}
-    ).encode(),
 }
 
 
@@ -200,29 +177,3 @@ async def test_mutant_a_body_that_is_parsed_whole_keeps_the_event_loop_even_from
 ) -> None:
     monkeypatch.setattr(call, "parse_body", mutant)
     assert await gap_ms(tmp_path, parts_renderer, "one image", rounds=MUTANT_ROUNDS) > MAX_GAP_MS
-
-
-async def unknown_gap_ms(folder: Path, renderer: ChatRenderer, name: str) -> float:
-    (path := folder / "body").write_bytes(body := UNKNOWN[name]())
-    assert len(body) >= 2.8 * MB
-    async with served(folder, renderer) as app:
-        longest, statuses = await app.longest_gap_ms(path, route_of(name))
-    assert statuses == {200}
-    LOG.info("%s: the longest gap of the loop was %.1f ms", name, longest)
-    return longest
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-async def test_unknown_fields_do_not_keep_the_event_loop(
-    tmp_path: Path, parts_renderer: ChatRenderer, name: str
-) -> None:
-    assert await unknown_gap_ms(tmp_path, parts_renderer, name) <= MAX_UNKNOWN_GAP_MS
-
-
-@pytest.mark.parametrize("name", ["60,000 keys", "60,000 keys in Responses"])
-async def test_mutant_unknown_fields_that_are_parsed_keep_the_event_loop(
-    tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    gap = await unknown_gap_ms(tmp_path, parts_renderer, name)
-    monkeypatch.setattr(bodies, "without_members", lambda body, *_: body)
-    assert await unknown_gap_ms(tmp_path, parts_renderer, name) > 2 * gap

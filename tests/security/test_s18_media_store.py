@@ -18,13 +18,13 @@ from obstore.store import MemoryStore
 
 from semel.cache import LruCache
 from semel.core import Feature, Keyring, Media
+from semel.core.keyed_limit import KeyedLimit
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
 from semel.render.file_sources import FileSources
 from semel.store import objects as objects_module
-from semel.store.byte_limit import KeyedByteLimit
 from semel.store.objects import BucketObjects
 from semel.store.protocol import Payer, no_pin
 from tests.frontend.asgi import Exchange, stream_of
@@ -262,5 +262,5 @@ async def test_uploads_that_wait_for_their_turn_are_called_back_for_another_tena
 async def test_mutant_writes_that_all_begin_at_once_cannot_be_called_back(
     tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects_module, "KeyedByteLimit", lambda _: KeyedByteLimit(1 << 40))
+    monkeypatch.setattr(objects_module, "KeyedLimit", lambda _: KeyedLimit(1 << 40))
     assert await beside_a_tenant_that_has_all_bytes(tmp_path, parts_renderer, 9) == (429, 0)

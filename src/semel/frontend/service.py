@@ -14,7 +14,18 @@ from semel.core.flag import MIB
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
 from semel.fleet.compatibility import contract_id
 from semel.fleet.fleet import Fleet
-from semel.frontend.api.api_fields import API_FIELDS
+from semel.frontend.api.audio_request import SPEECH_REFUSED, TranscriptionRequest, TranslationRequest
+from semel.frontend.api.fields import REFUSED
+from semel.frontend.api.generate_request import GenerateRequest
+from semel.frontend.api.messages_request import MESSAGES_REFUSED, MessagesRequest
+from semel.frontend.api.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
+from semel.frontend.api.responses_request import RESPONSES_REFUSED, ResponsesRequest
 from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
@@ -26,6 +37,16 @@ from semel.store import MediaStore
 
 __all__ = ["FrontendState", "ServedModel"]
 
+_REQUESTS: Final = (
+    *(ChatCompletionRequest, CompletionRequest, ResponsesRequest, MessagesRequest, GenerateRequest),
+    *(TokenizeTextRequest, TokenizeChatRequest, DetokenizeRequest),
+)
+_API_FIELDS: Final = frozenset(GenerateRequest.unsupported).union(
+    *(kind.model_fields for kind in _REQUESTS),
+    *(kind.form_fields() for kind in (TranscriptionRequest, TranslationRequest)),
+    *(REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED, SPEECH_REFUSED),
+)
+"""The top-level fields of all APIs: served, without effect, or refused by name."""
 
 _NOUNS: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
 
@@ -183,7 +204,7 @@ class FrontendState:
 
     def unknown_fields(self) -> UnknownFields:
         """What counts and judges the unknown fields of one request."""
-        return UnknownFields(self.unknown_fields_mode, API_FIELDS)
+        return UnknownFields(self.unknown_fields_mode, _API_FIELDS)
 
     def refusal_wait_s(self, tenant: str) -> float:
         """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""

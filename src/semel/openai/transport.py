@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from functools import cache
+from functools import cache, partial
 from types import ModuleType, TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -31,27 +31,12 @@ def client(*, memory: Memory | None = None, library: ModuleType = httpx, **optio
     `options` are those of `httpx.Client`. Clients that share a `memory` share what they have sent. Its type is `Any`:
     `openai` 3 names the class of httpx2, and takes both.
     """
-    made: httpx.Client = library.Client(**{**_defaults(library), **options})
-    memory = Memory() if memory is None else memory
-    # Wrapped when they are made: a client with a transport of its own ignores the proxies of the environment.
-    made._transport = Transport(made._transport, memory, library=library)
-    made._mounts = {
-        pattern: None if one is None else Transport(one, memory, library=library)
-        for pattern, one in made._mounts.items()
-    }
-    return made
+    return _wrap(library.Client(**{**_defaults(library), **options}), Transport, memory, library)
 
 
 def async_client(*, memory: Memory | None = None, library: ModuleType = httpx, **options: Any) -> Any:
     """An `httpx.AsyncClient` for `openai.AsyncOpenAI(http_client=…)`; the parameters are those of `client`."""
-    made: httpx.AsyncClient = library.AsyncClient(**{**_defaults(library), **options})
-    memory = Memory() if memory is None else memory
-    made._transport = AsyncTransport(made._transport, memory, library=library)
-    made._mounts = {
-        pattern: None if one is None else AsyncTransport(one, memory, library=library)
-        for pattern, one in made._mounts.items()
-    }
-    return made
+    return _wrap(library.AsyncClient(**{**_defaults(library), **options}), AsyncTransport, memory, library)
 
 
 class Transport(httpx.BaseTransport):
@@ -152,6 +137,14 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         await self._inner.__aexit__(exc_type, exc_value, traceback)
+
+
+def _wrap(made: Any, kind: Any, memory: Memory | None, library: ModuleType) -> Any:
+    """Wrap the transports of a made client: one that is given a transport ignores the proxies of the environment."""
+    wrap = partial(kind, memory=Memory() if memory is None else memory, library=library)
+    made._transport = wrap(made._transport)
+    made._mounts = {pattern: None if one is None else wrap(one) for pattern, one in made._mounts.items()}
+    return made
 
 
 def _defaults(library: ModuleType) -> dict[str, Any]:

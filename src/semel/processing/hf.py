@@ -18,17 +18,16 @@ from typing import Any, Final, Self
 from semel.cache import LayoutCache
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Origin, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable, ServiceError
-from semel.media import DecodeLimits, Pieces, Video, cut_audio, decode_audio, decode_image, decode_video
+from semel.media import DecodeLimits, Pieces, Video, VideoHeader, cut_audio, decode_audio, decode_image, decode_video
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
-from semel.processing.frames import choose_frames, describe_frames
 from semel.processing.options import check_options
 from semel.processing.origin import origin_of
 from semel.processing.runs import RunTokenizer
 from semel.processing.tensors import from_torch, is_out_of_memory
 
-__all__ = ["HfProcessor"]
+__all__ = ["HfProcessor", "choose_frames"]
 
 _ARGUMENT: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
 _PARTS: Final[Mapping[Modality, str]] = {
@@ -242,14 +241,14 @@ class HfProcessor:
 def _origin_of(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
     if not isinstance(decoded, Video):
         return origin_of(modality, decoded, options)
-    described = {**describe_frames(decoded.header, decoded.indices), "do_sample_frames": False}
+    described = {**_describe_frames(decoded.header, decoded.indices), "do_sample_frames": False}
     return origin_of(modality, decoded.frames, options, described)
 
 
 def _video_arguments(video: Video) -> Mapping[str, object]:
     from transformers.video_utils import VideoMetadata
 
-    metadata = VideoMetadata(**describe_frames(video.header, video.indices))
+    metadata = VideoMetadata(**_describe_frames(video.header, video.indices))
     return {"videos": [video.frames], "video_metadata": [metadata], "do_sample_frames": False}
 
 
@@ -260,3 +259,25 @@ def _placeholders(processor: Any) -> Mapping[Modality, str]:
         "video": getattr(processor, "video_token", None),
     }
     return {modality: token for modality, token in tokens.items() if token is not None}
+
+
+def choose_frames(video_processor: Any, header: VideoHeader, *, fps: float) -> list[int]:
+    """Choose the frames that a model looks at, by the rule of its own HF video processor."""
+    from transformers.video_utils import VideoMetadata
+
+    try:
+        chosen = video_processor.sample_frames(VideoMetadata(**_describe_frames(header)), fps=fps)
+    except (ValueError, ArithmeticError):
+        raise MediaDegenerate(f"the video has {header.num_frames} frames, too few for this model") from None
+    # A step in float32 can end one past the last frame.
+    return [min(index, header.num_frames - 1) for index in chosen.tolist()]
+
+
+def _describe_frames(header: VideoHeader, indices: Sequence[int] | None = None) -> Mapping[str, Any]:
+    """The fields of transformers' `VideoMetadata`."""
+    return {
+        "total_num_frames": header.num_frames,
+        "fps": header.fps,
+        "duration": header.duration_s,
+        "frames_indices": None if indices is None else list(indices),
+    }

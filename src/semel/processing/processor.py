@@ -8,8 +8,9 @@ when they are loaded: the one that needs vLLM lives with everything else that do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+import fcntl
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -19,7 +20,6 @@ from semel.errors import ConfigError
 from semel.media import DecodeLimits, Pieces
 from semel.processing.families import Family, family_of
 from semel.processing.folder import read_config, runs_code
-from semel.processing.module_cache import module_cache_lock
 
 __all__ = ["Processor", "ProcessorKind", "choose_processor", "load_processor"]
 
@@ -98,7 +98,7 @@ def choose_processor(
 def load_processor(kind: ProcessorKind, folder: Path, target: Target, limits: DecodeLimits | None = None) -> Processor:
     """Load a model folder's processor; nothing is fetched."""
     module, name = _HOMES[choose_processor(kind, read_config(folder), needs_vllm=_needs_vllm(folder, target))]
-    with module_cache_lock() if target.rendering.trust_remote_code else nullcontext():
+    with _module_cache_lock() if target.rendering.trust_remote_code else nullcontext():
         processor: Processor = getattr(import_module(module), name).load(folder, target, limits)
     return processor
 
@@ -109,3 +109,19 @@ def _needs_vllm(folder: Path, target: Target) -> list[str]:
     names += ["tokenizer"] if target.rendering.tokenizer is not None else []
     names += ["trust_remote_code"] if runs_code(folder, target.rendering) else []
     return [f"--{name.replace('_', '-')}" for name in names]
+
+
+@contextmanager
+def _module_cache_lock() -> Iterator[None]:
+    """Load a model's code alone: no other process of semel on this machine does meanwhile.
+
+    transformers copies the code to a folder that processes share, and does not lock it: one could import a file that
+    another is writing.
+    """
+    from transformers.utils import HF_MODULES_CACHE
+
+    folder = Path(HF_MODULES_CACHE)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".semel.lock").open("a") as file:  # closing it unlocks it, however the process ends
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from semel.core.keyed_limit import KeyedLimit
 from semel.errors import ConfigError, MediaStoreUnavailable
-from semel.store.byte_limit import KeyedByteLimit
 from semel.store.protocol import FRONTEND, Payer
 from semel.telemetry.sampling import SampledLog
 
@@ -101,9 +101,9 @@ class BucketObjects:
         self._store = store
         self._folder = folder
         self._timeout_s = timeout_s
-        self._operations = KeyedByteLimit(_MAX_TENANT_OPERATIONS)
+        self._operations: KeyedLimit[str] = KeyedLimit(_MAX_TENANT_OPERATIONS)
         self._all_operations = asyncio.Semaphore(_MAX_OPERATIONS)
-        self._bytes = KeyedByteLimit(_MAX_BYTES)
+        self._bytes: KeyedLimit[str] = KeyedLimit(_MAX_BYTES)
         """What the operations of each owner hold, of those too that were given up."""
         self._abandoned: dict[str, dict[asyncio.Future[Any], int]] = {}
         """By owner: what was given up and has not ended yet."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from semel.core import Submission, tenant_name
+from semel.core.keyed_limit import KeyedLimit
 from semel.core.lru import LruMap
 from semel.engine.vllm.compat import skip_grammar_checks
 from semel.engine.vllm.grammar_child import Outcome, Setup
@@ -39,7 +40,6 @@ from semel.engine.vllm.grammar_content import (
 from semel.engine.vllm.grammar_limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarLimits
 from semel.engine.vllm.grammar_process import GrammarProcess
 from semel.errors import Busy, EngineFailed, InvalidRequest, NotReady
-from semel.media.fetch.keyed_limit import KeyedLimit
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
@@ -260,7 +260,7 @@ class Grammars:
 
     async def _judge(self, key: _Key, outputs: Any, cache_salt: str | None) -> _Judged:
         """Judge a grammar: on trial, and in the engine, one after the other for each tenant."""
-        with await self._tenants.take(key[0]):
+        with await self._tenants.permit(key[0]):
             async with self._room:
                 if (judged := self._judged.get(key)) is None:
                     judged = await self._try(key, outputs)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 
@@ -84,8 +85,7 @@ class TierBooks:
         self._request: Any = None
         self._features: dict[str, tuple[int, dict[str, Any]]] = {}
         """The items of each request by identifier, and how many it had then. A search for each would be quadratic."""
-        self._load_bytes = self._load_ns = self._save_bytes = self._save_ns = 0
-        self._arrival_bytes = self._arrival_ns = 0
+        self._copied: Counter[str] = Counter()
         self.transfers.on_saved = self._saved
         if page is not None:
             self._epoch = page.epoch
@@ -96,15 +96,10 @@ class TierBooks:
         """What has been done so far, under the names of `EncoderTotals`."""
         shelf, counts = self.shelf, self.transfers.counts
         return {
+            **self._copied,
             "tier_loads": counts.loads,
-            "tier_load_bytes": self._load_bytes,
-            "tier_load_ns": self._load_ns,
             "tier_arrivals": counts.arrivals,
-            "tier_arrival_bytes": self._arrival_bytes,
-            "tier_arrival_ns": self._arrival_ns,
             "tier_saves": counts.saves,
-            "tier_save_bytes": self._save_bytes,
-            "tier_save_ns": self._save_ns,
             "tier_not_saved": counts.lost + shelf.counts.full,
             "tier_evictions": shelf.counts.evictions,
             "tier_capacity_bytes": shelf.blocks * self._block_bytes,
@@ -163,12 +158,7 @@ class TierBooks:
             if one.has_new_weights:
                 self.reset(new_weights=True)
             if one.report.rank == 0:
-                self._load_bytes += one.load_bytes
-                self._load_ns += one.load_ns
-                self._arrival_bytes += one.arrival_bytes
-                self._arrival_ns += one.arrival_ns
-                self._save_bytes += one.save_bytes
-                self._save_ns += one.save_ns
+                self._copied.update(one.copied)
         self.on_change()
 
     def forget(self, identifiers: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,16 +57,12 @@ class RankReport:
     """What one worker process did in a step."""
 
     report: Report
+    copied: Counter[str]
+    """Bytes and nanoseconds, under the names of `EncoderTotals`."""
     row_bytes: int = 0
     """What an embedding takes, if an output did not fit what was expected; else 0."""
     has_new_weights: bool = False
     """Whether everything that was saved before is of other weights."""
-    load_bytes: int = 0
-    load_ns: int = 0
-    arrival_bytes: int = 0
-    arrival_ns: int = 0
-    save_bytes: int = 0
-    save_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -104,35 +101,19 @@ class _Done:
 
     saved: list[Saved] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
+    copied: Counter[str] = field(default_factory=Counter)
     row_bytes: int = 0
     has_new_weights: bool = False
-    load_bytes: int = 0
-    load_ns: int = 0
-    arrival_bytes: int = 0
-    arrival_ns: int = 0
-    save_bytes: int = 0
-    save_ns: int = 0
+
+    def count(self, kind: str, nbytes: int, elapsed_ns: int = 0) -> None:
+        self.copied.update({f"tier_{kind}_bytes": nbytes, f"tier_{kind}_ns": elapsed_ns})
 
     def count_load(self, load: Load, nbytes: int, elapsed_ns: int = 0) -> None:
-        if load.is_arrival:
-            self.arrival_bytes += nbytes
-            self.arrival_ns += elapsed_ns
-        else:
-            self.load_bytes += nbytes
-            self.load_ns += elapsed_ns
+        self.count("arrival" if load.is_arrival else "load", nbytes, elapsed_ns)
 
     def report(self, rank: int, closed: int) -> RankReport:
-        return RankReport(
-            Report(rank, closed, tuple(self.saved), tuple(self.loaded)),
-            self.row_bytes,
-            self.has_new_weights,
-            self.load_bytes,
-            self.load_ns,
-            self.arrival_bytes,
-            self.arrival_ns,
-            self.save_bytes,
-            self.save_ns,
-        )
+        report = Report(rank, closed, tuple(self.saved), tuple(self.loaded))
+        return RankReport(report, self.copied, self.row_bytes, self.has_new_weights)
 
 
 class HostCopies:
@@ -172,8 +153,7 @@ class HostCopies:
             place[:count].copy_(content[start : start + count])
             start += count
         self._done.saved.append(Saved(save.transfer, _form(output)))
-        self._done.save_bytes += output.nbytes
-        self._done.save_ns += perf_counter_ns() - started_ns
+        self._done.count("save", output.nbytes, perf_counter_ns() - started_ns)
 
     def forget(self) -> None:
         """See `Copies`."""
@@ -263,7 +243,7 @@ class DeviceCopies:
         if ended is not None:
             for transfer in map(int, ended.completed_saves):
                 self._done.saved.append(Saved(transfer, self._forms.pop(transfer)))
-                self._done.save_bytes += self._bytes.pop(transfer)
+                self._done.count("save", self._bytes.pop(transfer))
             self._done.loaded += ended.completed_loads
         if self._done == _Done():
             return None

@@ -16,6 +16,9 @@ from semel.frontend.api.unknown_fields import UnknownFields
 __all__ = ["REFUSED", "Ignored", "tell_nulls", "tell_refused", "without_refused"]
 
 
+_MAX_MEMBERS: Final = 4_096
+"""Of a request, and of its sampling parameters: counted before a field is looked at. No API has so many fields."""
+
 _Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
 
 
@@ -81,19 +84,16 @@ def without_refused(
     A field in `known` is not changed, except that null means the same as leaving it out. `unknown` counts and judges
     the others; without it they are refused.
     """
-    kept: dict[str, Any] = {}
+    if len(body) > _MAX_MEMBERS:
+        raise InvalidRequest(f"an object of the request has {len(body):,} members; the limit is {_MAX_MEMBERS:,}")
+    others = [name for name in body if name not in known]
+    for name in (name for name in others if name in refused):
+        value, (neutral, instead) = body[name], refused[name]
+        if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
+            raise InvalidRequest.of(name, f"not supported: {instead}")
     unknown = UnknownFields() if unknown is None else unknown
-    for name, value in body.items():
-        if name not in known and name in refused:
-            neutral, instead = refused[name]
-            if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
-                raise InvalidRequest.of(name, f"not supported: {instead}")
-        elif name not in known:
-            unknown.add(name)
-        elif value is not None:
-            kept[name] = value
-    unknown.check(known, body.keys())
-    return kept
+    unknown.check([name for name in others if name not in refused], known, body.keys())
+    return {name: value for name, value in body.items() if name in known and value is not None}
 
 
 def tell_refused(schema: dict[str, Any], refused: Mapping[str, tuple[tuple[object, ...], str]] = REFUSED) -> None:

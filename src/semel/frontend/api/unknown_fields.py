@@ -7,13 +7,13 @@ ignored too, so a near miss of a field that the API has is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from semel.errors import InvalidRequest, excerpt
 
-__all__ = ["UnknownFields", "UnknownFieldsMode", "header_of", "nearest"]
+__all__ = ["UnknownFields", "UnknownFieldsMode", "nearest"]
 
 UnknownFieldsMode = Literal["warn", "refuse", "ignore"]
 
@@ -31,7 +31,7 @@ _NOT_PRINTED: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 @dataclass(slots=True)
 class UnknownFields:
-    """The unknown fields of one request, counted while they are read. Of their values nothing is kept."""
+    """The unknown fields of one request. Of their values nothing is kept."""
 
     mode: UnknownFieldsMode = "refuse"
     elsewhere: frozenset[str] = frozenset()
@@ -39,47 +39,36 @@ class UnknownFields:
     part of a request, whose unknown fields are always refused."""
 
     count: int = 0
-    names: list[str] = field(default_factory=list)
+    names: Sequence[str] = ()
     """Of the first ones, cut to a length that no field has."""
 
-    def add(self, name: str) -> None:
-        """Count a field."""
-        self.count += 1
-        if len(self.names) < _MAX_NAMES:
-            self.names.append(name[: _MAX_NAME_CHARS + 1])
+    def check(self, names: Sequence[str], known: Collection[str], sent: Collection[str]) -> None:
+        """Count the fields, and refuse those that are not ignored.
 
-    def clear(self) -> None:
-        """Begin again, with the same request."""
-        self.count = 0
-        self.names.clear()
-
-    def check(self, known: Collection[str], sent: Collection[str]) -> None:
-        """Refuse what is not ignored. `known` are the fields that the API has, `sent` those of them in the request."""
-        if self.mode == "ignore" or not self.count:
+        `known` are the fields that the API has, `sent` those of the request.
+        """
+        self.count, self.names = len(names), [name[: _MAX_NAME_CHARS + 1] for name in names[:_MAX_NAMES]]
+        if self.mode == "ignore" or not names:
             return
         for name in self.names:
-            if name in self.elsewhere:
-                continue
-            if (meant := nearest(name, known)) is not None and meant not in sent:
+            if name not in self.elsewhere and (meant := nearest(name, known)) is not None and meant not in sent:
                 raise InvalidRequest.of(_printed(name), f"unknown field; did you mean {meant}?")
         if self.mode == "refuse":
             hint = ", or let the operator set --unknown-fields warn" if self.elsewhere else ""
             raise InvalidRequest.of(_printed(self.names[0]), f"unknown field; leave it out{hint}")
 
+    def header(self) -> str:
+        """List the names for a header: ASCII without controls, commas and spaces in a name, and of a bounded length."""
+        more = [f"{self.count - len(self.names)} more"] if self.count > len(self.names) else []
+        return ", ".join([*map(_printed, self.names), *more])
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be: the same letters written otherwise, or one slip away."""
+    """Find the known name that was probably meant: the same letters written otherwise, or one slip away."""
     if len(name) > _MAX_NAME_CHARS:
         return None
     plain = _NOT_ALIKE.sub("", name.lower())
     return min((one for one in known if _is_near(name, one) or _is_alike(plain, one)), default=None)
-
-
-def header_of(names: Iterable[str], count: int) -> str:
-    """The names in a header: ASCII without controls, commas and spaces inside a name, and of a bounded length."""
-    printed = [_printed(name) for name in names]
-    more = [f"{count - len(printed)} more"] if count > len(printed) else []
-    return ", ".join([*printed, *more])
 
 
 def _printed(name: str) -> str:
@@ -88,12 +77,12 @@ def _printed(name: str) -> str:
 
 
 def _is_alike(plain: str, known: str) -> bool:
-    """Whether they differ only in case and in what stands between words: `maxTokens`."""
+    """Compare them without case and what stands between words: `maxTokens`."""
     return len(plain) >= _MIN_ALIKE_CHARS and plain == _NOT_ALIKE.sub("", known)
 
 
 def _is_near(name: str, known: str) -> bool:
-    """Whether one letter is missing, too many or another, or two are swapped."""
+    """Find out if one letter is missing, too many or another, or two are swapped."""
     if min(len(name), len(known)) < _MIN_NEAR_CHARS or abs(len(name) - len(known)) > 1:
         return False
     shorter = min(len(name), len(known))

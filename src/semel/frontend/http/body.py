@@ -19,7 +19,6 @@ from semel.frontend.api.faults import fault_of
 from semel.frontend.api.unknown_fields import UnknownFields
 from semel.frontend.budget import Account
 from semel.frontend.http.long_strings import Cut, cut_long_strings
-from semel.frontend.http.members import without_members
 from semel.frontend.http.sse import EventStream, until_gone
 from semel.frontend.limits import BodyLimits
 from semel.render.inline import run
@@ -50,10 +49,8 @@ _FEW: Final = 64
 _MAX_ERRORS: Final = 100
 
 _SMALL_BYTES: Final = 256 * 1024
-"""A JSON text of this size is parsed on the event loop, in 1 ms at most; a larger one in a thread."""
-
-_FEW_BYTES: Final = 16 * 1024
-"""Of a JSON text of this size the fields that no API has are cut out on the event loop, in 1 ms at most."""
+_SMALL_VALUES: Final = 4_096
+"""A JSON text of this size with so many values is parsed on the event loop, in 4 ms at most; others in a thread."""
 
 _PIECE: Final = 1 << 20
 """What is done to the bytes of a body on the event loop, or with the interpreter's lock, is done to so many at once."""
@@ -135,11 +132,11 @@ async def parse_body(
 ) -> _T:
     """Parse a body of any size as `parse` does, and let the event loop go on.
 
-    The long strings of its media are cut out, and the fields that no API has. If a token is not found again in a field
-    that takes media, or the rest is not valid, then the body is parsed with its strings: its result, and its error, are
-    the same as without the cut. A body that is too long to be parsed so gets the error of the rest instead.
+    The long strings of its media are cut out. If a token is not found again in a field that takes media, or the rest is
+    not valid, then the body is parsed with its strings: its result, and its error, are the same as without the cut. A
+    body that is too long to be parsed so gets the error of the rest instead.
     """
-    if len(body) <= _SMALL_BYTES:
+    if _is_small(body):
         _check_text(len(body), limits)
         return parse(body, kind, unknown)
     if (parsed := await _parse_without_long_strings(body, kind, limits, unknown)) is not None:
@@ -174,36 +171,23 @@ async def _parse_without_long_strings(
         return None
     _check_text(len(cut.rest), limits)
     parsing = partial(_parse_cut, cut, kind, unknown, raises=len(body) > limits.max_text_bytes)
-    return await run(parsing, light=len(cut.rest) <= _FEW_BYTES)
+    return await run(parsing, light=_is_small(cut.rest))
 
 
 def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T], unknown: UnknownFields | None) -> _T:
     """Parse the only body of a list and take it out: a thread keeps its arguments for a moment after its result."""
-    return parse(_without_unknown(bodies.pop(), unknown), kind, unknown)
+    return parse(bodies.pop(), kind, unknown)
 
 
 def _parse_cut(cut: Cut, kind: TypeAdapter[_T], unknown: UnknownFields | None, *, raises: bool) -> _T | None:
     """The request, if the cut was right; an error of what is left is its error if it `raises`."""
-    rest = _without_unknown(cut.rest, unknown)
-    strings = cut.strings if rest is cut.rest else cut.strings_in(rest)
     try:
-        parsed = parse(rest, kind, unknown)
+        parsed = parse(cut.rest, kind, unknown)
     except InvalidRequest:
         if raises:
             raise
         return None
-    return parsed if put_media(getattr(parsed, "messages", ()), strings) == len(strings) else None
-
-
-def _without_unknown(body: bytes | bytearray, unknown: UnknownFields | None) -> bytes | bytearray:
-    """The body without the fields that no API has; they are counted."""
-    if unknown is None:
-        return body
-    unknown.clear()
-    rest = without_members(body, unknown.elsewhere, unknown.add)
-    if rest is body:
-        unknown.clear()  # if it cannot be read, the parser meets them again
-    return rest
+    return parsed if put_media(getattr(parsed, "messages", ()), cut.strings) == len(cut.strings) else None
 
 
 def _check_size(size: int, limits: BodyLimits) -> None:
@@ -221,14 +205,21 @@ def _check_text(size: int, limits: BodyLimits) -> None:
 
 def _count_values(body: bytes | bytearray, limits: BodyLimits) -> int:
     """Upper bound on the number of values: each follows a comma or an opening bracket. Strings may have these too."""
-    pieces = range(0, len(body), _PIECE)
-    values = sum(_count(body, mark, start, start + _PIECE) for start in pieces for mark in _MARKS)
+    values = _marks(body)
     if values > limits.max_values:
         raise MediaTooLarge(
             f"the request has {values:,} commas and opening brackets; the limit is {limits.max_values:,}: send fewer "
             "values, or raise it with --max-body-values"
         )
     return values
+
+
+def _is_small(body: bytes | bytearray) -> bool:
+    return len(body) <= _SMALL_BYTES and (len(body) <= _SMALL_VALUES or _marks(body) <= _SMALL_VALUES)
+
+
+def _marks(body: bytes | bytearray) -> int:
+    return sum(_count(body, mark, start, start + _PIECE) for start in range(0, len(body), _PIECE) for mark in _MARKS)
 
 
 def _count(body: bytes | bytearray, mark: bytes, start: int, end: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import Scope
 
-from semel.frontend.api.unknown_fields import UnknownFields, header_of
+from semel.frontend.api.unknown_fields import UnknownFields
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
@@ -40,7 +40,7 @@ class IgnoredFields:
         route = getattr(request.scope.get("route"), "path", "unknown")
         self._fields[route] += unknown.count
         if unknown.mode == "warn":
-            setattr(request.state, _STATE, header := header_of(unknown.names, unknown.count))
+            setattr(request.state, _STATE, header := unknown.header())
             self._log(route, header)
 
     def samples(self) -> Iterator[Sample]:

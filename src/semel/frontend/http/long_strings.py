@@ -43,12 +43,6 @@ class Cut:
     strings: Mapping[str, LongString]
     """By the tokens in `rest` that stand for them."""
 
-    def strings_in(self, part: bytes | bytearray) -> Mapping[str, LongString]:
-        """Those whose tokens are in a part of the rest."""
-        nonce = next(iter(self.strings)).rpartition("x")[0]
-        found = {token.decode() for token in re.findall(rb"%bx[0-9]+" % nonce.encode(), part)}
-        return {token: string for token, string in self.strings.items() if token in found}
-
 
 def cut_long_strings(body: bytes | bytearray, nonce: str) -> Cut:
     """Cut the long strings out. `nonce` makes the tokens unguessable: it is random and of letters and digits."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from msgspec import Struct
+from starlette.responses import Response
+
+from semel.core import Output
 from semel.engine import Stream
+from semel.errors import SemelError
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
-from semel.frontend.api.chat_response import ChatResponse, Head
+from semel.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk, ChatResponse, Head
 from semel.frontend.api.requests import ChatCompletionRequest
 from semel.frontend.api.translation import Translated
 from semel.frontend.execution import submit_draft
+from semel.frontend.http.respond import respond
+from semel.frontend.http.sse import EventFormat, named_event
 from semel.frontend.routes.call import Call
 from semel.frontend.service import ServedModel
 from semel.store.names import public_id
 
-__all__ = ["BegunChat", "answer_head", "begin_chat", "begin_translated", "count_tokens"]
+__all__ = ["BegunChat", "EventTranslator", "answer_head", "begin_chat", "begin_translated", "count_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,51 @@ class BegunChat:
     is_streamed: bool
     media_ids: list[str] | None
     """The ids of its items, if the request wants them."""
+
+    async def respond_as(
+        self,
+        stream: EventTranslator,
+        translate: Callable[[ChatCompletion], object],
+        error_event: Callable[[SemelError], bytes],
+    ) -> Response:
+        """The response of another API: `translate` makes its answer of the chat's, `stream` its events."""
+        form = EventFormat(named_event, error_event, done=b"")
+        answer = _TranslatedAnswer(self.answer, stream, translate)
+        return await respond(self.stream, answer, streamed=self.is_streamed, form=form)
+
+
+class EventTranslator(Protocol):
+    """Turns the chunks of one chat into events of another API."""
+
+    def events(self, chunk: ChatCompletionChunk) -> Iterator[Struct]:
+        """The events for a chunk."""
+        ...
+
+    def closing(self) -> Iterator[Struct]:
+        """The events that end a stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _TranslatedAnswer:
+    chat: ChatResponse
+    stream: EventTranslator
+    translate: Callable[[ChatCompletion], object]
+
+    def add(self, output: Output) -> None:
+        self.chat.add(output)
+
+    def whole(self) -> object:
+        return self.translate(self.chat.whole())
+
+    def chunks(self, output: Output) -> Iterator[Struct]:
+        for chunk in self.chat.chunks(output):
+            yield from self.stream.events(chunk)
+
+    def closing(self) -> Iterator[Struct]:
+        for chunk in self.chat.closing():
+            yield from self.stream.events(chunk)
+        yield from self.stream.closing()
 
 
 async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:

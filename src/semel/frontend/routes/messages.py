@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.core import Output
 from semel.errors import SemelError
-from semel.frontend.api.chat_response import ChatResponse
 from semel.frontend.api.messages_request import TRANSLATED_COUNT, TRANSLATED_MESSAGES
 from semel.frontend.api.messages_response import (
     MESSAGES_EVENTS,
@@ -22,8 +17,7 @@ from semel.frontend.api.messages_response import (
 )
 from semel.frontend.api.translation import Translated
 from semel.frontend.http.errors import MESSAGES, messages_error_body
-from semel.frontend.http.respond import respond
-from semel.frontend.http.sse import EventFormat, named_event
+from semel.frontend.http.sse import named_event
 from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.chat import begin_translated, count_tokens
 from semel.frontend.routes.openapi import DocumentedRoute, takes
@@ -55,35 +49,10 @@ def messages_routes(service: FrontendState) -> list[DocumentedRoute]:
     ]
 
 
-class _Answer:
-    """Makes an answer of this API from a chat's."""
-
-    def __init__(self, chat: ChatResponse, name: str, model: str) -> None:
-        self._chat = chat
-        self._name = name
-        self._stream = MessagesStream(name, model)
-
-    def add(self, output: Output) -> None:
-        self._chat.add(output)
-
-    def whole(self) -> MessagesAnswer:
-        return whole_answer(self._chat.whole(), self._name)
-
-    def chunks(self, output: Output) -> Iterator[Struct]:
-        for chunk in self._chat.chunks(output):
-            yield from self._stream.events(chunk)
-
-    def closing(self) -> Iterator[Struct]:
-        for chunk in self._chat.closing():
-            yield from self._stream.events(chunk)
-        yield from self._stream.closing()
-
-
 async def _respond(call: Call, request: Translated[None]) -> Response:
     begun = await begin_translated(call, request)
-    answer = _Answer(begun.answer, begun.name, begun.head.model)
-    form = EventFormat(named_event, _error_event, done=b"")
-    return await respond(begun.stream, answer, streamed=begun.is_streamed, form=form)
+    stream = MessagesStream(begun.name, begun.head.model)
+    return await begun.respond_as(stream, lambda chat: whole_answer(chat, begun.name), _error_event)
 
 
 async def _count(call: Call, request: Translated[None]) -> Response:

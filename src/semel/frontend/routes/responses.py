@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from semel.core import Output
 from semel.errors import SemelError
-from semel.frontend.api.chat_response import ChatResponse
 from semel.frontend.api.responses_events import RESPONSES_EVENTS, ResponsesStream
 from semel.frontend.api.responses_request import TRANSLATED_RESPONSES, ResponsesEcho
 from semel.frontend.api.responses_response import InputTokens, Response, ResponsesHead
 from semel.frontend.api.translation import Translated
-from semel.frontend.http.respond import respond
-from semel.frontend.http.sse import EventFormat, named_event
+from semel.frontend.http.sse import named_event
 from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.chat import begin_translated, count_tokens
 from semel.frontend.routes.openapi import DocumentedRoute, takes
@@ -51,40 +46,15 @@ def responses_routes(service: FrontendState) -> list[DocumentedRoute]:
     ]
 
 
-class _Answer:
-    """Makes an answer of this API from a chat's."""
-
-    def __init__(self, chat: ChatResponse, head: ResponsesHead) -> None:
-        self._chat = chat
-        self._head = head
-        self._stream = ResponsesStream(head)
-
-    def add(self, output: Output) -> None:
-        self._chat.add(output)
-
-    def whole(self) -> Response:
-        return self._head.whole(self._chat.whole())
-
-    def chunks(self, output: Output) -> Iterator[Struct]:
-        for chunk in self._chat.chunks(output):
-            yield from self._stream.events(chunk)
-
-    def closing(self) -> Iterator[Struct]:
-        for chunk in self._chat.closing():
-            yield from self._stream.events(chunk)
-        yield from self._stream.closing()
-
-    def error(self, error: SemelError) -> bytes:
-        return b"".join(map(named_event, self._stream.failure(public_error(error))))
-
-
 async def _respond(call: Call, request: Translated[ResponsesEcho]) -> HttpResponse:
     begun = await begin_translated(call, request)
     head = ResponsesHead(begun.name, begun.head.model, begun.head.created, request.echo, begun.media_ids)
-    answer = _Answer(begun.answer, head)
-    return await respond(
-        begun.stream, answer, streamed=begun.is_streamed, form=EventFormat(named_event, answer.error, done=b"")
-    )
+    stream = ResponsesStream(head)
+
+    def error_event(error: SemelError) -> bytes:
+        return b"".join(map(named_event, stream.failure(public_error(error))))
+
+    return await begun.respond_as(stream, head.whole, error_event)
 
 
 async def _count(call: Call, request: Translated[ResponsesEcho]) -> HttpResponse:

@@ -21,10 +21,10 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from semel.core.keyed_limit import KeyedLimit
 from semel.errors import InvalidRequest, MediaNotAllowed, MediaTooLarge, MediaUnavailable
 from semel.media.fetch.connector import CheckedConnector, Lookup, look_up
 from semel.media.fetch.freshness import HEADERS, Freshness
-from semel.media.fetch.keyed_limit import KeyedLimit
 from semel.media.fetch.policy import MediaPolicy, unreachable
 from semel.media.fetch.responses import StoredResponse
 from semel.media.fetch.settings import FetchLimits
@@ -87,7 +87,7 @@ class Downloader:
         """
         try:
             async with asyncio.timeout(self._limits.total_s):
-                with (await self._tenants.take(tenant)).current():
+                with (await self._tenants.permit(tenant)).current():
                     return await self._follow(url, spend, stored, tenant)
         except TimeoutError as error:
             logger.info("fetching %s took too long: %s", url, _reason(error))
@@ -109,7 +109,7 @@ class Downloader:
         self._policy.check(url)
         while True:
             known = stored if stored is not None and stored.hops[-1] == hops[-1] else None
-            with await self._hosts.take((tenant, hops[-1].host, hops[-1].port)):
+            with await self._hosts.permit((tenant, hops[-1].host, hops[-1].port)):
                 answer = await self._ask(hops[-1], spend, known)
             if answer.location is None:
                 freshness = reduce(Freshness.limited_by, passed, answer.freshness)

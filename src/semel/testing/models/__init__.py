@@ -1,9 +1,9 @@
 """Tiny real models: published architectures and processors, random weights, ordinary model folders.
 
 `build` writes one folder. The same family gives the same bytes, in every process. A family is its sizes, its special
-tokens and the gain of each weight: a `Declaration` beside its kin, or a module of its own with a `write`. `tokenizer`,
-`text`, `weights` and `folder` are common to all of them. The weights are scaled so that another image or clip gives
-another greedy text; the text itself means nothing. `FAMILIES` also says how vLLM serves each of them.
+tokens and the gain of each weight: a `Declaration` in a module with its kin. `tokenizer`, `text`, `weights` and
+`folder` are common to all of them. The weights are scaled so that another image or clip gives another greedy text; the
+text itself means nothing. `FAMILIES` also says how vLLM serves each of them.
 
 torch and transformers are imported while building, never by importing this package.
 """
@@ -24,37 +24,26 @@ from semel.testing.models import (
     internvl,
     lfm2,
     llava,
-    llava_next,
     mistral,
     omni,
     paddleocr,
-    qwen2_5_vl,
     qwen2_audio,
     qwen2_vl,
     qwen3,
-    smolvlm,
     whisper,
 )
 from semel.testing.models.tiny_model import Serving, TinyModel
 
 __all__ = ["FAMILIES", "Serving", "TinyModel", "build"]
 
-_HAND_WRITTEN = {
-    "gemma3": TinyModel(gemma3.write, Serving(max_items={"image": 4})),
-    "idefics3": TinyModel(idefics3.write, Serving(max_items={"image": 4})),
-    "llava": TinyModel(llava.write, Serving(max_items={"image": 4})),
-    "qwen2-audio": TinyModel(qwen2_audio.write, Serving(max_items={"audio": 3})),
-    "qwen2-vl": TinyModel(qwen2_vl.write, Serving(max_items={"image": 4, "video": 2})),
-    "qwen2.5-vl": TinyModel(qwen2_5_vl.write, Serving(max_items={"image": 4, "video": 2})),
-    "whisper": TinyModel(
-        whisper.write,
-        Serving(max_items={"audio": 1}, max_model_len=448, flags=("--max-num-batched-tokens", "3200")),
-    ),
-}
-_DECLARED = (cohere, deepseek, gemma, glm, internvl, lfm2, llava_next, mistral, omni, paddleocr, qwen3, smolvlm)
-_TABLED = {family.family: family.tiny_model() for kin in _DECLARED for family in kin.FAMILIES}
+_KIN = (
+    *(cohere, deepseek, gemma, gemma3, glm, idefics3, internvl, lfm2, llava, mistral, omni, paddleocr),
+    *(qwen2_audio, qwen2_vl, qwen3, whisper),
+)
 
-FAMILIES: Mapping[str, TinyModel] = MappingProxyType(dict(sorted({**_HAND_WRITTEN, **_TABLED}.items())))
+FAMILIES: Mapping[str, TinyModel] = MappingProxyType(
+    dict(sorted((one.family, one.tiny_model()) for kin in _KIN for one in kin.FAMILIES))
+)
 
 
 def build(family: str, directory: Path) -> Path:

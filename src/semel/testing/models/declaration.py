@@ -60,14 +60,24 @@ class Declaration:
     end: str
     """The special token that ends an answer."""
 
+    stops: tuple[str, ...] = ()
+    """Further tokens that end an answer."""
+
     pad: str
     named_tokens: Mapping[str, str] | None = None
     """Roles of special tokens; None for the tokenizer of Qwen2."""
 
+    own_tokenizer: Callable[[Vocabulary], Any] | None = None
+    """A tokenizer of a class of its own, before the plain tokens are added."""
+
     plain_tokens: tuple[str, ...] = ()
     """Further tokens of the vocabulary that are not special."""
 
-    chat_template: str
+    vocabulary_tokens: int = VOCABULARY_TOKENS
+    chat_template: str | None
+    generation: Callable[[IdOf], Mapping[str, Any]] = lambda _: {}
+    """Further values of the generation configuration."""
+
     gains: Mapping[str, float] = field(default_factory=dict)
     """Of weights, before those of the common text model."""
 
@@ -92,14 +102,16 @@ class Declaration:
         from transformers import GenerationConfig
 
         tokens = (*self.special_tokens, *self.plain_tokens)
-        vocabulary = train(VOCABULARY_TOKENS - len(tokens))
+        vocabulary = train(self.vocabulary_tokens - len(tokens))
         tokenizer = self._tokenizer(vocabulary)
-        config = self.config(tokenizer.convert_tokens_to_ids)
-        end, pad = map(tokenizer.convert_tokens_to_ids, (self.end, self.pad))
+        config = self.config(id_of := tokenizer.convert_tokens_to_ids)
+        end, *stops = map(id_of, (self.end, *self.stops))
         write_folder(
             directory,
             config=config,
-            generation=GenerationConfig(eos_token_id=end, pad_token_id=pad),
+            generation=GenerationConfig(
+                eos_token_id=[end, *stops] if stops else end, pad_token_id=id_of(self.pad), **self.generation(id_of)
+            ),
             processor=self.processor(tokenizer) or tokenizer,
             tensors=None if self.shapes is None else self._tensors(self.shapes(config), vocabulary.spoken(), end),
         )
@@ -123,7 +135,9 @@ class Declaration:
         from tokenizers import AddedToken
 
         tokenizer: Any
-        if self.named_tokens is None:
+        if self.own_tokenizer is not None:
+            tokenizer = self.own_tokenizer(vocabulary)
+        elif self.named_tokens is None:
             tokenizer = qwen2(vocabulary, self.special_tokens, self.max_positions)
         else:
             tokenizer = byte_level(vocabulary, self.special_tokens, self.max_positions, named=self.named_tokens)

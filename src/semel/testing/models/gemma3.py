@@ -7,20 +7,15 @@ published checkpoints (`vision_tower.vision_model.`, `language_model.model.`); t
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from semel.testing.models import weights
-from semel.testing.models.folder import write_folder
-from semel.testing.models.text import VOCABULARY_TOKENS, text_config
-from semel.testing.models.tokenizer import Vocabulary, byte_level, train
+from semel.testing.models.declaration import Declaration, IdOf, prefixed
+from semel.testing.models.text import text_config
+from semel.testing.models.tiny_model import Serving
 
-if TYPE_CHECKING:
-    from transformers import Gemma3Config, Gemma3Processor, PreTrainedTokenizerFast
+__all__ = ["FAMILIES"]
 
-__all__ = ["write"]
-
-_FAMILY = "gemma3"
 _MAX_POSITIONS = 32_768
 _IMAGE_SIDE = 112
 _PATCH_SIDE = 14
@@ -67,74 +62,10 @@ _CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-_GAINS = {
-    "*.vision_tower.*norm*.weight": 1.0,
-    "*.post_*_layernorm.weight": 4.0,
-    "*.language_model.norm.weight": 30.0,
-    "*norm.weight": 0.0,  # Gemma adds 1 to the scale of a norm
-    "*.patch_embedding.weight": 2.0,
-    "*.position_embedding.weight": 3.0,
-    "*.vision_tower.*.q_proj.weight": 1.5,
-    "*.vision_tower.*.k_proj.weight": 1.5,
-    "*.mm_input_projection_weight": 2.0,
-    "*.embed_tokens.weight": 0.01,
-    "*.v_proj.weight": 2.0,
-    "*.o_proj.weight": 2.0,
-    "*.gate_proj.weight": 2.0,
-    "*.up_proj.weight": 2.0,
-    "*.down_proj.weight": 2.0,
-}
-_END_GAIN = 0.7
 
-_PUBLISHED_PREFIXES = {
-    "model.vision_tower.": "vision_tower.vision_model.",
-    "model.multi_modal_projector.": "multi_modal_projector.",
-    "model.language_model.": "language_model.model.",
-}
-
-
-def write(directory: Path) -> None:
-    """Write the model folder into `directory`, which exists."""
-    from transformers import Gemma3ForConditionalGeneration, GenerationConfig
-
-    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS) - len(_NEWLINES))
-    tokenizer = _tokenizer(vocabulary)
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    config = _config(tokenizer)
-    text = config.text_config
-    tensors = weights.make(
-        _FAMILY,
-        Gemma3ForConditionalGeneration,
-        config,
-        _GAINS,
-        head="model.language_model.embed_tokens.weight",
-        tied="lm_head.weight",
-        spoken=vocabulary.spoken(),
-        end=text.eos_token_id,
-        end_gain=_END_GAIN,
-    )
-    generation = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=text.pad_token_id)
-    write_folder(
-        directory,
-        config=config,
-        generation=generation,
-        processor=_processor(tokenizer),
-        tensors=weights.rename(tensors, _PUBLISHED_PREFIXES),
-    )
-
-
-def _tokenizer(vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
-    from tokenizers import AddedToken
-
-    tokenizer = byte_level(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS, named=_NAMED)
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _NEWLINES])
-    return tokenizer
-
-
-def _config(tokenizer: PreTrainedTokenizerFast) -> Gemma3Config:
+def _config(id_of: IdOf) -> Any:
     from transformers import Gemma3Config
 
-    id_of = tokenizer.convert_tokens_to_ids
     return Gemma3Config(
         architectures=["Gemma3ForConditionalGeneration"],
         dtype="float32",
@@ -166,10 +97,52 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Gemma3Config:
     )
 
 
-def _processor(tokenizer: PreTrainedTokenizerFast) -> Gemma3Processor:
+def _processor(tokenizer: Any) -> Any:
     from transformers import Gemma3ImageProcessor, Gemma3Processor
 
     images = Gemma3ImageProcessor(
         size={"height": _IMAGE_SIDE, "width": _IMAGE_SIDE}, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
     )
     return Gemma3Processor(images, tokenizer, chat_template=_CHAT_TEMPLATE, image_seq_length=_IMAGE_TOKENS)
+
+
+FAMILIES = (
+    Declaration(
+        family="gemma3",
+        config=_config,
+        shapes=weights.of_class("Gemma3ForConditionalGeneration"),
+        processor=_processor,
+        special_tokens=_SPECIAL_TOKENS,
+        plain_tokens=_NEWLINES,
+        named_tokens=_NAMED,
+        end="<eos>",
+        stops=("<end_of_turn>",),
+        pad="<pad>",
+        chat_template=_CHAT_TEMPLATE,
+        gains={
+            "*.vision_tower.*norm*.weight": 1.0,
+            "*.post_*_layernorm.weight": 4.0,
+            "*.language_model.norm.weight": 30.0,
+            "*norm.weight": 0.0,  # Gemma adds 1 to the scale of a norm
+            "*.patch_embedding.weight": 2.0,
+            "*.position_embedding.weight": 3.0,
+            "*.vision_tower.*.q_proj.weight": 1.5,
+            "*.vision_tower.*.k_proj.weight": 1.5,
+            "*.mm_input_projection_weight": 2.0,
+            "*.embed_tokens.weight": 0.01,
+            "*.q_proj.weight": 1.0,
+            "*.k_proj.weight": 1.0,
+        },
+        end_gain=0.7,
+        head="model.language_model.embed_tokens.weight",
+        tied="lm_head.weight",
+        published=prefixed(
+            {
+                "model.vision_tower.": "vision_tower.vision_model.",
+                "model.multi_modal_projector.": "multi_modal_projector.",
+                "model.language_model.": "language_model.model.",
+            }
+        ),
+        serving=Serving(max_items={"image": 4}),
+    ),
+)

@@ -1,40 +1,35 @@
-"""A tiny Idefics3: an image in tiles, each after a mark of its row and column, and the whole image after them.
+"""Tiny models of Idefics3 and SmolVLM: an image in tiles, each after a mark of its row and column, and then the whole.
 
-The marks and line ends between the tiles have no embedding, so a placeholder has a mask. The tensors have the names of
-the published checkpoints (`model.vision_model.`, `model.connector.`, `model.text_model.`).
+The marks and line ends between the tiles have no embedding, so a placeholder has a mask. SmolVLM has marks of its own;
+its processor needs the package num2words. The tensors have the names of the published checkpoints
+(`model.vision_model.`, `model.connector.`, `model.text_model.`).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from semel.testing.models import weights
-from semel.testing.models.folder import write_folder
-from semel.testing.models.text import END_GAIN, GAINS, NORM_EPSILON, VOCABULARY_TOKENS, text_config
-from semel.testing.models.tokenizer import byte_level, train
+from semel.testing.models.declaration import Declaration, IdOf
+from semel.testing.models.templates import chat_template
+from semel.testing.models.text import NORM_EPSILON, text_config
+from semel.testing.models.tiny_model import Serving
 
-if TYPE_CHECKING:
-    from transformers import Idefics3Config, Idefics3Processor, PreTrainedTokenizerFast
+__all__ = ["FAMILIES"]
 
-__all__ = ["write"]
-
-_FAMILY = "idefics3"
 _MAX_POSITIONS = 32_768
 _TILE_SIDE = 56
-_MAX_TILES_ACROSS = 4
 _PATCH_SIDE = 14
 _SCALE = 2
-_NAMED = {"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>", "pad_token": "<|pad|>"}
-_SPECIAL_TOKENS = (
-    *_NAMED.values(),
-    "<fake_token_around_image>",
-    "<image>",
-    "<global-img>",
-    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-)
+_MARKS = {
+    "fake_image_token": "<fake_token_around_image>",
+    "image_token": "<image>",
+    "global_image_token": "<global-img>",
+}
+_TILE_MARKS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
 
-_CHAT_TEMPLATE = """\
+_IDEFICS3_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
   {{- message.role | capitalize -}}
@@ -57,73 +52,104 @@ _CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-_GAINS = {
-    "*.patch_embedding.weight": 2.0,
-    "*.position_embedding.weight": 3.0,
-    "*.vision_model.*.q_proj.weight": 1.5,
-    "*.vision_model.*.k_proj.weight": 1.5,
-    "*.modality_projection.proj.weight": 2.0,
-    **GAINS,
-}
+_SMOLVLM_TEMPLATE = chat_template(
+    {"image": "<image>"},
+    start="bos_token",
+    turn="message.role | capitalize + ': '",
+    end="'<end_of_utterance>\\n'",
+    answer="'Assistant:'",
+)
+_SIZES = {"size": {"longest_edge": 4 * _TILE_SIDE}, "max_image_size": {"longest_edge": _TILE_SIDE}}
+_TILE_TOKENS = (_TILE_SIDE // _PATCH_SIDE // _SCALE) ** 2
 
 
-def write(directory: Path) -> None:
-    """Write the model folder into `directory`, which exists."""
-    from transformers import GenerationConfig, Idefics3ForConditionalGeneration
-
-    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
-    tokenizer = byte_level(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS, named=_NAMED)
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    config = _config(tokenizer)
-    text = config.text_config
-    tensors = weights.make(
-        _FAMILY,
-        Idefics3ForConditionalGeneration,
-        config,
-        _GAINS,
-        spoken=vocabulary.spoken(),
-        end=text.eos_token_id,
-        end_gain=END_GAIN,
-    )
-    generation = GenerationConfig(eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id)
-    write_folder(directory, config=config, generation=generation, processor=_processor(tokenizer), tensors=tensors)
-
-
-def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
-    from transformers import Idefics3Config
-
-    id_of = tokenizer.convert_tokens_to_ids
-    return Idefics3Config(
-        architectures=["Idefics3ForConditionalGeneration"],
-        dtype="float32",
-        image_token_id=id_of("<image>"),
-        pad_token_id=id_of("<|pad|>"),
-        scale_factor=_SCALE,
-        text_config=text_config(
-            _MAX_POSITIONS,
-            bos=id_of("<|begin_of_text|>"),
-            eos=id_of("<end_of_utterance>"),
-            model_type="llama",
-            rms_norm_eps=NORM_EPSILON,
-            pad_token_id=id_of("<|pad|>"),
-        ),
-        vision_config={
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": _TILE_SIDE,
-            "patch_size": _PATCH_SIDE,
-            "dtype": "float32",
-        },
-    )
-
-
-def _processor(tokenizer: PreTrainedTokenizerFast) -> Idefics3Processor:
+def _idefics3_processor(tokenizer: Any) -> Any:
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
-    images = Idefics3ImageProcessor(
-        size={"longest_edge": _MAX_TILES_ACROSS * _TILE_SIDE}, max_image_size={"longest_edge": _TILE_SIDE}
+    images = Idefics3ImageProcessor(**_SIZES)
+    return Idefics3Processor(images, tokenizer, image_seq_len=_TILE_TOKENS, chat_template=_IDEFICS3_TEMPLATE)
+
+
+def _smolvlm_processor(tokenizer: Any) -> Any:
+    from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+
+    images, videos = SmolVLMImageProcessor(**_SIZES), SmolVLMVideoProcessor(**_SIZES)
+    return SmolVLMProcessor(images, tokenizer, videos, image_seq_len=_TILE_TOKENS, chat_template=_SMOLVLM_TEMPLATE)
+
+
+def _family(
+    name: str,
+    processor: Callable[[Any], Any],
+    named: Mapping[str, str],
+    marks: Mapping[str, str],
+    template: str,
+    own: Mapping[str, Any],
+) -> Declaration:
+    """One of the families; `name` is that of its classes, `own` are values of both its configurations."""
+
+    def config(id_of: IdOf) -> Any:
+        import transformers
+
+        return getattr(transformers, f"{name}Config")(
+            architectures=[f"{name}ForConditionalGeneration"],
+            dtype="float32",
+            image_token_id=id_of("<image>"),
+            pad_token_id=id_of("<|pad|>"),
+            scale_factor=_SCALE,
+            text_config=text_config(
+                _MAX_POSITIONS,
+                bos=id_of(named["bos_token"]),
+                eos=id_of("<end_of_utterance>"),
+                model_type="llama",
+                rms_norm_eps=NORM_EPSILON,
+                pad_token_id=id_of("<|pad|>"),
+                **own,
+            ),
+            vision_config={
+                "hidden_size": 128,
+                "intermediate_size": 256,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": _TILE_SIDE,
+                "patch_size": _PATCH_SIDE,
+                "dtype": "float32",
+            },
+            **own,
+        )
+
+    return Declaration(
+        family=name.lower(),
+        config=config,
+        shapes=weights.of_class(f"{name}ForConditionalGeneration"),
+        processor=processor,
+        special_tokens=(*named.values(), *marks.values(), *_TILE_MARKS),
+        named_tokens=named,
+        end="<end_of_utterance>",
+        pad="<|pad|>",
+        chat_template=template,
+        gains={
+            "*.patch_embedding.weight": 2.0,
+            "*.position_embedding.weight": 3.0,
+            "*.vision_model.*.q_proj.weight": 1.5,
+            "*.vision_model.*.k_proj.weight": 1.5,
+            "*.modality_projection.proj.weight": 2.0,
+        },
+        serving=Serving(max_items={"image": 4}),
     )
-    embeds = (_TILE_SIDE // _PATCH_SIDE // _SCALE) ** 2
-    return Idefics3Processor(images, tokenizer, image_seq_len=embeds, chat_template=_CHAT_TEMPLATE)
+
+
+def _named(begin: str) -> dict[str, str]:
+    return {"bos_token": begin, "eos_token": "<end_of_utterance>", "pad_token": "<|pad|>"}
+
+
+FAMILIES = (
+    _family("Idefics3", _idefics3_processor, _named("<|begin_of_text|>"), _MARKS, _IDEFICS3_TEMPLATE, {}),
+    _family(
+        "SmolVLM",
+        _smolvlm_processor,
+        {**_named("<|im_start|>"), **_MARKS},
+        {},
+        _SMOLVLM_TEMPLATE,
+        {"tie_word_embeddings": False},
+    ),
+)

@@ -6,20 +6,15 @@ other names by default, which vLLM does not map.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from semel.testing.models import weights
-from semel.testing.models.folder import write_folder
-from semel.testing.models.text import END_GAIN, GAINS, VOCABULARY_TOKENS, text_config
-from semel.testing.models.tokenizer import qwen2, train
+from semel.testing.models.declaration import Declaration, IdOf, prefixed
+from semel.testing.models.text import text_config
+from semel.testing.models.tiny_model import Serving
 
-if TYPE_CHECKING:
-    from transformers import Qwen2AudioConfig, Qwen2AudioProcessor, Qwen2Tokenizer
+__all__ = ["FAMILIES"]
 
-__all__ = ["write"]
-
-_FAMILY = "qwen2-audio"
 _MAX_POSITIONS = 32_768
 _MEL_BINS = 128
 
@@ -58,60 +53,10 @@ _CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-_GAINS = {
-    "*.conv1.weight": 5.0,
-    "*.conv2.weight": 4.0,
-    "*.embed_positions.weight": 0.3,
-    "*.audio_tower.*.q_proj.weight": 1.5,
-    "*.audio_tower.*.k_proj.weight": 1.5,
-    "*.out_proj.weight": 0.7,
-    "*.fc1.weight": 1.5,
-    "*.fc2.weight": 1.5,
-    "*.linear.weight": 2.5,
-    **GAINS,
-    "*.embed_tokens.weight": 1.0,  # with unscaled text, clips are strong enough
-}
 
-_PUBLISHED_PREFIXES = {
-    "model.audio_tower.": "audio_tower.",
-    "model.multi_modal_projector.": "multi_modal_projector.",
-    "model.language_model.": "language_model.model.",
-    "lm_head.": "language_model.lm_head.",
-}
-
-
-def write(directory: Path) -> None:
-    """Write the model folder into `directory`, which exists."""
-    from transformers import GenerationConfig, Qwen2AudioForConditionalGeneration
-
-    vocabulary = train(VOCABULARY_TOKENS - len(_SPECIAL_TOKENS))
-    tokenizer = qwen2(vocabulary, _SPECIAL_TOKENS, _MAX_POSITIONS)
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    config = _config(tokenizer)
-    end, pad = config.text_config.eos_token_id, config.text_config.bos_token_id
-    tensors = weights.make(
-        _FAMILY,
-        Qwen2AudioForConditionalGeneration,
-        config,
-        _GAINS,
-        spoken=vocabulary.spoken(),
-        end=end,
-        end_gain=END_GAIN,
-    )
-    generation = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
-    write_folder(
-        directory,
-        config=config,
-        generation=generation,
-        processor=_processor(tokenizer),
-        tensors=weights.rename(tensors, _PUBLISHED_PREFIXES),
-    )
-
-
-def _config(tokenizer: Qwen2Tokenizer) -> Qwen2AudioConfig:
+def _config(id_of: IdOf) -> Any:
     from transformers import Qwen2AudioConfig
 
-    id_of = tokenizer.convert_tokens_to_ids
     return Qwen2AudioConfig(
         architectures=["Qwen2AudioForConditionalGeneration"],
         dtype="float32",
@@ -134,8 +79,44 @@ def _config(tokenizer: Qwen2Tokenizer) -> Qwen2AudioConfig:
     )
 
 
-def _processor(tokenizer: Qwen2Tokenizer) -> Qwen2AudioProcessor:
+def _processor(tokenizer: Any) -> Any:
     from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
     clips = WhisperFeatureExtractor(feature_size=_MEL_BINS, return_attention_mask=True)
     return Qwen2AudioProcessor(clips, tokenizer, chat_template=_CHAT_TEMPLATE)
+
+
+FAMILIES = (
+    Declaration(
+        family="qwen2-audio",
+        config=_config,
+        shapes=weights.of_class("Qwen2AudioForConditionalGeneration"),
+        processor=_processor,
+        special_tokens=_SPECIAL_TOKENS,
+        end="<|im_end|>",
+        stops=("<|endoftext|>",),
+        pad="<|endoftext|>",
+        chat_template=_CHAT_TEMPLATE,
+        gains={
+            "*.conv1.weight": 5.0,
+            "*.conv2.weight": 4.0,
+            "*.embed_positions.weight": 0.3,
+            "*.audio_tower.*.q_proj.weight": 1.5,
+            "*.audio_tower.*.k_proj.weight": 1.5,
+            "*.out_proj.weight": 0.7,
+            "*.fc1.weight": 1.5,
+            "*.fc2.weight": 1.5,
+            "*.linear.weight": 2.5,
+            "*.embed_tokens.weight": 1.0,  # with unscaled text, clips are strong enough
+        },
+        published=prefixed(
+            {
+                "model.audio_tower.": "audio_tower.",
+                "model.multi_modal_projector.": "multi_modal_projector.",
+                "model.language_model.": "language_model.model.",
+                "lm_head.": "language_model.lm_head.",
+            }
+        ),
+        serving=Serving(max_items={"audio": 3}),
+    ),
+)

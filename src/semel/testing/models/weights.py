@@ -19,29 +19,12 @@ if TYPE_CHECKING:
 
     Tensors: TypeAlias = dict[str, NDArray[np.float32]]
 
-__all__ = ["Shapes", "fill", "make", "of_class", "rename", "save"]
+__all__ = ["Shapes", "fill", "of_class", "rename", "save"]
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 _BIAS_STD = 0.1
 _SILENT_GAIN = 0.1
-
-
-def make(
-    family: str,
-    model: Callable[[Any], Any],
-    config: Any,
-    gains: Mapping[str, float],
-    *,
-    head: str = "lm_head.weight",
-    tied: str | None = None,
-    spoken: Sequence[int],
-    end: int,
-    end_gain: float,
-) -> Tensors:
-    """The tensors of the `model` that `config` describes: see `fill`."""
-    shapes = _shapes(lambda: model(config))
-    return fill(family, shapes, gains, head=head, tied=tied, spoken=spoken, end=end, end_gain=end_gain)
 
 
 def fill(
