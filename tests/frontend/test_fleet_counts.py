@@ -21,7 +21,7 @@ from semel.frontend.routes.render import SAFETENSORS
 from semel.interchange.safetensors import read
 from semel.testing.engine import EchoEngine
 from semel.worker.injection import inject
-from tests.effort import WHOLE
+from tests.effort import FACTOR
 from tests.frontend.rig import CONTRACT
 from tests.frontend.shipped import DrawnPool, Shipped, shipped
 from tests.frontend.test_client_features import FIELDS
@@ -153,7 +153,7 @@ async def check_the_sum_equals_the_oracle_s(home: Path, model: Path, *, steps: i
     return load
 
 
-@pytest.mark.parametrize("seed", range(3 if WHOLE else 1))
+@pytest.mark.parametrize("seed", range(min(FACTOR, 3)))
 async def test_the_fleet_s_sum_equals_the_oracle_s_whichever_way_items_come_D8(
     tmp_path: Path, folder: Path, seed: int
 ) -> None:

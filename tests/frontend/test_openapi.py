@@ -42,7 +42,7 @@ from semel.testing.engine import EchoEngine
 from semel.web.errors import error_body, error_response
 from semel.web.multipart import FORM
 from semel.web.openapi import JSON, shape
-from tests.effort import WHOLE
+from tests.effort import FACTOR
 from tests.frontend import rig as rigs
 from tests.frontend.conformance import EVENTS, NEGATIVE, POSITIVE, Served, served, validator
 from tests.frontend.hearing import TOKENIZER, Hearing, Spoken, clip
@@ -52,7 +52,7 @@ from tests.store.stores import in_memory, store_over
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "a-client-s-key-0123456789"
-FEW, MANY = 5 if WHOLE else 3, 25
+FEW, MANY = 2 + FACTOR, 25
 
 
 @cache

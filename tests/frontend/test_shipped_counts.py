@@ -21,7 +21,7 @@ from semel.compose import frontend as assembly
 from semel.core import Modality
 from semel.fleet.fleet import Fleet
 from semel.render import Pipeline
-from tests.effort import WHOLE
+from tests.effort import FACTOR
 from tests.frontend.shipped import DrawnPool, Shipped, shipped
 from tests.render.conftest import folder
 from tests.render.drawn import chat
@@ -224,7 +224,7 @@ async def check_counts_equal_the_oracle(home: Path, model: Path, *, steps: int, 
             assert exported == expected["processor"]
 
 
-@pytest.mark.parametrize("seed", range(2 if WHOLE else 1))
+@pytest.mark.parametrize("seed", range(min(FACTOR, 2)))
 async def test_counts_equal_an_oracle_s_under_concurrency_aborts_and_resets_D8(
     tmp_path: Path, folder: Path, seed: int
 ) -> None:
