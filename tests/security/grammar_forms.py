@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 import httpx
 
@@ -55,7 +56,7 @@ ALONE_S: Final = 5.0
 VICTIM_S: Final = 0.25
 SCHEMA_EVERY: Final = 4
 UNANSWERED_S: Final = 20.0
-CALM_S: Final = 60
+MAX_LOOKS: Final = 30
 HARMLESS: Final = (("25 ordinary ones", "alice", 0), ("25 ordinary ones, six busy loops", "mallory", 6))
 """By which tenant, since each has trials of its own, and next to how many busy loops."""
 
@@ -111,23 +112,21 @@ class Seen:
         return ordered[int(0.95 * (len(ordered) - 1))] if ordered else float("inf")
 
 
-@dataclass(frozen=True)
-class Counters:
-    """What an engine has used so far."""
+class Counters(NamedTuple):
+    """What an engine has used."""
 
     core_s: float
     following_s: float
-    ended: int
-    abandoned: int
+    ended: float
+    abandoned: float
 
     @classmethod
-    async def read(cls, target: Target) -> Counters:
+    async def read(cls, target: Target) -> Self:
         times = target.engine_core().cpu_times()
         async with httpx.AsyncClient(base_url=target.worker_url, timeout=30) as client:
             metrics = (await client.get("/metrics")).text
         names = ("following_seconds_total", "ended_total", "abandoned_threads")
-        following_s, ended, abandoned = (sum_of(metrics, f"semel_grammar_{name}") for name in names)
-        return cls(times.user + times.system, following_s, int(ended), int(abandoned))
+        return cls(times.user + times.system, *(sum_of(metrics, f"semel_grammar_{name}") for name in names))
 
 
 def client_of(target: Target, tenant: str) -> httpx.AsyncClient:
@@ -152,7 +151,7 @@ async def victim(target: Target, seen: Seen) -> AsyncIterator[None]:
     """Four chats a second go on meanwhile, whatever became of those before; at the end they are waited for."""
     schema = {"structured_outputs": {"json": ORDINARY[0][1]}}
 
-    async def one(client: httpx.AsyncClient, number: int) -> None:
+    async def one(number: int) -> None:
         held = schema if number % SCHEMA_EVERY == 0 else {"ignore_eos": True}
         began = time.monotonic()
         end = await end_of(client, chat(text(f"Tell me of {number}."), max_tokens=8, **held))
@@ -161,22 +160,19 @@ async def victim(target: Target, seen: Seen) -> AsyncIterator[None]:
         else:
             seen.failures[end] += 1
 
-    async def send(client: httpx.AsyncClient) -> None:
+    async def send() -> None:
         for number in itertools.count():
-            chats.append(asyncio.create_task(one(client, number)))
+            chats.append(asyncio.create_task(one(number)))
             await asyncio.sleep(VICTIM_S)
 
     chats: list[asyncio.Task[None]] = []
     async with client_of(target, "alice") as client:
-        sending = asyncio.create_task(send(client))
+        sending = asyncio.create_task(send())
         try:
             yield
         finally:
             sending.cancel()
-            _, late = await asyncio.wait(chats, timeout=UNANSWERED_S)
-            seen.failures["unanswered"] += len(late)
-            for one_late in late:
-                one_late.cancel()
+            seen.failures["unanswered"] += len((await asyncio.wait(chats, timeout=UNANSWERED_S))[1])
 
 
 @dataclass(frozen=True)
@@ -190,51 +186,53 @@ class Line:
 
     alone: Seen
     seen: Seen
-    before: Counters
-    after: Counters
+    used: Counters
 
     @property
     def limit_s(self) -> float:
-        if self.form is None:
-            return float("inf")
-        return MAX_REFUSED_P95_S if self.form.is_refused else MAX_P95_S
+        return float("inf") if self.form is None else MAX_REFUSED_P95_S if self.form.is_refused else MAX_P95_S
 
     def faults(self) -> list[str]:
         form, seen, ends = self.form, self.seen, set(self.seen.answers)
-        ended, following_s = self.after.ended - self.before.ended, self.after.following_s - self.before.following_s
         faults = {
             "p95": seen.p95_s() > self.limit_s,
             f"failed: {dict(+seen.failures)}": seen.failures.total() > 0,
-            "ended": form is None and (ends != {"200"} or ended > 0),
+            "ended": form is None and (ends != {"200"} or self.used.ended > 0),
             "not refused on trial": form is not None and form.is_refused and ends != {"400 expensive"},
-            "not expensive": form is not None and not form.is_refused and not ended and following_s < 1,
+            "not expensive": form is not None and not form.is_refused and self.used.ended + self.used.following_s < 1,
             "wrong end": any(end[:3] not in ("200", "400", "429") for end in ends),
         }
         return [f"not ok: {fault}" for fault, is_so in faults.items() if is_so]
 
     def cells(self) -> list[str]:
-        seen, before, after = self.seen, self.before, self.after
+        seen = self.seen
         return [
             *(self.name, self.mode),
             *(f"{seconds:.3g} s" for seconds in (self.alone.p95_s(), seen.p95_s(), self.limit_s)),
             f"{seen.failures.total()} of {len(seen.victim_s) + seen.failures.total()}",
             ", ".join(f"{count} × {end}" for end, count in seen.answers.most_common()) or "none ended",
-            *(f"{after.core_s - before.core_s:.1f} s", f"{after.following_s - before.following_s:.1f} s"),
-            *(str(after.ended - before.ended), "; ".join(self.faults()) or "ok"),
+            *(f"{self.used.core_s:.1f} s", f"{self.used.following_s:.1f} s", f"{self.used.ended:g}"),
+            "; ".join(self.faults()) or "ok",
         ]
 
 
 async def watch(
     target: Target, mode: str, name: str, work: Callable[[Seen], Awaitable[None]], form: Form | None
 ) -> Line:
-    """Watch the victim alone, and while something goes on."""
+    """Watch the victim alone, when nothing of what went on before is left, and while something goes on."""
     alone, seen = Seen(), Seen()
+    async with victim(target, Seen()):  # the engine writes its counters as it steps, once a second
+        for _ in range(MAX_LOOKS):
+            await asyncio.sleep(2)
+            if (await Counters.read(target)).abandoned == 0:
+                break
     async with victim(target, alone):
         await asyncio.sleep(ALONE_S)
     before = await Counters.read(target)
     await work(seen)
-    await asyncio.sleep(1.5)  # the engine writes its counters once a second
-    return Line(name, mode, form, alone, seen, before, await Counters.read(target))
+    await asyncio.sleep(1.5)
+    used = Counters(*(now - then for now, then in zip(await Counters.read(target), before, strict=True)))
+    return Line(name, mode, form, alone, seen, used)
 
 
 async def attack(target: Target, form: Form, seconds: float, seen: Seen) -> None:
@@ -283,7 +281,7 @@ async def lines(mode: str, model: Path, only: Sequence[str], seconds: float) -> 
         server = running("semel", model, Path(home), "http://127.0.0.1:9", flags=("--max-num-seqs", "64", *MODES[mode]))
         target = await asyncio.to_thread(stack.enter_context, server)
         async with victim(target, Seen()):
-            await asyncio.sleep(ALONE_S)  # what the first requests wait for is no matter here
+            await asyncio.sleep(ALONE_S)  # the first requests wait for what is loaded with them
         for name, tenant, loops in HARMLESS:
             if not only or any(part in name for part in only):
                 with busy_loops(loops):
@@ -291,10 +289,6 @@ async def lines(mode: str, model: Path, only: Sequence[str], seconds: float) -> 
         for form in FORMS:
             if not only or any(part in form.name for part in only):
                 yield await watch(target, mode, form.name, partial(attack, target, form, seconds), form)
-                for _ in range(CALM_S):
-                    if (await Counters.read(target)).abandoned == 0:
-                        break
-                    await asyncio.sleep(1)
 
 
 def lengthen(model: Path) -> None:
@@ -315,7 +309,9 @@ def tell(*cells: str) -> None:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Run what was chosen; 1 if a limit was missed."""
-    failed = False
+    failed, running_task = False, asyncio.current_task()
+    assert running_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running_task.cancel)  # so that its servers end too
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SHIMS), "src"])
     os.environ["SEMEL_SHIM_ASYNC"] = "1"  # vLLM's CPU platform would switch it off
     with tempfile.TemporaryDirectory() as folder:

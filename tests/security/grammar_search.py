@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.core import Prompt, Submission, Tenant, Timeline
-from semel.errors import SemelError
+from semel.errors import EngineFailed, NotReady, SemelError
 from semel.testing.models import build
 from tests.engine.engines import Start, running_as_worker
 from tests.engine.parity import Rig
@@ -130,15 +130,20 @@ class Search:
         """Send a grammar, and note how it ended."""
         self._under_way[tenant] = f"{number}: {json.dumps(outputs)}"
         salt = Tenant(tenant).prefix_salt
+        fields = {"structured_outputs": outputs, "seed": number}
         try:
             async with asyncio.timeout(60):
-                async for _ in await self._submit(salt, TOKENS, structured_outputs=outputs, seed=number):
+                try:
+                    stream = await self._submit(salt, TOKENS, **fields)
+                except NotReady:  # its trial got too little CPU time
+                    stream = await self._submit(salt, TOKENS, **fields)
+                async for _ in stream:
                     pass
             self.ends["answered"] += 1
         except SemelError as error:
             said = str(error)
             self.ends[f"{type(error).__name__}: {said.partition(': ')[2][:60]}"] += 1
-            if "the engine cannot compile it" in said or type(error).__name__ == "EngineFailed":
+            if "the engine cannot compile it" in said or isinstance(error, EngineFailed | NotReady):
                 self.failures.append(f"{said}: {self._under_way[tenant]}")
         except TimeoutError:
             self.ends["not within 60 s"] += 1
