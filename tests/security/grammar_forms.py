@@ -52,7 +52,7 @@ COLUMNS: Final = (
 )
 MAX_P95_S: Final = 1.0
 MAX_REFUSED_P95_S: Final = 0.3
-ALONE_S: Final = 5.0
+ALONE_S: Final = 4.0
 VICTIM_S: Final = 0.25
 SCHEMA_EVERY: Final = 4
 UNANSWERED_S: Final = 20.0

@@ -37,6 +37,7 @@ START: Final = Start("qwen2-vl", ("--max-model-len", "4096", "--max-num-seqs", "
 STREAMS: Final = 8
 TOKENS: Final = 64
 ALONE_S: Final = 5.0
+BEAT_S: Final = 0.005
 
 
 def regex_of(rng: random.Random, depth: int = 3) -> str:
@@ -105,6 +106,9 @@ class Search:
         self.rig = rig
         self.ends: Counter[str] = Counter()
         self.longest_s, self.longest_of = 0.0, ""
+        self.loop_s = 0.0
+        """The longest time that this process's own event loop did not run."""
+
         self.failures: list[str] = []
         self._under_way: dict[str, str] = {}
         """By tenant."""
@@ -115,11 +119,22 @@ class Search:
         """Read plain text for ever, and note the longest time between two tokens."""
         while True:
             last = time.monotonic()
-            async for _ in await self._submit(ALICE, 512):
-                now = time.monotonic()
-                if now - last > self.longest_s:
-                    self.longest_s, self.longest_of = now - last, " and ".join(self._under_way.values())
-                last = now
+            stream = await self._submit(ALICE, 512)
+            try:
+                async for _ in stream:
+                    now = time.monotonic()
+                    if now - last > self.longest_s:
+                        self.longest_s, self.longest_of = now - last, " and ".join(self._under_way.values())
+                    last = now
+            finally:
+                await stream.close()
+
+    async def beat(self) -> None:
+        """Watch the event loop for ever."""
+        while True:
+            last = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            self.loop_s = max(self.loop_s, time.monotonic() - last - BEAT_S)
 
     async def attack(self, tenant: str, numbers: Iterator[int], seed: int, until_s: float) -> None:
         """Send one grammar after the other."""
@@ -169,10 +184,11 @@ async def main(arguments: argparse.Namespace) -> int:
             search = Search(rig)
             await search.attempt("mallory", {"regex": "a"}, 0)
             streams = [asyncio.create_task(search.stream()) for _ in range(STREAMS)]
+            streams.append(asyncio.create_task(search.beat()))
             await asyncio.sleep(1)
             search.longest_s, search.longest_of = 0.0, ""
             await asyncio.sleep(ALONE_S)
-            alone_s, search.longest_s = search.longest_s, 0.0
+            alone_s, search.longest_s, search.loop_s = search.longest_s, 0.0, 0.0
             search.ends.clear()
             before = search.verdicts()
             until_s, numbers = time.monotonic() + arguments.seconds, itertools.count(arguments.start)
@@ -192,6 +208,7 @@ async def main(arguments: argparse.Namespace) -> int:
         f"ends: {dict(search.ends.most_common())}",
         f"disagreements of trial and engine, and failures: {len(search.failures)}",
         f"longest gap {search.longest_s * 1e3:.0f} ms, alone {alone_s * 1e3:.0f} ms: {search.longest_of[:400]}",
+        f"this process's event loop: longest gap {search.loop_s * 1e3:.0f} ms",
         f"{totals.following_ns / 1e9:.1f} s of following, {totals.following_ended} ended in the engine core",
         f"go on with --start {arguments.start + tried}",
     ]
