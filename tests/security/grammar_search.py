@@ -1,10 +1,11 @@
 """A search for grammars that stop others: `python -m tests.security.grammar_search --count 2000` (threats S27).
 
-A seeded generator nests, repeats and alternates regular expressions, grammars and schemas. One tenant sends each of
-them, through the trial, to a real engine; another one has eight streams of plain text there all the while. Printed: how
-many ended in which way, and the longest time between two tokens of those streams, alone and meanwhile, with the grammar
-that was under way. The exit code is 1 if the engine refused what the trial took, if a stream failed, or if a gap was
-longer than `--max-step-ms` and than twice the one alone.
+A seeded generator nests, repeats and alternates regular expressions, grammars and schemas. Three tenants send them,
+through the trial, to a real engine; another one has eight streams of plain text there all the while. Printed: the
+verdicts of the trial, how the requests ended, and the longest time between two tokens of those streams, alone and
+meanwhile, with the grammars that were under way. Each grammar has a number, which it is made of: `--start 500 --count
+500` is the second quarter of 2,000. The exit code is 1 if the engine did not take what the trial took, if a stream
+failed, or if a gap was longer than `--max-step-ms`.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from semel.core import Prompt, Submission, Tenant, Timeline
-from semel.errors import SemelError
+from semel.errors import EngineFailed, NotReady, SemelError
 from semel.testing.models import build
 from tests.engine.engines import Start, running_as_worker
 from tests.engine.parity import Rig
 from tests.security.target import ENVIRONMENT
 
-MALLORY, ALICE = (Tenant(name).prefix_salt for name in ("mallory", "alice"))
+ALICE: Final = Tenant("alice").prefix_salt
+ATTACKERS: Final = 3
 START: Final = Start("qwen2-vl", ("--max-model-len", "4096", "--max-num-seqs", "32"))
 STREAMS: Final = 8
-TOKENS: Final = 96
+TOKENS: Final = 64
 ALONE_S: Final = 5.0
+BEAT_S: Final = 0.005
 
 
 def regex_of(rng: random.Random, depth: int = 3) -> str:
@@ -102,36 +106,69 @@ class Search:
         self.rig = rig
         self.ends: Counter[str] = Counter()
         self.longest_s, self.longest_of = 0.0, ""
+        self.loop_s = 0.0
+        """The longest time that this process's own event loop did not run."""
+
         self.failures: list[str] = []
-        self._under_way = ""
+        self._under_way: dict[str, str] = {}
+        """By tenant."""
+
         self._numbers = itertools.count()
 
     async def stream(self) -> None:
         """Read plain text for ever, and note the longest time between two tokens."""
         while True:
             last = time.monotonic()
-            async for _ in await self._submit(ALICE, 512):
-                now = time.monotonic()
-                if now - last > self.longest_s:
-                    self.longest_s, self.longest_of = now - last, self._under_way
-                last = now
+            stream = await self._submit(ALICE, 512)
+            try:
+                async for _ in stream:
+                    now = time.monotonic()
+                    if now - last > self.longest_s:
+                        self.longest_s, self.longest_of = now - last, " and ".join(self._under_way.values())
+                    last = now
+            finally:
+                await stream.close()
 
-    async def attempt(self, outputs: dict[str, Any], seed: int) -> None:
+    async def beat(self) -> None:
+        """Watch the event loop for ever."""
+        while True:
+            last = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            self.loop_s = max(self.loop_s, time.monotonic() - last - BEAT_S)
+
+    async def attack(self, tenant: str, numbers: Iterator[int], seed: int, until_s: float) -> None:
+        """Send one grammar after the other."""
+        for number in itertools.takewhile(lambda _: time.monotonic() < until_s, numbers):
+            await self.attempt(tenant, outputs_of(random.Random(f"{seed}-{number}")), number)
+
+    async def attempt(self, tenant: str, outputs: dict[str, Any], number: int) -> None:
         """Send a grammar, and note how it ended."""
-        self._under_way = json.dumps(outputs)
+        self._under_way[tenant] = f"{number}: {json.dumps(outputs)}"
+        salt = Tenant(tenant).prefix_salt
+        fields = {"structured_outputs": outputs, "seed": number}
         try:
             async with asyncio.timeout(60):
-                stream = await self._submit(MALLORY, TOKENS, structured_outputs=outputs, seed=seed)
+                try:
+                    stream = await self._submit(salt, TOKENS, **fields)
+                except NotReady:  # its trial got too little CPU time
+                    stream = await self._submit(salt, TOKENS, **fields)
                 async for _ in stream:
                     pass
             self.ends["answered"] += 1
         except SemelError as error:
             said = str(error)
             self.ends[f"{type(error).__name__}: {said.partition(': ')[2][:60]}"] += 1
-            if "the engine cannot compile it" in said or type(error).__name__ == "EngineFailed":
-                self.failures.append(f"{said}: {self._under_way}")
+            if "the engine cannot compile it" in said or isinstance(error, EngineFailed | NotReady):
+                self.failures.append(f"{said}: {self._under_way[tenant]}")
         except TimeoutError:
             self.ends["not within 60 s"] += 1
+            self.failures.append(f"not within 60 s: {self._under_way[tenant]}")
+        self._under_way.pop(tenant)
+
+    def verdicts(self) -> dict[str, int]:
+        """Count the verdicts of the trial."""
+        samples = self.rig.engine.grammars.samples()
+        return {labels[0]: int(count) for _, count, labels in samples if labels and count}
 
     async def _submit(self, tenant: str | None, tokens: int, **sampling: Any) -> Any:
         fields = {"max_tokens": tokens, "ignore_eos": tenant == ALICE, "temperature": 1.0, **sampling}
@@ -142,35 +179,46 @@ class Search:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Search, and print what was found."""
-    rng = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         async with running_as_worker(START, build("qwen2-vl", Path(folder) / "model")) as rig:
             search = Search(rig)
-            await search.attempt({"regex": "a"}, 0)
+            await search.attempt("mallory", {"regex": "a"}, 0)
             streams = [asyncio.create_task(search.stream()) for _ in range(STREAMS)]
+            streams.append(asyncio.create_task(search.beat()))
             await asyncio.sleep(1)
             search.longest_s, search.longest_of = 0.0, ""
             await asyncio.sleep(ALONE_S)
-            alone_s, search.longest_s = search.longest_s, 0.0
-            until, tried = time.monotonic() + arguments.seconds, 0
-            while tried < arguments.count and time.monotonic() < until:
-                await search.attempt(outputs_of(rng), tried)
-                tried += 1
+            alone_s, search.longest_s, search.loop_s = search.longest_s, 0.0, 0.0
+            search.ends.clear()
+            before = search.verdicts()
+            until_s, numbers = time.monotonic() + arguments.seconds, itertools.count(arguments.start)
+            chosen = itertools.islice(numbers, arguments.count)
+            tenants = [f"mallory-{number}" for number in range(ATTACKERS)]
+            await asyncio.gather(*(search.attack(name, chosen, arguments.seed, until_s) for name in tenants))
             search.failures += [repr(task.exception()) for task in streams if task.done() and not task.cancelled()]
             for task in streams:
                 task.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
             totals = await rig.totals()
-    said = f"{tried} of {arguments.count} with seed {arguments.seed}: {dict(search.ends.most_common())}"
-    longest = f"longest gap {search.longest_s * 1e3:.0f} ms, alone {alone_s * 1e3:.0f} ms: {search.longest_of[:300]}"
-    core = f"{totals.following_ns / 1e9:.1f} s of following, {totals.following_ended} ended in the engine core"
-    print("\n".join([said, longest, core, *search.failures]))  # noqa: T201
-    is_long = search.longest_s > max(arguments.max_step_ms / 1e3, 2 * alone_s)
-    return int(is_long or bool(search.failures))
+            verdicts = {name: count - before.get(name, 0) for name, count in search.verdicts().items()}
+    tried = search.ends.total()
+    lines = [
+        f"{tried} of {arguments.count} from number {arguments.start} on with seed {arguments.seed}",
+        f"trial: {verdicts}",
+        f"ends: {dict(search.ends.most_common())}",
+        f"disagreements of trial and engine, and failures: {len(search.failures)}",
+        f"longest gap {search.longest_s * 1e3:.0f} ms, alone {alone_s * 1e3:.0f} ms: {search.longest_of[:400]}",
+        f"this process's event loop: longest gap {search.loop_s * 1e3:.0f} ms",
+        f"{totals.following_ns / 1e9:.1f} s of following, {totals.following_ended} ended in the engine core",
+        f"go on with --start {arguments.start + tried}",
+    ]
+    print("\n".join([*lines, *search.failures]))  # noqa: T201
+    return int(search.longest_s > arguments.max_step_ms / 1e3 or bool(search.failures))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--count", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=27)
     parser.add_argument("--seconds", type=float, default=3_600.0)
