@@ -24,16 +24,18 @@ import asyncio
 import contextlib
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 
 from semel.bench.ports import free_port
 from semel.testing.models import build
-from tests.security.attacker import BUDGET_BYTES, KEYS, MIB, png_of
+from tests.security.attacker import BUDGET_BYTES, CHAT, KEYS, MIB, png_of
 from tests.security.attacks import ATTACKS
 from tests.security.slow_bucket import slow_bucket
 from tests.security.switches import DEFENCES, Switches, environment
@@ -63,6 +65,10 @@ MAX_GAP_S: Final = 1.0
 NOTICED_S: Final = 30.0
 MAX_FILES: Final = 1_024
 FLAGS: Final = ("--media-store", "s3://media/files")
+SOON_S: Final = 1.0
+SOON_IN_A_ROW: Final = 3
+MAX_TRIES: Final = 60
+PAUSE_S: Final = 0.3
 MAX_LOST: Final = 2
 """Chats that wait for a trial while it is killed."""
 
@@ -217,8 +223,15 @@ class Server:
         await asyncio.to_thread(self._stack.close)
 
     async def measure(self, row: Row, seconds: float, against: str, attacker: str = "mallory") -> Line:
-        """Run an attack by a tenant, after a while of quiet."""
+        """Run an attack by a tenant, after a while of quiet; the others are run also if it cannot be measured."""
+        try:
+            return await self._measure(row, seconds, against, attacker)
+        except (OSError, TimeoutError, psutil.Error, httpx.HTTPError, StopIteration) as error:
+            return Line(row, against, 0, Seen(answers=Counter([f"not measured: {error!r}"])), Seen())
+
+    async def _measure(self, row: Row, seconds: float, against: str, attacker: str) -> Line:
         target = await self.ready()
+        await settle(target)
         victim = Victim.of(row.victim, KEYS["alice"])
         await watch(target, 1.5, Victim.of(row.victim, KEYS["alice"]))
         before, pool_before = target.http_process().memory_info().rss, pool_bytes(target)
@@ -259,6 +272,21 @@ async def attacked(
                 yield await server.measure(row, seconds, SHIPPED if kind == "semel" else "vLLM")
 
 
+async def settle(target: Target) -> None:
+    """Wait until the server has nothing left to do for the attack before: three chats in a row are answered soon."""
+    victim, soon = Victim.of("text", KEYS["alice"]), 0
+    headers = {"Authorization": f"Bearer {victim.key}"}
+    async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=SOON_S) as client:
+        for number in range(MAX_TRIES):
+            try:
+                soon = soon + 1 if (await client.post(CHAT, json=victim.body(number))).status_code == 200 else 0
+            except httpx.HTTPError:
+                soon = 0
+            if soon == SOON_IN_A_ROW:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+
 async def _survived(target: Target) -> bool:
     async with httpx.AsyncClient(base_url=target.url, timeout=5) as client:
         for _ in range(120):
@@ -266,6 +294,18 @@ async def _survived(target: Target) -> bool:
                 return True
             await asyncio.sleep(0.5)
     return False
+
+
+def tell_ejections() -> None:
+    """Print how many of four workers failing streams eject: by semel's own rules, under a virtual clock."""
+    from semel.fleet.failover import FleetHealth
+    from tests.security.test_s31_failures import FAILED, KnowsNoTenants, mean_out
+
+    for against, kind in ((SHIPPED, FleetHealth), ("semel without: failures are counted by tenant", KnowsNoTenants)):
+        out = mean_out(kind, 10, 5, FAILED)
+        verdict = "ok" if kind is FleetHealth and not out else f"damage: {out:.1f} of 4 workers"
+        cells = (f"{out:.1f} of 4 workers ejected", "10 failing streams/s next to 5 good ones, 600 s", verdict)
+        tell("failing streams, a fleet (simulated)", against, *("" for _ in range(3)), *cells)
 
 
 def tell(*cells: str) -> None:
@@ -286,6 +326,8 @@ async def main(arguments: argparse.Namespace) -> int:
                 if line.is_undefended or (line.against == SHIPPED and line.faults()):
                     tell("", line.cpu(), *("" for _ in COLUMNS[2:]))
                 failed |= line.against == SHIPPED and bool(line.faults())
+    if any(row.defence == "tokens left" for row in rows) and "without" in arguments.against:
+        tell_ejections()
     return int(failed)
 
 

@@ -48,6 +48,8 @@ class Attacker:
     """A server of the attacker's that images can be fetched from."""
 
     answers: Counter[str] = field(default_factory=Counter)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all is prepared, and it sends."""
 
     @contextlib.asynccontextmanager
     async def client(self, connections: int = 1, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
@@ -61,6 +63,7 @@ class Attacker:
         self, clients: int, body: Callable[[int], object], path: str = CHAT, *, pause_s: float = 0.0
     ) -> None:
         """Send one request after the other, with so many clients at a time."""
+        self.begun.set()
         async with self.client(clients) as client:
 
             async def one(number: int) -> None:
@@ -87,6 +90,7 @@ class Attacker:
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Open a connection, for what no HTTP client would send."""
+        self.begun.set()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
         try:
             yield reader, writer

@@ -1,7 +1,8 @@
 """Attacks of clients that are mostly within their rights, each in a process of its own.
 
 `python -m tests.security.attacks NAME URL KEY UPSTREAM` sends until standard input is closed. Then it prints how often
-it got each status. `attack` measures what that costs. Those of the security review are in `review_attacks`.
+it got each status, and the CPU time that it took; `attack` measures the rest. Those of the security review are in
+`review_attacks`.
 """
 
 from __future__ import annotations
@@ -151,8 +152,10 @@ ATTACKS: Final[dict[str, Attack]] = {
 
 
 async def main(name: str, attacker: Attacker) -> None:
-    """Attack until standard input is closed."""
+    """Attack until standard input is closed. A line says when that has begun."""
     attacking = asyncio.create_task(_attacking(ATTACKS[name], attacker))
+    await attacker.begun.wait()
+    print("begun", flush=True)  # noqa: T201
     await asyncio.to_thread(sys.stdin.read)
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
@@ -164,6 +167,8 @@ async def _attacking(attack: Attack, attacker: Attacker) -> None:
         await attack(attacker)
     except Exception as error:  # noqa: BLE001 (an edge: what an attacker meets is a result)
         attacker.answers[type(error).__name__] += 1
+    finally:
+        attacker.begun.set()
 
 
 if __name__ == "__main__":

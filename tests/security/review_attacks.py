@@ -197,6 +197,8 @@ async def aborts(attacker: Attacker) -> None:
 async def strangers(attacker: Attacker) -> None:
     """100 requests a second without a valid key, and 100 with one: each is a line of the log."""
 
+    attacker.begun.set()
+
     async def ask(key: str) -> None:
         async with attacker.client(10, key) as client:
 

@@ -34,7 +34,7 @@ DEFENCES: Final = {
     "verdicts": "a killed trial is the schema's fault",
     "logs": "lines are written by the event loop",
     "operations": "any number of store operations, every file is looked for",
-    "tokens left": "no check of what may leave no token",
+    "tokens left": "no check of what may leave no token, which is the engine's fault",
     "encodings": "compressed bodies are collected uncharged",
     "aborts": "no delay after aborts",
     "engine verdict": "no trial, and an engine's refusal is a failure",
@@ -224,6 +224,16 @@ def _tokens_left(module: Any, is_off: IsOff) -> None:
     _choose(module, "check_tokens_left", "tokens left", lambda *_: None, is_off)
 
 
+def _own_faults(module: Any, is_off: IsOff) -> None:
+    failure = module.VllmStream._failure
+
+    def of_the_engine(self: Any, reason: object) -> Any:
+        self.form = None if is_off("tokens left") else self.form
+        return failure(self, reason)
+
+    module.VllmStream._failure = of_the_engine
+
+
 def _encodings(module: Any, is_off: IsOff) -> None:
     receive = module._receive
 
@@ -247,6 +257,7 @@ _REPLACE: Final[dict[str, tuple[Callable[[Any, IsOff], None], ...]]] = {
     "semel.engine.vllm.grammar_child": (_outcomes,),
     "semel.engine.vllm.grammar_following": (_following,),
     "semel.engine.vllm.grammars": (_grammars,),
+    "semel.engine.vllm.stream": (_own_faults,),
     "semel.frontend.http.body": (_encodings,),
     "semel.frontend.http.download": (_downloads,),
     "semel.frontend.middleware.refusal_rate": (_aborts,),

@@ -31,8 +31,9 @@ PROBE_S: Final = 0.05
 UNANSWERED_S: Final = 2.0
 """A chat that is not answered when the watch ends counts as failed if it is older."""
 
+BEGUN_S: Final = 120.0
 ENDED_S: Final = 60.0
-"""How long an attacker may take to end."""
+"""How long an attacker may take to begin, and to end."""
 
 
 @dataclass
@@ -121,16 +122,24 @@ class Victim:
 async def probe(target: Target, seen: Seen) -> None:
     """Note the longest time without an answer, and the memory of the HTTP process."""
     last = time.monotonic()
+
+    def look() -> None:
+        nonlocal last
+        now = time.monotonic()
+        seen.longest_gap_s, last = max(seen.longest_gap_s, now - last - PROBE_S), now
+
+    http = target.http_process()
     async with httpx.AsyncClient(base_url=target.url) as client:
-        http = target.http_process()
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                await client.get(target.probe, timeout=30)
-            now = time.monotonic()
-            seen.longest_gap_s, last = max(seen.longest_gap_s, now - last - PROBE_S), now
-            with contextlib.suppress(psutil.Error):
-                seen.rss_bytes = max(seen.rss_bytes, http.memory_info().rss)
-            await asyncio.sleep(PROBE_S)
+        try:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    await client.get(target.probe, timeout=30)
+                    look()
+                with contextlib.suppress(psutil.Error):
+                    seen.rss_bytes = max(seen.rss_bytes, http.memory_info().rss)
+                await asyncio.sleep(PROBE_S)
+        finally:
+            look()
 
 
 async def watch_pool(target: Target, seen: Seen) -> None:
@@ -183,7 +192,10 @@ async def attacking(name: str, target: Target, key: str, seen: Seen) -> AsyncIte
     attacker = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
+    assert attacker.stdout is not None
     try:
+        async with asyncio.timeout(BEGUN_S):
+            await attacker.stdout.readline()
         yield
     finally:
         try:
@@ -250,7 +262,7 @@ async def watch(
     async with contextlib.AsyncExitStack() as stack:
         if attack:
             await stack.enter_async_context(attacking(attack, target, key, seen))
-            await asyncio.sleep(2)  # it has to import its libraries
+            await asyncio.sleep(0.5)
         work = [victim.ask(target, seen), probe(target, seen), watch_steps(target, seen), watch_pool(target, seen)]
         before = cpu_s(target)
         tasks = [asyncio.ensure_future(one) for one in (*([fault(target, seen)] if fault else []), *work)]
