@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import psutil
@@ -24,7 +24,17 @@ from tests.security.attacker import CHAT, chat, image, schema, text
 from tests.security.target import Target
 from tests.serve.served import sum_of
 
-__all__ = ["Seen", "Victim", "attacking", "cpu_s", "is_ready", "kill_trial", "stop_engine", "stop_supervisor", "watch"]
+__all__ = [
+    "Fault",
+    "Seen",
+    "Victim",
+    "is_ready",
+    "kill_trial",
+    "pool_bytes",
+    "stop_engine",
+    "stop_supervisor",
+    "watch",
+]
 
 VICTIM_S: Final = 0.25
 PROBE_S: Final = 0.05
@@ -86,8 +96,8 @@ class Victim:
         if kind == "schema":
             form = schema({"type": "string", "maxLength": 3_000 + first % 1_000})
             return cls(key, lambda number: chat(text(f"Tell me of {number}."), response_format=form))
-        body = lambda number: chat(text(f"Tell me of {first + number}."), ignore_eos=True)  # noqa: E731
-        return cls(key, body, keeps_connections=kind != "new connection")
+        keeps = kind != "new connection"
+        return cls(key, lambda number: chat(text(f"Tell me of {first + number}."), ignore_eos=True), keeps)
 
     async def ask(self, target: Target, seen: Seen) -> None:
         """Send chats, whatever became of those before."""
@@ -251,7 +261,7 @@ async def is_ready(client: httpx.AsyncClient, target: Target) -> bool:
         return False
 
 
-Fault = Callable[[Target, Seen], "asyncio.Future[None]"]
+Fault = Callable[[Target, Seen], Coroutine[Any, Any, None]]
 
 
 async def watch(
