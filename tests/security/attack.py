@@ -13,8 +13,8 @@ second. Three servers of a tiny model are attacked, one after the other:
 - Bare vLLM under the same flags.
 
 Below a line that misses a limit, and below those without a defence, is the CPU time of each kind of process. The exit
-code is 1 if semel as it is shipped misses a limit. `--only NAME` runs some attacks, `--against semel without vllm`
-chooses servers, `--seconds` is how long each attack lasts.
+code is 1 if semel as it is shipped misses a limit. `--only NAME` runs some attacks, `--review` those with a defence of
+their own, `--against semel without vllm` chooses servers, `--seconds` is how long each attack lasts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COLUMNS: Final = (
     *("attack", "against", "HTTP process grows", "longest gap of the probe"),
     *("16 tokens of another tenant, p95", "longest step (harmless)", "the attacker's answers", "promise"),
 )
-ALONE_S: Final = 6.0
+ALONE_S: Final = 5.0
 STOPPED_S: Final = 90.0
 GROWTH_BYTES: Final = BUDGET_BYTES + 256 * MIB
 MAX_GAP_S: Final = 1.0
@@ -67,8 +67,8 @@ MAX_FILES: Final = 1_024
 FLAGS: Final = ("--media-store", "s3://media/files")
 SOON_S: Final = 1.0
 SOON_IN_A_ROW: Final = 3
-MAX_TRIES: Final = 60
-PAUSE_S: Final = 0.3
+MAX_TRIES: Final = 100
+PAUSE_S: Final = 0.1
 MAX_LOST: Final = 2
 """Chats that wait for a trial while it is killed."""
 
@@ -233,7 +233,7 @@ class Server:
         target = await self.ready()
         await settle(target)
         victim = Victim.of(row.victim, KEYS["alice"])
-        await watch(target, 1.5, Victim.of(row.victim, KEYS["alice"]))
+        await watch(target, 1.0, Victim.of(row.victim, KEYS["alice"]))
         before, pool_before = target.http_process().memory_info().rss, pool_bytes(target)
         alone = await watch(target, ALONE_S, Victim.of(row.victim, KEYS["alice"]))
         attack = row.attack if row.has_client else ""
@@ -315,6 +315,7 @@ def tell(*cells: str) -> None:
 async def main(arguments: argparse.Namespace) -> int:
     """Run what was chosen; 1 if semel as it is shipped is over a limit."""
     rows = [row for row in ROWS if not arguments.only or any(part in row.attack for part in arguments.only)]
+    rows = [row for row in rows if row.defence or not arguments.review]
     failed, flags = False, ("--max-num-seqs", str(arguments.max_num_seqs))
     with tempfile.TemporaryDirectory() as folder:
         model = build("qwen2-vl", Path(folder) / "model")
@@ -334,6 +335,7 @@ async def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=[], help="Parts of the names of attacks.")
+    parser.add_argument("--review", action="store_true", help="Only those with a defence of their own (S27 to S31).")
     kinds = ["semel", "without", "vllm"]
     parser.add_argument("--against", nargs="*", default=kinds, choices=kinds)
     parser.add_argument("--seconds", type=float, default=20.0)
