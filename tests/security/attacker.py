@@ -90,7 +90,6 @@ class Attacker:
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Open a connection, for what no HTTP client would send."""
-        self.begun.set()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
         try:
             yield reader, writer

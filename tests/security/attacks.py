@@ -22,6 +22,7 @@ __all__ = ["ATTACKS"]
 
 async def heads(attacker: Attacker) -> None:
     """Heads of 48 MB, on 8 connections."""
+    attacker.begun.set()
 
     async def one() -> None:
         while True:
@@ -77,6 +78,7 @@ async def many_sequences(attacker: Attacker) -> None:
 
 async def stalled(attacker: Attacker) -> None:
     """Bodies whose last byte never comes: four that fill the budget, and smaller ones for what is left of it."""
+    attacker.begun.set()
 
     async def one(size: int) -> None:
         while True:

@@ -110,7 +110,7 @@ async def expensive_images(attacker: Attacker) -> None:
 
 
 async def slow_downloads(attacker: Attacker) -> None:
-    """Two files that together fill the budget, read at 64 bytes in 5 s over 48 connections."""
+    """Two files that together fill the budget, read at 64 bytes in 5 s over 48 connections: the large one first."""
     large = 63 * MIB
     sizes = (large, BUDGET_BYTES - 4 * large - 256)
     ids = []
@@ -135,7 +135,12 @@ async def slow_downloads(attacker: Attacker) -> None:
                         await asyncio.sleep(5)
             await asyncio.sleep(0.2)
 
-    await asyncio.gather(*(one(name) for name in ids for _ in range(24)))
+    async with asyncio.TaskGroup() as group:
+        for name in ids:
+            for _ in range(24):
+                group.create_task(one(name))
+            await asyncio.sleep(2)
+        attacker.begun.set()
 
 
 async def unknown_files(attacker: Attacker) -> None:
@@ -150,6 +155,7 @@ async def unknown_files(attacker: Attacker) -> None:
 
 async def compressed(attacker: Attacker) -> None:
     """700 bodies that are said to be compressed, of 255,000 bytes each, whose last byte never comes."""
+    attacker.begun.set()
     data = secrets.token_bytes(255_000)
     fields = ("Content-Type: application/json", "Content-Encoding: gzip", f"Content-Length: {len(data) + 1}")
 
@@ -170,6 +176,7 @@ async def compressed(attacker: Attacker) -> None:
 
 async def aborts(attacker: Attacker) -> None:
     """Small requests of six kinds whose connections are closed within 100 ms, 60 at a time."""
+    attacker.begun.set()
     bodies = (
         (CHAT, chat(text("a"))),
         (CHAT, chat(text("a"), stream=True, max_tokens=512)),

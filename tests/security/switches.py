@@ -112,7 +112,7 @@ def _choose(owner: Any, name: str, defence: str, without: Callable[..., Any], is
 
 
 class _Committed:
-    """An account that cannot be called back."""
+    """An account that cannot be called back, and keeps everything until the last byte is sent."""
 
     def __init__(self, account: Any) -> None:
         self._account = account
@@ -122,6 +122,9 @@ class _Committed:
 
     def revocable(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def keep(self, nbytes: int) -> None:
+        pass
 
 
 def _downloads(module: Any, is_off: IsOff) -> None:
