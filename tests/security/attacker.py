@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -133,6 +133,6 @@ def png_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def schema(content: dict[str, object]) -> dict[str, object]:
+def schema(content: Mapping[str, object]) -> dict[str, object]:
     """A response format."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": content}}

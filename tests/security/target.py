@@ -57,9 +57,6 @@ class Target:
     worker_url: str = ""
     """The metrics of its worker."""
 
-    log: Path | None = None
-    """Where it prints to."""
-
     @property
     def probe(self) -> str:
         return "/ready" if self.kind == "semel" else "/health"
@@ -144,7 +141,7 @@ def running(
             preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (max_files,) * 2) if max_files else None,
         )
     urls = (f"http://127.0.0.1:{number}" for number in (metrics_port, admin_port))
-    target = Target(kind, process, f"http://127.0.0.1:{port}", upstream_url, *urls, log)
+    target = Target(kind, process, f"http://127.0.0.1:{port}", upstream_url, *urls)
 
     def is_up() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3_000:]
