@@ -103,7 +103,7 @@ SPECIAL: Final = (
     Row("regex, hidden branches", "following"),
     Row("a schema that the engine refuses", "engine verdict"),
     Row("streams that fail on order", "tokens left"),
-    Row("700 compressed bodies", "encodings", max_growth_bytes=64 * MIB),
+    Row("700 compressed bodies", "encodings", max_growth_bytes=160 * MIB),
     Row("slow downloads", "downloads", on_vllm=False),
     Row("unknown files, slow bucket", "operations", "new connection", on_vllm=False),
     Row("aborted requests", "aborts"),
