@@ -1,101 +1,28 @@
-"""Clients that mean harm and are mostly within their rights, in a process of their own.
+"""Attacks of clients that are mostly within their rights, each in a process of its own.
 
-`python -m tests.security.attacks NAME URL KEY UPSTREAM` sends until standard input is closed. Then it prints what it
-was answered: by status, how often. `attack` says what all that costs.
+`python -m tests.security.attacks NAME URL KEY UPSTREAM` sends until standard input is closed. Then it prints how often
+it got each status, and the CPU time that it took; `attack` measures the rest. Those of the security review are in
+`review_attacks`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import io
 import json
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+import time
+from typing import Final
 
-import httpx
-from PIL import Image
+from tests.security import review_attacks as review
+from tests.security.attacker import BUDGET_BYTES, CHAT, MIB, Attack, Attacker, chat, image, schema, text
 
-__all__ = ["ATTACKS", "BUDGET_BYTES", "CHAT", "KEYS", "MIB", "chat", "picture", "text"]
-
-MIB: Final = 1 << 20
-CHAT: Final = "/v1/chat/completions"
-BUDGET_BYTES: Final = 256 * MIB
-"""Of the server under attack, for all its requests together."""
-
-KEYS: Final = {"mallory": "mallory-0123456789abcdef", "alice": "alice-0123456789abcdef"}
-
-
-@dataclass
-class Attacker:
-    """Whoever means harm: it has a key, and sends until it is stopped."""
-
-    url: str
-    key: str
-    upstream: str
-    """A server of the attacker's that images can be fetched from."""
-
-    answers: Counter[str] = field(default_factory=Counter)
-
-    async def flood(self, clients: int, body: Callable[[int], object], path: str = CHAT) -> None:
-        """Send one request after the other, with so many clients at a time."""
-        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
-        limits = httpx.Limits(max_connections=clients)
-        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120, limits=limits) as client:
-
-            async def one(number: int) -> None:
-                while True:
-                    content = body(number)
-                    content = content if isinstance(content, bytes) else json.dumps(content).encode()
-                    try:
-                        status = str((await client.post(path, content=content)).status_code)
-                    except httpx.HTTPError as error:
-                        status = type(error).__name__
-                        await asyncio.sleep(0.1)
-                    self.answers[status] += 1
-                    number += clients
-
-            await asyncio.gather(*(one(number) for number in range(clients)))
-
-    @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """For what no HTTP client would send."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
-        try:
-            yield reader, writer
-        finally:
-            writer.transport.abort()
-
-    async def status(self, reader: asyncio.StreamReader) -> None:
-        """Read the status of an answer, and count it."""
-        line = await reader.readline()
-        self.answers[line.split(b" ")[1].decode() if line else "cut off"] += 1
-
-
-Attack = Callable[[Attacker], Awaitable[None]]
-
-
-def chat(*parts: object, **fields: object) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 16, "temperature": 0.0, **fields}
-
-
-def text(words: str) -> dict[str, str]:
-    return {"type": "text", "text": words}
-
-
-def picture(number: int, side: int = 28) -> dict[str, Any]:
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), (number % 256, number // 256 % 256, number // 65_536)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+__all__ = ["ATTACKS"]
 
 
 async def heads(attacker: Attacker) -> None:
     """Heads of 48 MB, on 8 connections."""
+    attacker.begun.set()
 
     async def one() -> None:
         while True:
@@ -111,24 +38,13 @@ async def heads(attacker: Attacker) -> None:
     await asyncio.gather(*(one() for _ in range(8)))
 
 
-async def upscaled(attacker: Attacker) -> None:
-    """Three images of 28 × 28, each to be enlarged to 150 million pixels: 1 KB."""
-
-    def body(number: int) -> object:
-        pictures = [picture(3 * number + index) for index in range(3)]
-        return chat(*pictures, text("?"), mm_processor_kwargs={"min_pixels": 150_000_000, "max_pixels": 150_000_000})
-
-    await attacker.flood(4, body)
-
-
 async def schemas(attacker: Attacker) -> None:
     """Forty different schemas of 91 KB at a time."""
 
     def body(number: int) -> object:
         properties = {f"p{number}_{index}": {"type": "string", "maxLength": 64} for index in range(1_800)}
-        schema = {"type": "object", "properties": properties, "required": sorted(properties)[:100]}
-        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-        return chat(text("?"), response_format=form)
+        content = {"type": "object", "properties": properties, "required": sorted(properties)[:100]}
+        return chat(text("?"), response_format=schema(content))
 
     await attacker.flood(40, body)
 
@@ -138,11 +54,7 @@ async def small_schemas(attacker: Attacker) -> None:
 
     def body(number: int) -> object:
         properties = {f"p{number}_{index}": {"type": "string", "maxLength": 64} for index in range(250)}
-        form = {
-            "type": "json_schema",
-            "json_schema": {"name": "s", "schema": {"type": "object", "properties": properties}},
-        }
-        return chat(text("?"), response_format=form)
+        return chat(text("?"), response_format=schema({"type": "object", "properties": properties}))
 
     await attacker.flood(40, body)
 
@@ -166,16 +78,14 @@ async def many_sequences(attacker: Attacker) -> None:
 
 async def stalled(attacker: Attacker) -> None:
     """Bodies whose last byte never comes: four that fill the budget, and smaller ones for what is left of it."""
+    attacker.begun.set()
 
     async def one(size: int) -> None:
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 async with attacker.connection() as (reader, writer):
-                    key = f"Authorization: Bearer {attacker.key}\r\n"
-                    writer.write(
-                        f"POST {CHAT} HTTP/1.1\r\nHost: h\r\n{key}Content-Type: application/json\r\n"
-                        f"Content-Length: {size}\r\n\r\n".encode()
-                    )
+                    fields = ("Content-Type: application/json", f"Content-Length: {size}")
+                    writer.write(attacker.head("POST", CHAT, *fields))
                     for left in range(size - 1, 0, -MIB):
                         writer.write(b" " * min(left, MIB))
                         async with asyncio.timeout(10):  # wait_for may lose a cancellation before Python 3.12
@@ -205,7 +115,7 @@ def fetching(attacker: Attacker, path: str) -> object:
 
 async def too_many_images(attacker: Attacker) -> None:
     """999 images of 1024 × 1024 whose tokens cannot fit into any prompt."""
-    body = json.dumps(chat(*(picture(number, 1_024) for number in range(999)), text("?"))).encode()
+    body = json.dumps(chat(*(image(number, 1_024) for number in range(999)), text("?"))).encode()
     await attacker.flood(2, lambda _: body)
 
 
@@ -215,53 +125,27 @@ async def long_texts(attacker: Attacker) -> None:
     await attacker.flood(8, lambda number: chat(text(f"{number} {words}")))
 
 
-_EXPENSIVE: Final = "(a{0,30}){0,30}(a|aa){0,200}"
-
-
-async def expensive_regex(attacker: Attacker) -> None:
-    """A regular expression that compiles in 2 ms and takes 842 ms for each token after the seventeenth."""
-    held = await _staying(attacker)
-    await attacker.flood(2, lambda number: held({"regex": f"{_EXPENSIVE}b{{1,{number + 1}}}"}))
-
-
-async def expensive_grammar(attacker: Attacker) -> None:
-    """A grammar that reads a text of `a` in very many ways."""
-    held = await _staying(attacker)
-    rules = 'root ::= e "{}"\ne ::= e e e | e e | "a" | "aa"'
-    await attacker.flood(2, lambda number: held({"grammar": rules.format(number)}))
-
-
-async def hidden_regex(attacker: Attacker) -> None:
-    """The same regular expression, behind 600 cheap characters, in one of two branches."""
-    held = await _staying(attacker)
-    await attacker.flood(2, lambda number: held({"regex": f"x{{{600 + number}}}{_EXPENSIVE}b|[b-w]{{900}}"}))
-
-
-async def _staying(attacker: Attacker) -> Callable[[dict[str, str]], object]:
-    """A way to make requests whose answers are held to something, and stay at `x` and `a` for as long as they may."""
-    headers = {"Authorization": f"Bearer {attacker.key}"}
-    async with httpx.AsyncClient(base_url=attacker.url, headers=headers, timeout=30) as client:
-        answers = [await client.post("/tokenize", json={"prompt": one, "add_special_tokens": False}) for one in "xa"]
-    bias = {str(answer.json()["tokens"][-1]): 100 for answer in answers}
-
-    def held(outputs: dict[str, str]) -> object:
-        return chat(text("a"), structured_outputs=outputs, max_tokens=1_500, logit_bias=bias, temperature=1.0)
-
-    return held
-
-
 ATTACKS: Final[dict[str, Attack]] = {
     "heads of 48 MB": heads,
-    "3 small images, `min_pixels` 150 M": upscaled,
+    "3 small images, `min_pixels` 178.9 M": review.enlarged,
+    "images of 13,000 × 13,000": review.expensive_images,
     "40 schemas of 91 KB": schemas,
     "40 schemas of 15 KB": small_schemas,
-    "regex, expensive to follow": expensive_regex,
-    "grammar `e e e`": expensive_grammar,
-    "regex, hidden branches": hidden_regex,
+    "regex, expensive to follow": review.expensive_regex,
+    "grammar `e e e`": review.expensive_grammar,
+    "regex, hidden branches": review.hidden_regex,
+    "a schema that the engine refuses": review.refused_schema,
     "256 × 128 sequences": sequences,
     "256 sequences, 4 times": allowed_sequences,
     "9 × 28 sequences, 4 times": many_sequences,
+    "streams that fail on order": review.failing_streams,
     "4 stalled bodies, and small ones": stalled,
+    "700 compressed bodies": review.compressed,
+    "slow downloads": review.slow_downloads,
+    "unknown files, slow bucket": review.unknown_files,
+    "aborted requests": review.aborts,
+    "supervisor stopped, strangers": review.strangers,
+    "a trial killed": review.nothing,
     "8,000 spaces in `Cache-Control`": spaces,
     "150 one-byte answers": tiny_answers,
     "999 images that cannot fit": too_many_images,
@@ -270,12 +154,14 @@ ATTACKS: Final[dict[str, Attack]] = {
 
 
 async def main(name: str, attacker: Attacker) -> None:
-    """Attack until standard input is closed."""
+    """Attack until standard input is closed. A line says when that has begun."""
     attacking = asyncio.create_task(_attacking(ATTACKS[name], attacker))
+    await attacker.begun.wait()
+    print("begun", flush=True)  # noqa: T201
     await asyncio.to_thread(sys.stdin.read)
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
-    print(json.dumps(attacker.answers))  # noqa: T201
+    print(json.dumps({"answers": attacker.answers, "cpu_s": time.process_time()}))  # noqa: T201
 
 
 async def _attacking(attack: Attack, attacker: Attacker) -> None:
@@ -283,6 +169,8 @@ async def _attacking(attack: Attack, attacker: Attacker) -> None:
         await attack(attacker)
     except Exception as error:  # noqa: BLE001 (an edge: what an attacker meets is a result)
         attacker.answers[type(error).__name__] += 1
+    finally:
+        attacker.begun.set()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from PIL import Image
 
 from semel.bench.ports import free_port
 from semel.testing.models import build
-from tests.security.attacks import CHAT, KEYS, MIB, chat, picture, text
+from tests.security.attacker import CHAT, KEYS, MIB, chat, image, text
 from tests.security.target import Against, Target, running
 
 __all__ = ["ATTEMPTS", "INSIDE_ONLY", "Upstream", "page_of"]
@@ -81,7 +81,7 @@ class Upstream:
         self.reached += 1
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
-            data = base64.b64decode(picture(3)["image_url"]["url"].partition(",")[2])
+            data = base64.b64decode(image(3)["image_url"]["url"].partition(",")[2])
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
             await writer.drain()
         writer.close()
@@ -237,7 +237,7 @@ async def _gap(trial: Trial, work: Awaitable[Any]) -> tuple[Any, float]:
 
 
 async def many_items(trial: Trial) -> str:
-    parts = [picture(number % 9) for number in range(5_000)]
+    parts = [image(number % 9) for number in range(5_000)]
     (status, _, took_s), gap = await _gap(trial, trial.ask(chat(*parts, text("?"))))
     return f"{status} after {took_s:.1f} s; a probe waited {gap:.2f} s"
 

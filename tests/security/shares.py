@@ -33,7 +33,7 @@ import httpx
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from semel.testing.models import build
-from tests.security.attacks import BUDGET_BYTES, CHAT, MIB, chat, picture, text
+from tests.security.attacker import BUDGET_BYTES, CHAT, MIB, chat, image, text
 from tests.security.target import Target, running
 from tests.serve.served import sum_of
 
@@ -56,7 +56,7 @@ def long(seed: random.Random) -> dict[str, Any]:
 
 
 def pictures(seed: random.Random) -> dict[str, Any]:
-    return chat(picture(seed.randrange(40), 112), text(f"{seed.random()}?"), max_tokens=seed.randint(8, 64))
+    return chat(image(seed.randrange(40), 112), text(f"{seed.random()}?"), max_tokens=seed.randint(8, 64))
 
 
 def wide(seed: random.Random) -> dict[str, Any]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 import httpx
 import psutil
 
 from semel.bench.ports import free_port
-from tests.security.attacks import BUDGET_BYTES, KEYS
+from tests.security.attacker import BUDGET_BYTES, KEYS
 from tests.serve.served import until
 
 __all__ = ["Against", "Target", "running"]
@@ -69,6 +72,26 @@ class Target:
         family = psutil.Process(self.process.pid).children(recursive=True)
         return next(child for child in family if child.name().startswith("VLLM::Engine"))
 
+    def roles(self) -> Iterator[tuple[str, psutil.Process]]:
+        """All of its processes, by what they do."""
+        server = psutil.Process(self.process.pid)
+        if self.kind == "vllm":
+            yield "server", server
+        for child in server.children():
+            role = next((role for role in ("frontend", "worker") if role in child.cmdline()), "engine")
+            yield role, child
+            for process in child.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    yield _role_of(process, role), process
+
+
+def _role_of(process: psutil.Process, parent: str) -> str:
+    if process.name().startswith("VLLM::") or parent == "engine":
+        return "engine"
+    if parent == "frontend":
+        return "pool"
+    return "grammars" if any("grammar_child" in word for word in process.cmdline()) else parent
+
 
 @contextlib.contextmanager
 def running(
@@ -79,8 +102,13 @@ def running(
     *,
     keys: Mapping[str, str] = KEYS,
     flags: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    max_files: int = 0,
 ) -> Iterator[Target]:
-    """The server under attack, ready; ended with everything that belongs to it."""
+    """The server under attack, ready; ended with everything that belongs to it.
+
+    `max_files` is how many files each of its processes may open, as `ulimit -n` sets it.
+    """
     port, metrics_port, admin_port = free_port(), free_port(), free_port()
     if kind == "semel":
         file = home / "keys"
@@ -108,8 +136,9 @@ def running(
             [*command, *flags, "--host", "127.0.0.1", "--port", str(port)],
             stdout=output,
             stderr=output,
-            env=os.environ | ENVIRONMENT | {"TMPDIR": str(home)},
+            env=os.environ | ENVIRONMENT | {"TMPDIR": str(home), **variables},
             process_group=0,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (max_files,) * 2) if max_files else None,
         )
     urls = (f"http://127.0.0.1:{number}" for number in (metrics_port, admin_port))
     target = Target(kind, process, f"http://127.0.0.1:{port}", upstream_url, *urls)
