@@ -26,7 +26,14 @@ MODEL: Final = "MODEL"
 
 MEASURING: Final = (
     *("semel bench", "semel simulate", "scripts/load", "scripts/matrix", "scripts/families", "scripts/sizes"),
-    *("scripts/attack", "scripts/shares", "scripts/failing-worker", "scripts/pool-cost", "scripts/image-cost"),
+    *(
+        "scripts/attack",
+        "scripts/shares",
+        "scripts/failing-worker",
+        "scripts/faults",
+        "scripts/pool-cost",
+        "scripts/image-cost",
+    ),
     *("scripts/generic-cost", "scripts/hostile", "python -m tests.fleet", "python -m tests.simulate"),
 )
 """How the commands begin that measure something."""
@@ -87,6 +94,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "random-fleets": Figures("python -m tests.fleet.random_fleets 100000", ("docs/operate/scale.md",), 10),
     "dashboard": Figures("python -m tests.fleet.dashboard docs/dashboard.png", ("docs/operate/metrics.md",), 5),
     "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/deploy/fleet.md",), 10),
+    "faults": Figures("scripts/faults --brief", ("docs/deploy/fleet.md",), 8),
     "store": Figures("scripts/load --compare --store", ("docs/internals/embedding-store.md",), 10),
     "store-at-once": Figures(
         "scripts/load --compare --store --publish-after 1", ("docs/internals/embedding-store.md",), 10

@@ -64,12 +64,15 @@ class Node:
     workers: tuple[str, ...] = ()
     """Where a frontend finds its workers."""
 
+    metrics_url: str = ""
+    """Where a frontend has its metrics, if clients need a key."""
+
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
 
     def metrics(self) -> str:
-        return self._get("/metrics", timeout_s=30).text
+        return httpx.get(f"{self.metrics_url or self.url}/metrics", timeout=30, verify=False).text
 
     def until_up(self, path: str, within_s: float) -> None:
         """Wait until it answers there; fails at once if it ends instead."""
@@ -139,6 +142,9 @@ class Fleet:
     transport: str = "ipc"
     """How workers listen, unless they are told an address: over tcp all that is sent is encrypted."""
 
+    frontend_flags: tuple[str, ...] = ()
+    """Of every frontend that is started. With API keys in them, metrics have a port of their own."""
+
     workers: list[Node] = field(default_factory=list)
     frontends: list[Node] = field(default_factory=list)
 
@@ -177,10 +183,10 @@ class Fleet:
         self.workers.append(worker)
         return worker
 
-    def begin_modelless_worker(self, *, rate: float = 500.0) -> Node:
+    def begin_modelless_worker(self, *, rate: float = 500.0, address: str | None = None) -> Node:
         """Start a worker whose engine has no model, and makes so many tokens a second."""
         name, port = f"worker-{len(self.workers)}", free_port()
-        address = self.address_of(name)
+        address = address or self.address_of(name)
         command = ["testing", "worker", self.model, "--listen", address, "--fleet-key-file", self.home / "key"]
         command += ["--admin-port", port, "--drain-delay-s", 0, "--rate", rate]
         process, log = self._start(name, command, {})
@@ -211,8 +217,12 @@ class Fleet:
         command += ["--drain-delay-s", 0, "--feature-cache", cache, "--feature-cache-gb", cache_gb]
         for address in addresses:
             command += ["--worker", address]
+        metrics_port = free_port()
+        if self.frontend_flags:
+            command += [*self.frontend_flags, "--metrics-port", metrics_port]
+        metrics_url = f"http://127.0.0.1:{metrics_port}" if self.frontend_flags else ""
         process, log = self._start(name, command, {}, semel)
-        frontend = Node(name, process, f"http://127.0.0.1:{port}", log, workers=tuple(addresses))
+        frontend = Node(name, process, f"http://127.0.0.1:{port}", log, "", tuple(addresses), metrics_url)
         self.frontends.append(frontend)
         return frontend
 
@@ -265,6 +275,7 @@ def running_fleet(
     cache: str = "shared",
     item_cache_gb: float = ITEM_CACHE_GB,
     worker_flags: Sequence[str] = (),
+    frontend_flags: Sequence[str] = (),
     transport: str = "ipc",
     has_engines: bool = True,
 ) -> Iterator[Fleet]:
@@ -273,7 +284,9 @@ def running_fleet(
     admin_key = secrets.token_hex(16)
     (home / "admin-key").touch(mode=0o600)
     (home / "admin-key").write_text(admin_key)
-    fleet = Fleet(model, home, create_key(home / "key"), admin_key, tuple(worker_flags), transport)
+    fleet = Fleet(
+        model, home, create_key(home / "key"), admin_key, tuple(worker_flags), transport, tuple(frontend_flags)
+    )
     try:
         for _ in range(workers):
             fleet.begin_worker(cache_gb=item_cache_gb) if has_engines else fleet.begin_modelless_worker()

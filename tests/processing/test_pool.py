@@ -322,7 +322,13 @@ async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: 
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_its_item_and_no_other_S6(pool: Pool) -> None:
+@pytest.mark.parametrize("is_tried_again", [True, False])
+async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_no_item_S6(
+    is_tried_again: bool, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: without a second try it costs the item that it worked on, and no other."""
+    if not is_tried_again:
+        monkeypatch.setattr(Pool, "_try_again", lambda *_: False)
     await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
     replaced = pool.replaced
     with stopped(pool) as (victim, _):
@@ -331,10 +337,34 @@ async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_its_it
         os.kill(victim, signal.SIGKILL)
         await until(lambda: victim not in pool.pids)
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    (error,) = [result for result in results if not isinstance(result, Feature)]
+    errors = [result for result in results if not isinstance(result, Feature)]
+    assert pool.replaced == replaced, "the others did not wait for its replacement"
+    if is_tried_again:
+        assert not errors
+        return
+    (error,) = errors
     assert isinstance(error, ServiceError)
     assert str(error) == "the preprocessing process that worked on the image died; send the request again"
-    assert pool.replaced == replaced, "the others did not wait for its replacement"
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+async def test_an_item_whose_process_is_stopped_is_made_by_another_S29(tiny: Folder) -> None:
+    """Control: it stands still for good; without a second try the item is 503."""
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=2, timeout_s=1.0)
+    try:
+        await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        made = await asyncio.gather(*submit(pool, *[picture(56, 56)] * 3))
+        assert [feature.layout.num_embeds for feature in made] == [4] * 3
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Pool, "_try_again", lambda *_: False)
+            await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
+            os.kill(pool.pids[0], signal.SIGSTOP)
+            results = await asyncio.gather(*submit(pool, *[picture(56, 56)] * 3), return_exceptions=True)
+        assert [type(result) for result in results if not isinstance(result, Feature)] == [NotReady]
+    finally:
+        await pool.close()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from semel.cache import SharedCache
 from semel.core import Digest, Media
-from semel.errors import MediaTooLarge, MediaUndecodable, ServiceError
+from semel.errors import MediaTooLarge, MediaUndecodable
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.processing import HfProcessor
@@ -73,8 +73,8 @@ async def test_a_process_that_is_killed_gives_its_room_back_D4(pool: Pool, memor
     making = asyncio.create_task(pool.process(picture(140, 84)))
     await until(lambda: not any(child.free for child in pool.processes.children))
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ServiceError, match="died"):
-        await making
+    await making  # by another process
+    del making
     await until(lambda: bool(pool.pids) and pid not in pool.pids, within_s=LOADING_S)
     await pool.process(picture(140, 84))
     await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.telemetry import log_writer
-from semel.telemetry.log_writer import LineWriter
+from semel.telemetry.log_writer import DROPPED, LineWriter
 from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, TextLines
 from semel.telemetry.request_context import RequestContext, entered
 from semel.telemetry.sampling import SampledLog
@@ -283,6 +283,20 @@ def test_s28_a_full_disk_costs_lines_and_nothing_else() -> None:
         writer.put(b"one\ntwo\n")
         writer.flush(30.0)
     assert writer.dropped == 2
+
+
+def test_s28_lines_that_a_supervisor_drops_are_in_the_counter_of_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: without the supervisor's descriptor, the counter has the child's own lines only."""
+    supervisor, child = LineWriter(2, max_bytes=0), LineWriter(2, max_bytes=0)
+    descriptor = supervisor.share()
+    try:
+        supervisor.put(b"one\ntwo\n")
+        child.put(b"three\n")
+        assert [value for _, value, _ in child.samples()] == [1]
+        monkeypatch.setenv(DROPPED, str(descriptor))
+        assert [value for _, value, _ in child.samples()] == [3]
+    finally:
+        os.close(descriptor)
 
 
 ENDING = """

@@ -32,6 +32,12 @@ def test_the_directory_of_a_socket_is_made_private_S17(router: zmq.Socket[bytes]
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_frontend_makes_no_directory_for_a_worker_s_socket(router: zmq.Socket[bytes], tmp_path: Path) -> None:
+    """One that outlived `semel serve` by a moment made the directory of the run again, and left it."""
+    secure_client(router, f"ipc://{tmp_path}/gone/w", GENERATION)
+    assert not (tmp_path / "gone").exists()
+
+
 @pytest.mark.parametrize("secure", [secure_server, secure_client])
 def test_a_directory_that_others_can_enter_is_refused_on_both_ends_S17(
     secure: type, router: zmq.Socket[bytes], tmp_path: Path

@@ -26,6 +26,7 @@ from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import ServeSettings, ServingSettings, create_key, has_api_keys, run_folder
 from semel.shutdown import ShutdownSignal
+from semel.telemetry.log_writer import DROPPED
 from semel.telemetry.logs import LogFormat, log_to_stderr
 from semel.web.address import bind
 from semel.wire.proof import Role
@@ -150,7 +151,11 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> list[C
         addresses += ["--worker", address]
     flags = [*addresses, *keys["frontend"], "--skip-checks", *options.frontend_flags]
     flags.append(f"--drain-delay-s={settings.drain_delay_s}")
-    return [*children, Child("frontend", [*command, "frontend", settings.model, *flags], {}, output)]
+    dropped = stderr.writer.share()
+    frontend = Child(
+        "frontend", [*command, "frontend", settings.model, *flags], {DROPPED: str(dropped)}, output, [dropped]
+    )
+    return [*children, frontend]
 
 
 def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[str]]:

@@ -50,6 +50,9 @@ class Child:
     output: int | None = None
     """A descriptor for what it prints; None lets it print to ours."""
 
+    descriptors: Sequence[int] = ()
+    """What it inherits besides."""
+
     on_exit: Callable[[int], bool] | None = None
     """Called with the exit code each time it ends by itself; tells whether it is to be started again."""
 
@@ -110,6 +113,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,
+            pass_fds=self.descriptors,
             process_group=0,  # a session of its own would be a scheduling group of its own, and those starve each other
             preexec_fn=_die_with_parent,
         )

@@ -1,7 +1,8 @@
 """A bounded queue of log lines and the thread that writes them: a log that nobody reads stops nothing (threats S28).
 
 A pipe whose reader sleeps, a terminal in scroll lock and a full disk block or fail a write for as long as they like.
-Only the thread waits for them. Lines that find the queue full are dropped and counted; a line says so afterwards.
+Only the thread waits for them. Lines that find the queue full are dropped and counted; a line says so afterwards. What
+the supervisor of a process drops is part of the counter of that process: a supervisor has no metrics of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Final
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
-__all__ = ["LineWriter"]
+__all__ = ["DROPPED", "LineWriter", "dropped_by_supervisor"]
+
+DROPPED: Final = "SEMEL_LOG_DROPPED"
+"""The variable with the descriptor of the supervisor's counter."""
 
 _MAX_BYTES: Final = 4 << 20
 _BATCH_S: Final = 0.05
@@ -40,12 +44,20 @@ class LineWriter:
         """Lines that found the queue full, or that could not be written."""
 
         self._reported = 0
+        self._shared: int | None = None
+
+    def share(self) -> int:
+        """Keep the number of dropped lines in memory that other processes can read; its descriptor."""
+        if self._shared is None:
+            self._shared = os.memfd_create("semel-log-dropped")
+            self._count(0)
+        return self._shared
 
     def put(self, line: bytes, *, may_wait: bool = False) -> None:
         """Queue a line, or drop it if the queue is full. One that may wait is written together with the next ones."""
         with self._changed:
             if self._nbytes + len(line) > self._max_bytes:
-                self.dropped += max(1, line.count(b"\n"))
+                self._count(max(1, line.count(b"\n")))
                 return
             self._lines.append(line)
             self._nbytes += len(line)
@@ -67,7 +79,7 @@ class LineWriter:
 
     def samples(self) -> Iterator[Sample]:
         """Read the counter, for a meter."""
-        yield metrics.LOG_LINES_DROPPED, self.dropped, ()
+        yield metrics.LOG_LINES_DROPPED, self.dropped + dropped_by_supervisor(), ()
 
     def _run(self) -> None:
         while True:
@@ -95,8 +107,22 @@ class LineWriter:
                 select.select([], [self._descriptor], [])
                 return self._write(bytes(view))
         except OSError:  # the disk is full, or the reader is gone
-            self.dropped = self._reported = self.dropped + max(1, bytes(view).count(b"\n"))
+            with self._changed:
+                lines = max(1, bytes(view).count(b"\n"))
+                self._count(lines)
+                self._reported += lines
         return None
+
+    def _count(self, lines: int) -> None:
+        self.dropped += lines
+        if self._shared is not None:
+            os.pwrite(self._shared, self.dropped.to_bytes(8, "big"), 0)
+
+
+def dropped_by_supervisor() -> int:
+    """Read how many lines the supervisor of this process has dropped; 0 if there is none."""
+    descriptor = os.environ.get(DROPPED)
+    return 0 if descriptor is None else int.from_bytes(os.pread(int(descriptor), 8, 0), "big")
 
 
 def _batches(lines: Sequence[bytes]) -> Iterator[bytes]:

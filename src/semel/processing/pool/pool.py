@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -99,6 +100,9 @@ class Pool:
         self._offers = offers or OfferLimits()
         self._items = count()
         self._waiting: FairQueue[Job[Any]] = FairQueue(max_waiting)
+        self._retried: set[Job[Any]] = set()
+        """Items whose first process was lost."""
+
         self._shares = ProcessShares()
         self._deadly = Quarantine()
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "semel-staging")
@@ -319,6 +323,7 @@ class Pool:
             return await job.made
         finally:
             self._waiting.discard(job.tenant, job)
+            self._retried.discard(job)
             self._shares.leave(job.tenant)
 
     def _admit_text(self) -> None:
@@ -376,8 +381,15 @@ class Pool:
 
     async def _work(self, child: PoolProcess, job: Job[_T]) -> None:
         began, cpu_s = perf_counter(), child.cpu_s
+        goes_on = False
         try:
             made = await self._make(child, job)
+        except _ProcessLost as lost:
+            # The pipe of a dead process keeps its error, and that would keep the item's feature until it is collected.
+            traceback.clear_frames(lost.__traceback__)
+            if not (goes_on := self._try_again(job)):
+                self.failed += isinstance(job, FeatureJob)
+                job.fail(lost.error)
         except SemelError as error:
             self.failed += isinstance(job, FeatureJob)
             job.fail(error)
@@ -387,11 +399,20 @@ class Pool:
             self._deadly.clear(job.media, job.options, job.tenant)
             job.succeed(made)
         finally:
-            job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
+            if not goes_on:
+                job.fail(ServiceError("preprocessing failed; the log of this frontend says why"))
             job.trace(began)
             # What a process that has ended had used is not known.
             used_s = child.cpu_s - cpu_s if child.running else perf_counter() - began
             self._shares.end(job.tenant, max(0.0, used_s))
+
+    def _try_again(self, job: Job[Any]) -> bool:
+        """Let an item wait once more, for another process; whether it does."""
+        if job in self._retried or job.made.done() or self._waiting.is_full:
+            return False
+        self._retried.add(job)
+        self._waiting.add(job.tenant, job.group, job)
+        return True
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
         """What a process makes of an item; a process that does not do its part is ended."""
@@ -399,6 +420,7 @@ class Pool:
             raise refusal
         self.decoded += job.decodes
         cpu_s = child.cpu_s
+        is_offered = False
         room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
@@ -406,6 +428,7 @@ class Pool:
                     await child.staging.forget_others(job.tenant, self._copies)
                 answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
                 if (offer := job.offer_of(answer)) is not None:
+                    is_offered = True
                     await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
                     room = self._room_for(child, job, offer)
                     if room is None:
@@ -424,13 +447,15 @@ class Pool:
             is_stopped = child.cpu_s - cpu_s < _STOPPED_S
             await child.end(within_s=0)
             if is_stopped:
-                raise NotReady(
-                    f"the process that worked on {job.subject} stood still; send the request again"
-                ) from None
+                error = NotReady(f"the process that worked on {job.subject} stood still; send the request again")
+                raise (error if is_offered else _ProcessLost(error)) from None
             raise self._late(job) from None
         except (EOFError, OSError):
             await child.end(within_s=END_TIMEOUT_S)
-            raise self._died(job, await child.wait()) from None
+            status = await child.wait()
+            died = self._died(job, status)
+            is_innocent = status == -signal.SIGKILL and not is_offered
+            raise (_ProcessLost(died) if is_innocent else died) from None
         except ProtocolError as error:
             logger.exception("pool process %d broke the protocol and is ended", child.pid)
             await child.end(within_s=0)
@@ -469,6 +494,13 @@ class Pool:
         if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it
             self._deadly.suspect(job.media, job.options, refusal, job.tenant)
         return ServiceError(f"the preprocessing process that worked on {job.subject} died; send the request again")
+
+
+class _ProcessLost(Exception):
+    """A process that was killed or stopped before it offered anything: another one may do its work."""
+
+    def __init__(self, error: SemelError) -> None:
+        self.error = error
 
 
 async def _unless_refused(child: PoolProcess, check: Callable[[], None]) -> None:

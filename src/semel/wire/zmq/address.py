@@ -119,10 +119,13 @@ def secure_server(
 
 
 def secure_client(client: zmq.Socket[bytes], address: str, generation: Generation) -> None:
-    """Configure a socket before it connects to an address."""
+    """Configure a socket before it connects to an address. Makes no directory: that is for whoever listens.
+
+    A frontend that ends a moment later than its supervisor would make the directory of the run again.
+    """
     match address.partition("://"):
-        case "ipc", _, path:
-            _own(_directory(path))
+        case "ipc", _, _:
+            check_directory(address)
         case "tcp", _, place:
             client.ipv6 = place.startswith("[")
             client.curve_serverkey = z85.encode(generation.peer)
