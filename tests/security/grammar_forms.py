@@ -34,7 +34,7 @@ import httpx
 
 from semel.testing.models import build
 from tests.engine.matrix import SHIMS
-from tests.security.attacks import CHAT, KEYS, chat, text
+from tests.security.attacker import CHAT, KEYS, chat, text
 from tests.security.target import Target, running
 from tests.security.test_s27_trial import ORDINARY
 from tests.serve.served import sum_of
