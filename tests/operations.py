@@ -6,6 +6,7 @@ int whose every comparison and sum is a call of Python) and by the memory that i
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -83,12 +84,15 @@ def counting_operations(*, at_most: float = inf, own: bool = False) -> Iterator[
         assert counted.operations <= at_most, f"it takes more than {at_most:g} operations"
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # a collection calls finalizers, and hypothesis' callback, whenever it is due
     sys.settrace(trace)
     try:
         yield counted
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
         _COUNTED.reset(token)
 
 

@@ -43,6 +43,7 @@ TOTALS = EncoderTotals(
     following_ns=2_600_000,
     following_ended=27,
     following_abandoned=28,
+    not_finite=29,
 )
 
 
@@ -71,7 +72,7 @@ def test_every_total_is_shown_under_its_own_name() -> None:
     page = EncoderPage.create()
     page.write(0, TOTALS)
     assert [value for _, value, _ in page.samples()] == [
-        *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8, 0.0026, 27, 28),
+        *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8, 29, 0.0026, 27, 28),
         *(14, 15, 0.0016, 17, 18, 19, 21, 22, 11, 23, 12, 24, 0.0013, 0.0025),
     ]
     page.close()

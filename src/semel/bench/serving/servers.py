@@ -64,8 +64,8 @@ class Launch:
     semel_flags: tuple[str, ...] = ()
     """Of semel's side alone."""
 
-    python: str = sys.executable
-    """The interpreter of semel's side: that of another checkout, if two of them are compared."""
+    python: str | None = None
+    """The interpreter of another checkout of semel, if two of them are compared."""
 
     tcp_port: int = 0
     """Where semel's worker listens on 127.0.0.1, encrypted; 0 if it is reached over ipc."""
@@ -157,7 +157,8 @@ async def semel_server(launch: Launch) -> AsyncIterator[Server]:
         async with _semel_over_tcp(launch) as server:
             yield server
         return
-    command = [launch.python, "-m", "semel", "serve", launch.model, "--fleet-key-file", str(launch.key_file)]
+    python = _PYTHON if launch.python is None else (launch.python, "-m")
+    command = [*python, "semel", "serve", launch.model, "--fleet-key-file", str(launch.key_file)]
     command += ["--admin-port", str(admin_port := free_port())]
     async with _started(launch, "semel", [*command, *launch.flags, *launch.semel_flags], ready="/ready") as server:
         yield replace(server, admin_url=f"http://127.0.0.1:{admin_port}")

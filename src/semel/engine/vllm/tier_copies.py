@@ -106,7 +106,7 @@ class _Done:
     has_new_weights: bool = False
 
     def count(self, kind: str, nbytes: int, elapsed_ns: int = 0) -> None:
-        self.copied.update({f"tier_{kind}_bytes": nbytes, f"tier_{kind}_ns": elapsed_ns})
+        self.copied.update({f"tier_{kind}_{unit}": count for unit, count in (("bytes", nbytes), ("ns", elapsed_ns))})
 
     def count_load(self, load: Load, nbytes: int, elapsed_ns: int = 0) -> None:
         self.count("arrival" if load.is_arrival else "load", nbytes, elapsed_ns)
