@@ -14,9 +14,14 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring, Submission
+from semel.frontend.middleware.concurrency import ConcurrencyLimit, RequestLimiter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits, RefusalThrottle
+from semel.telemetry import Meter
 from semel.testing.engine import EchoStream
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig
@@ -202,3 +207,34 @@ async def test_over_a_socket_aborts_delay_their_tenant_and_then_reach_no_engine(
         assert bool(reached) == is_open
         assert await took_s("alice") < 0.5
         assert (await took_s("mallory") > 0.5) == (not is_open)
+
+
+def app_of(admitted: list[bytes]) -> ASGIApp:
+    """Keeps the bodies of what is admitted."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        admitted.append(await Request(scope, receive).body())
+        await Response()(scope, receive, send)
+
+    return app
+
+
+async def test_a_client_that_leaves_while_its_tenant_is_delayed_is_let_go_at_once() -> None:
+    """Else a thousand aborts a second are thousands of requests that wait, and are served for nobody."""
+    aborts, admitted = AbortThrottle(lambda: LIMITS), list[bytes]()
+    limiter, meter = RequestLimiter(), Meter()
+    app = ConcurrencyLimit(app_of(admitted), limiter, meter, lambda _: 0.0, aborts)
+    aborts.wait_s("alice")
+    for _ in range(40):
+        aborts.end("", seconds=0.0)
+    assert aborts.wait_s("") > 1
+    leaving, staying = Exchange(), Exchange()
+    left = asyncio.create_task(leaving.run(app, CHAT, stream_of([b"{}"])))
+    stayed = asyncio.create_task(staying.run(app, CHAT, stream_of([b"{}"])))
+    await asyncio.sleep(0.01)
+    leaving.leave.set()
+    async with asyncio.timeout(0.5):
+        await left
+    assert (leaving.status, admitted, stayed.done()) == (499, [], False)
+    await stayed
+    assert (staying.status, admitted) == (200, [b"{}"])

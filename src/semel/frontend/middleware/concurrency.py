@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import RetryQueue
 from semel.core.claims import Claims
 from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
+from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import refusal
 from semel.frontend.http.sse import EventStream, stream_ending
 from semel.frontend.limits import ConcurrencyLimits
@@ -39,6 +42,10 @@ CUT_OFF: Final = "semel.cut_off"
 
 _MAX_SCATTER: Final = 2.0
 """A client comes again after at most so many times what it was told (`semel.web.errors`)."""
+
+
+_MAX_HELD_BYTES: Final = 16 << 10
+"""What is read of a body before its request is admitted."""
 
 
 class Place:
@@ -255,15 +262,17 @@ class ConcurrencyLimit:
             await self._app(scope, receive, send)
             return
         tenant = scope.get("state", {}).get("tenant", "")
-        if wait_s := self._aborts.wait_s(tenant):
-            await asyncio.sleep(wait_s)
+        client = _Client(receive, send)
+        if (wait_s := self._aborts.wait_s(tenant)) and not await client.stays(wait_s):
+            self._aborts.end(tenant, 0.0)
+            await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
+            return
         try:
             place = self._limiter.enter(tenant)
         except ServiceError as error:
-            await self._refuse(error, tenant, scope, receive, send)
+            await self._refuse(error, tenant, scope, client.receive, send)
             return
         place.ending, revocation = Revocation(), Revocation()
-        client = _Client(receive, send)
         answer = _Answer(client.send, partial(self._commit, place, revocation))
         began_s = self._aborts.now()
         try:
@@ -326,16 +335,33 @@ class ConcurrencyLimit:
 class _Client:
     """What is known of the client while it is answered."""
 
-    __slots__ = ("_is_answered", "_receive", "_send", "has_left")
+    __slots__ = ("_held", "_is_answered", "_receive", "_send", "has_left")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._held: deque[MutableMapping[str, Any]] = deque()
         self._is_answered = False
         self.has_left = False
         """Whether it disconnected before its answer was complete."""
 
+    async def stays(self, wait_s: float) -> bool:
+        """Wait so long; False as soon as the client disconnects, if its body is a small one."""
+        held_bytes = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while held_bytes <= _MAX_HELD_BYTES:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        return False
+                    self._held.append(message)
+                    held_bytes += len(message.get("body", b""))
+                await asyncio.sleep(wait_s)  # the rest is read when it is admitted
+        return True
+
     async def receive(self) -> MutableMapping[str, Any]:
+        if self._held:
+            return self._held.popleft()
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._is_answered:
             self.has_left = True
