@@ -65,7 +65,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The folder of a tiny model, built once per session: `tiny("qwen2-vl")`."""
-    from semel.testing.models import build
+    from semel.lab.testing.models import build
 
     built: dict[str, Path] = {}
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart import CHART, ROOT, VERSIONS, faults_in, helm, render
 from tests.telemetry.prometheus import find
+from tools.chart import CHART, ROOT, VERSIONS, faults_in, helm, render
 
 MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 

@@ -15,7 +15,7 @@ import yaml
 
 from semel.processing.fingerprint import PACKAGES
 from tests.commands import root_command
-from tests.locks import LOCKS
+from tools.locks import LOCKS
 
 ROOT = Path(__file__).parent.parent
 CONTAINERS = ROOT / "containers"

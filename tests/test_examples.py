@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from semel.testing.references import ReferenceServer, serve_references
+from semel.lab.testing.references import ReferenceServer, serve_references
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.figures import FIGURES, ROOT, commands_of
+from tools.figures import FIGURES, ROOT, commands_of
 
 PAGES = {page: (ROOT / page).read_text() for one in FIGURES.values() for page in one.pages}
 EVERY_PAGE = {
@@ -49,7 +49,7 @@ def test_each_is_in_its_pages(name: str) -> None:
 
 
 def test_what_is_printed_is_kept_and_a_failure_is_told(tmp_path: Path) -> None:
-    from tests.figures import Figures, _run
+    from tools.figures import Figures, _run
 
     fine = Figures(f"{sys.executable} -c 'print(3)'", (), 1)
     broken = Figures(f"{sys.executable} -c 'raise SystemExit(2)'", (), 1)
@@ -59,6 +59,6 @@ def test_what_is_printed_is_kept_and_a_failure_is_told(tmp_path: Path) -> None:
 
 
 def test_the_list_names_all() -> None:
-    command = [sys.executable, "-m", "tests.figures", "--list"]
+    command = [sys.executable, "-m", "tools.figures", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert len(done.stdout.splitlines()) == len(FIGURES)

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from semel.processing.fingerprint import PACKAGES
-from tests.locks import LOCKS, ROOT, Lock, Locked, faults, locked, requirements
-from tests.resolution import CPU_WORKER, pinned
+from tools.locks import LOCKS, ROOT, Lock, Locked, faults, locked, requirements
+from tools.resolution import CPU_WORKER, pinned
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ENTRIES = {lock.name: locked(lock.path.read_text()) for lock in LOCKS}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.engine.vllm.versions import TESTED
+from semel.engine.vllm.compat.versions import TESTED
 from semel.media.decode.limits import CANON
 from semel.wire.messages import PROTOCOL
-from tests.locks import LOCKS, PYTHON, locked
-from tests.release import (
+from tools.locks import LOCKS, PYTHON, locked
+from tools.release import (
     ROOT,
     Refused,
     check_tag,

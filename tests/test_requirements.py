@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.requirements import PAGE, faults, files_by_row, read_rows, row_names, rows_of_module, suite, with_files
+from tools.requirements import PAGE, faults, files_by_row, read_rows, row_names, rows_of_module, suite, with_files
 
 TABLE = "| A1 | One. | tested |\n| A2 | Two. | not yet |\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.selection import changed_files, imports_of, selected_tests
+from tools.selection import changed_files, imports_of, selected_tests
 
 IMPORTS = {
     "semel.media.fetch.url": frozenset({"semel.errors"}),

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import semel
 from semel.cache import LruCache
+from semel.lab.testing.pacing import PacedEngine
 from semel.render import ChatRenderer, ChatTemplate, Tokenizer
-from semel.testing.pacing import PacedEngine
 from tests.frontend.rig import Rig, rig
 from tests.render.conftest import PLACEHOLDERS, insertion, write_model
 from tests.render.drawn import Drawing, image_part

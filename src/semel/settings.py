@@ -26,7 +26,7 @@ from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, same_flag, section
 from semel.core.keyring import MIN_KEY_CHARS, hash_key, is_hashed, is_sendable
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.progress import ProgressLimits
-from semel.engine.vllm.grammar_limits import GrammarLimits
+from semel.engine.vllm.grammars.limits import GrammarLimits
 from semel.errors import ConfigError
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.limits import BodyLimits, BudgetLimits, ConcurrencyLimits, CorsSettings, RefusalLimits

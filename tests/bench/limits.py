@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from semel.bench.report import Check
+from semel.lab.bench.report import Check
 
 __all__ = ["assert_limits"]
 

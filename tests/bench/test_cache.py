@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from semel.bench import cache as bench
-from semel.bench.report import Check
+from semel.lab.bench import cache as bench
+from semel.lab.bench.report import Check
 from tests.bench.limits import assert_limits
 
 RING = "vllm.distributed.device_communicators.shm_object_storage"

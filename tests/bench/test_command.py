@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.report import Check
+from semel.lab.bench.report import Check
 from tests.bench.limits import assert_limits
 
 

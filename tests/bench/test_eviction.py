@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.bench.eviction import Trace, bound, encode_cost
 from semel.encoder import CostAware, OldestReleased
+from semel.lab.bench.eviction import Trace, bound, encode_cost
 
 
 def test_a_trace_is_the_same_for_the_same_seed() -> None:

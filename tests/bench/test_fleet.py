@@ -6,11 +6,11 @@ from statistics import mean
 
 import pytest
 
-from semel.bench import fleet_sessions
-from semel.bench.fleet import run, user_like
-from semel.bench.report import Report
-from semel.bench.settings import FleetOptions
 from semel.compose import interpreter
+from semel.lab.bench import fleet_sessions
+from semel.lab.bench.fleet import run, user_like
+from semel.lab.bench.report import Report
+from semel.lab.bench.settings import FleetOptions
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from semel.bench import cache as cache_bench
-from semel.bench import encoder as encoder_bench
-from semel.bench.report import Check, Report
-from semel.cli.benches import bench
 from semel.core import Timeline
 from semel.encoder import CostAware
 from semel.encoder.eviction import Entry
+from semel.lab.bench import cache as cache_bench
+from semel.lab.bench import encoder as encoder_bench
+from semel.lab.bench.report import Check, Report
+from semel.lab.cli.benches import bench
 from tests.bench.limits import assert_limits
 
 GOOD = Report("sample", {}, (Check.at_least("speed", 12.0, 10, unit="×"), Check("seen", 3.0, "items")))

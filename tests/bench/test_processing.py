@@ -11,8 +11,8 @@ import pybase64
 import pytest
 from PIL import Image
 
-from semel.bench import processing as bench
-from semel.bench.report import Check
+from semel.lab.bench import processing as bench
+from semel.lab.bench.report import Check
 
 Folder = Callable[[str], Path]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from semel.bench.report import Check, Report, describe_machine
+from semel.lab.bench.report import Check, Report, describe_machine
 
 REPORT = Report(
     "sample",

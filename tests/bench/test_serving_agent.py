@@ -19,16 +19,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.bench.serving import plots, screens, statistics
-from semel.bench.serving.alternate import Pair
-from semel.bench.serving.bench import Bench, Effort, Side
-from semel.bench.serving.client import Answer, Client
-from semel.bench.serving.figures import LIMITS, Row, checks_of, grown
-from semel.bench.serving.floor import EngineAnswer, Floor
-from semel.bench.serving.pictures import Pictures
-from semel.bench.serving.plots import draw, drawings
-from semel.bench.serving.report import ServeReport
-from semel.bench.serving.scenarios.agent import (
+from semel.errors import ConfigError, ServiceError
+from semel.lab.bench.serving import plots, screens, statistics
+from semel.lab.bench.serving.alternate import Pair
+from semel.lab.bench.serving.bench import Bench, Effort, Side
+from semel.lab.bench.serving.client import Answer, Client
+from semel.lab.bench.serving.figures import LIMITS, Row, checks_of, grown
+from semel.lab.bench.serving.floor import EngineAnswer, Floor
+from semel.lab.bench.serving.pictures import Pictures
+from semel.lab.bench.serving.plots import draw, drawings
+from semel.lab.bench.serving.report import ServeReport
+from semel.lab.bench.serving.scenarios.agent import (
     Look,
     Talk,
     agent_rows,
@@ -37,11 +38,10 @@ from semel.bench.serving.scenarios.agent import (
     inline,
     turns_that_fit,
 )
-from semel.bench.serving.screens import HEIGHT, WIDTH, Screens
-from semel.bench.serving.servers import Server
-from semel.bench.serving.statistics import slope_of, slope_ratio
-from semel.bench.serving.work import Work
-from semel.errors import ConfigError, ServiceError
+from semel.lab.bench.serving.screens import HEIGHT, WIDTH, Screens
+from semel.lab.bench.serving.servers import Server
+from semel.lab.bench.serving.statistics import slope_of, slope_ratio
+from semel.lab.bench.serving.work import Work
 from tests.bench.limits import assert_limits
 
 TURNS = 50

@@ -18,27 +18,27 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from semel.bench.ports import free_port
-from semel.bench.serving.alternate import Pair, order, take_turns
-from semel.bench.serving.bench import Bench, Effort
-from semel.bench.serving.client import Answer, Client
-from semel.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
-from semel.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
-from semel.bench.serving.plots import draw, drawings
-from semel.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
-from semel.bench.serving.report import ServeReport, format_figure
-from semel.bench.serving.run import SCENARIOS, Options
-from semel.bench.serving.scenarios.evicted import added_rows
-from semel.bench.serving.scenarios.latency import stream
-from semel.bench.serving.scenarios.mixed_load import Kind, drive, plan
-from semel.bench.serving.scenarios.restart import encoder_inputs, restart, running_store
-from semel.bench.serving.servers import Server, role_of
-from semel.bench.serving.socket_bytes import read_counts
-from semel.bench.serving.stages import stage_rows
-from semel.bench.serving.statistics import Figure, exactly
-from semel.bench.settings import SCENARIO_NAMES
-from semel.cli.benches import bench
 from semel.errors import ConfigError
+from semel.lab.bench.ports import free_port
+from semel.lab.bench.serving.alternate import Pair, order, take_turns
+from semel.lab.bench.serving.bench import Bench, Effort
+from semel.lab.bench.serving.client import Answer, Client
+from semel.lab.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
+from semel.lab.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
+from semel.lab.bench.serving.plots import draw, drawings
+from semel.lab.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
+from semel.lab.bench.serving.report import ServeReport, format_figure
+from semel.lab.bench.serving.run import SCENARIOS, Options
+from semel.lab.bench.serving.scenarios.evicted import added_rows
+from semel.lab.bench.serving.scenarios.latency import stream
+from semel.lab.bench.serving.scenarios.mixed_load import Kind, drive, plan
+from semel.lab.bench.serving.scenarios.restart import encoder_inputs, restart, running_store
+from semel.lab.bench.serving.servers import Server, role_of
+from semel.lab.bench.serving.socket_bytes import read_counts
+from semel.lab.bench.serving.stages import stage_rows
+from semel.lab.bench.serving.statistics import Figure, exactly
+from semel.lab.bench.settings import SCENARIO_NAMES
+from semel.lab.cli.benches import bench
 from semel.telemetry.scrape import Scrape
 
 
@@ -339,9 +339,9 @@ def test_the_kernel_tells_of_a_process_and_its_children() -> None:
 _SENDER = """
 import sys, zmq
 from pathlib import Path
-from semel.bench.serving.bench import Bench, Effort
-from semel.bench.serving.client import Answer, Client
-from semel.bench.serving.socket_bytes import count
+from semel.lab.bench.serving.bench import Bench, Effort
+from semel.lab.bench.serving.client import Answer, Client
+from semel.lab.bench.serving.socket_bytes import count
 count(Path(sys.argv[1]))
 context = zmq.Context()
 pair = [context.socket(zmq.PAIR) for _ in range(2)]

@@ -10,13 +10,13 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from semel.bench.serving.alternate import Pair
-from semel.bench.serving.bench import Bench, Effort, Side
-from semel.bench.serving.client import Client
-from semel.bench.serving.pictures import Pictures
-from semel.bench.serving.scenarios.document_pages import HEIGHT, WIDTH, draw_page, pages
-from semel.bench.serving.scenarios.rollouts import rollouts
-from semel.bench.serving.servers import Server
+from semel.lab.bench.serving.alternate import Pair
+from semel.lab.bench.serving.bench import Bench, Effort, Side
+from semel.lab.bench.serving.client import Client
+from semel.lab.bench.serving.pictures import Pictures
+from semel.lab.bench.serving.scenarios.document_pages import HEIGHT, WIDTH, draw_page, pages
+from semel.lab.bench.serving.scenarios.rollouts import rollouts
+from semel.lab.bench.serving.servers import Server
 from semel.telemetry import metrics
 
 EFFORT = Effort(2, 2, 4, 0.1, 10, 2)

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from semel.bench.serving.statistics import added, added_ratio, exactly, mean_of, mean_ratio, median_of, ratio_of
+from semel.lab.bench.serving.statistics import added, added_ratio, exactly, mean_of, mean_ratio, median_of, ratio_of
 
 
 def series(middle: float, count: int, *, seed: int, spread: float = 0.1) -> list[float]:

@@ -10,15 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from semel.bench.serving import servers
-from semel.bench.serving.run import Options
-from semel.bench.serving.servers import Launch, semel_server
 from semel.core import Key
 from semel.core.flag import flags_of
 from semel.errors import ConfigError
+from semel.lab.bench.serving import servers
+from semel.lab.bench.serving.run import Options
+from semel.lab.bench.serving.servers import Launch, semel_server
 from semel.settings import FrontendSettings, WorkerSettings
 from tests.fleet.processes import Fleet
-from tests.fleet.transports import Figures
+from tools.fleet.transports import Figures
 
 STAND_IN = """
 import sys

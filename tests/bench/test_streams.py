@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.stream_client import StreamReader, Tally
-from semel.testing.pacing import word
+from semel.lab.bench.stream_client import StreamReader, Tally
+from semel.lab.testing.pacing import word
 
 STREAMS = 300
 

@@ -20,10 +20,10 @@ import psutil
 import pytest
 import trustme
 
-from semel.bench.ports import free_port
 from semel.cells.envoy import envoy_config
 from semel.cells.file import CellsFile, read_cells
 from semel.cells.haproxy import haproxy_config
+from semel.lab.bench.ports import free_port
 from tests.cells.balancers import Balancer, check_envoy, check_haproxy, running_envoy, running_haproxy
 from tests.cells.test_file import GOOD, NAMED, read
 from tests.conftest import Folder

@@ -20,7 +20,7 @@ import yaml
 
 from semel.cli.app import app as command_line
 from semel.cli.checks.engine_flags import read_engine_flags
-from semel.engine.vllm.flag_source import FlagSource
+from semel.engine.vllm.compat.flags import FlagSource
 from tests.claims.flags import HEAD
 from tests.claims.pages import BLOCK, ROOT, Pages
 

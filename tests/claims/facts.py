@@ -9,10 +9,10 @@ from typing import Final
 
 import yaml
 
-from semel.engine.vllm.versions import TESTED
+from semel.engine.vllm.compat.versions import TESTED
+from semel.lab.testing.models import FAMILIES
 from semel.processing import FAMILIES as FAST_FAMILIES
 from semel.telemetry.metrics import METRICS
-from semel.testing.models import FAMILIES
 from tests.claims.pages import ROOT, Pages, blank
 from tests.cli.mistakes import MISTAKES
 

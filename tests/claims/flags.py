@@ -11,8 +11,8 @@ from typing import Any, Final
 import typer
 
 from semel.cli.app import app as command_line
-from semel.engine.vllm.flag_source import FlagSource
-from semel.engine.vllm.server_flags import FORMER_FLAGS, SERVER_FLAGS
+from semel.engine.vllm.compat.flags import FlagSource
+from semel.engine.vllm.compat.server_flags import FORMER_FLAGS, SERVER_FLAGS
 from tests.claims.pages import ROOT, Pages, blank, code_lines
 
 TOOLS: Final[Mapping[str, str]] = {

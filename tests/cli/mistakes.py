@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 
 BIN: Final = Path(sys.executable).parent
 Side = Literal["semel", "vllm"]

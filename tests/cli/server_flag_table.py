@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from semel.engine.vllm.flag_source import server_flags
-from semel.engine.vllm.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, ServerFlag
-from semel.engine.vllm.source import SourceTree
+from semel.engine.vllm.compat.flags import server_flags
+from semel.engine.vllm.compat.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, ServerFlag
+from semel.engine.vllm.compat.source import SourceTree
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "get-started" / "coming-from-vllm.md"
 BEGIN: Final = "<!-- begin server flags -->\n"

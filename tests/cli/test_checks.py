@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.ports import free_port
 from semel.cli.checks import Finding, host, refuse, start, weights
 from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.host import Endpoint, Memory, check_memory, check_ports, check_shared_memory, gpu_memory
@@ -20,9 +19,10 @@ from semel.cli.checks.weights import check_weights
 from semel.cli.doctor import examine
 from semel.cli.placement import placements, split
 from semel.core.flag import GIB, MIB, fill
-from semel.engine.vllm import versions
-from semel.engine.vllm.compat import CORE_BINDING
+from semel.engine.vllm.compat import versions
+from semel.engine.vllm.compat.internals import CORE_BINDING
 from semel.errors import ConfigError
+from semel.lab.bench.ports import free_port
 from semel.settings import FrontendSettings, ServeSettings, WorkerSettings, create_key
 from tests.conftest import Folder
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.settings import VerifySettings
 from semel.cli.command_line import CommandLine
 from semel.core.flag import flags_of
 from semel.errors import ConfigError
+from semel.lab.bench.settings import VerifySettings
 from semel.settings import FrontendSettings, ServeSettings, WorkerSettings
 from tests.commands import invoke, run_main
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from semel.cli.checks.engine_flags import read_engine_flags
-from semel.engine.vllm.flag_source import FlagSource
-from semel.engine.vllm.source import SourceTree
-from semel.engine.vllm.versions import installed_version
+from semel.engine.vllm.compat.flags import FlagSource
+from semel.engine.vllm.compat.source import SourceTree
+from semel.engine.vllm.compat.versions import installed_version
 
 pytestmark = pytest.mark.skipif(not installed_version(), reason="vLLM is not installed")
 

@@ -23,7 +23,7 @@ from semel.cli.flags import Call, FlagCommand, command
 from semel.cli.help import MAX_COMMON_FLAGS
 from semel.core.flag import GROUPS, Flag, flag, flags_of
 from semel.engine.vllm import arguments
-from semel.engine.vllm.versions import installed_version
+from semel.engine.vllm.compat.versions import installed_version
 from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
 from tests.cli.test_app import semel
 from tests.commands import invoke, root_command, run_main

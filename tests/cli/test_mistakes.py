@@ -13,12 +13,12 @@ from semel.cli.checks import start
 from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.finding import refuse
 from semel.core.flag import fill
-from semel.engine.vllm.versions import installed_version
+from semel.engine.vllm.compat.versions import installed_version
 from semel.errors import ConfigError
 from semel.settings import ServeSettings
-from tests.cli.ask_mistakes import LIMIT_S, PAGE
 from tests.cli.mistakes import BIN, MISTAKES, Mistake, made, run
 from tests.conftest import Folder
+from tools.mistakes import LIMIT_S, PAGE
 
 NAMES = [one.name for one in MISTAKES]
 NOTHING_FOUND = {"read_engine_flags": lambda *_, **__: EngineFlags()}

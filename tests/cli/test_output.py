@@ -15,8 +15,8 @@ from typing import IO, cast
 import pytest
 from rich.console import Console
 
-from semel.bench.ports import free_port
 from semel.cli.output import Output, StandardError
+from semel.lab.bench.ports import free_port
 from semel.telemetry.log_writer import LineWriter
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from semel.cli.checks.engine_flags import read_engine_flags
 from semel.core.flag import flags_of
-from semel.engine.vllm.flag_source import FlagSource, server_flags
-from semel.engine.vllm.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, server_flag
-from semel.engine.vllm.source import SourceTree
-from semel.engine.vllm.versions import TESTED, installed_version
+from semel.engine.vllm.compat.flags import FlagSource, server_flags
+from semel.engine.vllm.compat.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, server_flag
+from semel.engine.vllm.compat.source import SourceTree
+from semel.engine.vllm.compat.versions import TESTED, installed_version
 from semel.settings import ServeSettings
 from tests.cli.server_flag_table import PAGE, page_with, table
 

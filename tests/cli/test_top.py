@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from semel.bench.ports import free_port
 from semel.cli.top import Look, draw, overview
+from semel.lab.bench.ports import free_port
 from semel.telemetry import Meter, metrics
 from semel.telemetry.scrape import Scrape
 from tests.commands import invoke

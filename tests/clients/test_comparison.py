@@ -13,7 +13,7 @@ import pytest
 from tests.clients.comparison import ABSENT, ERROR, REQUESTS, Difference, Reply, Verdict, compare, read_replies
 from tests.clients.environments import CLIENTS, Client
 from tests.clients.page import Row, lines_of, replace_rows, wrong_lines
-from tests.clients.run import DRIVERS, rows_of
+from tools.clients import DRIVERS, rows_of
 
 ANSWER: dict[str, Any] = {
     "id": "a",

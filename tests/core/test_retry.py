@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core import RetryQueue
+from semel.fairness.retry import RetryQueue
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.shares import Shares
+from semel.fairness.shares import Shares
 
 TENANTS = ("a", "b", "c", "d")
 CAPACITY = 24

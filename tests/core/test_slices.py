@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from semel.core.slices import at_once, in_slices, to_the_end
+from semel.aio import at_once, in_slices, to_the_end
 
 
 def counting(to: int, turns: list[int]) -> Generator[None, None, int]:

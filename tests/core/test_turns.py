@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from semel.core.turns import EngineWindow, Turn, Turns
+from semel.fairness.turns import EngineWindow, Turn, Turns
 from tests.effort import examples
 from tests.operations import operations
 

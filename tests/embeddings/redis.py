@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.ports import free_port
 from semel.embeddings.address import StoreAddress
 from semel.embeddings.resp import RespStore
+from semel.lab.bench.ports import free_port
 from tests.embeddings.certificates import Authority
 from tests.serve.served import until
 

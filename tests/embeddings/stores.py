@@ -13,7 +13,7 @@ from semel.core.embedding import Form
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import BlobStore
 from semel.embeddings.sealed import SealedStore
-from semel.testing.embedding_store import MemoryBlobs
+from semel.lab.testing.embedding_store import MemoryBlobs
 from tests.embeddings.certificates import Authority
 from tests.embeddings.redis import running_redis
 

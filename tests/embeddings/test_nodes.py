@@ -9,7 +9,7 @@ import pytest
 
 from semel.embeddings.nodes import Node
 from semel.embeddings.protocol import StoreDown
-from semel.testing.embedding_store import MemoryBlobs
+from semel.lab.testing.embedding_store import MemoryBlobs
 from tests.embeddings.redis import soon
 
 

@@ -18,7 +18,7 @@ from semel.embeddings.protocol import BlobStore, StoreFull, StoreLate
 from semel.embeddings.resp import RespStore
 from semel.embeddings.seal import MANIFEST_BYTES, Seal
 from semel.embeddings.sealed import Fetched, PublishOutcome, SealedStore, Stage
-from semel.testing.embedding_store import MemoryBlobs
+from semel.lab.testing.embedding_store import MemoryBlobs
 from tests.embeddings.proxy import constant, running_proxy
 from tests.embeddings.redis import running_redis, soon
 from tests.embeddings.stores import IDENTITY, KEY, TTL_S, Staging, content, digest_of, open_store, pieces, sealed

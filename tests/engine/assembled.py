@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from semel.core import Digest, Item, Layout, Mask, Modality, Prompt
-from semel.engine.vllm.assembly import Assembler, company_limits
+from semel.engine.vllm.model.assembly import Assembler, company_limits
 from semel.processing import Family, family_of, read_config
 
 __all__ = ["Bench", "Drawn", "Places"]
@@ -94,7 +94,7 @@ class Bench:
 
     def layout(self, modality: Modality, medium: Any) -> Layout:
         """The layout of an item that is alone in its prompt."""
-        from semel.engine.vllm.processor import _update
+        from semel.engine.vllm.model.processor import _update
 
         items = self.processor.info.parse_mm_data({modality: [medium]}, validate=False)
         output = self.processor._apply_hf_processor_main(items, {})

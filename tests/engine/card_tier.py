@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from semel.engine.vllm.tier import EmbeddingTier
+from semel.engine.vllm.tier.connector import EmbeddingTier
 
 __all__ = ["CARD", "LOST", "CardTier", "TrustingCardTier"]
 

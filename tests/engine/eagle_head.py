@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from semel.testing.models.text import HIDDEN_SIZE, VOCABULARY_TOKENS, text_config
+from semel.lab.testing.models.text import HIDDEN_SIZE, VOCABULARY_TOKENS, text_config
 
 __all__ = ["write_head"]
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from semel.compose import compose_pipeline
 from semel.core import Contract, Feature, Key
-from semel.engine.vllm.inputs import build_item
-from semel.engine.vllm.model import VllmModel
+from semel.engine.vllm.model.model import VllmModel
+from semel.engine.vllm.requests.inputs import build_item
 from semel.processing.processor import load_processor
 from semel.render import ChatRequest, Pipeline, Rendered
 from tests.engine.family_questions import engine_arguments

@@ -16,11 +16,11 @@ from typing import Final
 from semel.compose import compose_pipeline
 from semel.core import Key
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
 from semel.engine.vllm.engine import VllmEngine
-from semel.engine.vllm.shared_file import create_file, path_of
-from semel.engine.vllm.tier_config import TierConfig
-from semel.engine.vllm.tier_page import TierPage
+from semel.engine.vllm.plugins.encoder_metrics import EncoderPage, EncoderTotals
+from semel.engine.vllm.tier.config import TierConfig
+from semel.engine.vllm.tier.page import TierPage
+from semel.engine.vllm.tier.shared_file import create_file, path_of
 from semel.processing.processor import ProcessorKind
 from tests.engine.parity import Rig
 
@@ -31,7 +31,7 @@ COMMON: Final = ("--enforce-eager", "--dtype", "float32", "--seed", "0", "--disa
 
 @dataclass(frozen=True)
 class Start:
-    """A model of `semel.testing.models`, and what follows it on the command line of `semel worker`."""
+    """A model of `semel.lab.testing.models`, and what follows it on the command line of `semel worker`."""
 
     model: str
     flags: tuple[str, ...]

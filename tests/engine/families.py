@@ -15,9 +15,9 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from semel.core import Feature, Layout, Mask, Tensor
+from semel.lab.testing.models import FAMILIES as TINY
 from semel.processing import to_torch
 from semel.processing.processor import ProcessorKind
-from semel.testing.models import FAMILIES as TINY
 from tests.engine.engines import Start
 from tests.engine.family_questions import TRANSCRIPT_STARTS, family_questions
 from tests.engine.parity import (
@@ -249,7 +249,7 @@ def row(name: str, *values: object, kind: str = "") -> ParameterSet:
 
 
 def generic(name: str) -> Family:
-    """A family that semel has no code for: vLLM's processor, and an engine as `semel.testing.models` has it.
+    """A family that semel has no code for: vLLM's processor, and an engine as `semel.lab.testing.models` has it.
 
     Its renderings are compared in `test_engine_inputs`.
     """

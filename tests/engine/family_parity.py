@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.errors import RequestError, SemelError
-from semel.testing.models import FAMILIES
+from semel.lab.testing.models import FAMILIES
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.families import EVICTING
 from tests.engine.family_questions import family_questions, inverted

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from semel.core import Feature, Tensor
-from semel.testing.models import FAMILIES
+from semel.lab.testing.models import FAMILIES
 from tests.engine.parity import (
     Chat,
     Clip,

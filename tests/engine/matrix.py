@@ -127,7 +127,7 @@ _EC_BOTH: Final = json.dumps(
 )
 _COST_AWARE: Final = json.dumps(
     {
-        "encoder_cache_manager_cls": "semel.engine.vllm.encoder_cache.EncoderCache",
+        "encoder_cache_manager_cls": "semel.engine.vllm.plugins.encoder_cache.EncoderCache",
         "manager_config": {"eviction": "cost-aware"},
     }
 )

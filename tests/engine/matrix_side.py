@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.core import Submission
-from semel.engine.vllm import item_delivery
+from semel.engine.vllm.requests import item_delivery
 from tests.engine.eagle_head import write_head
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.lies import lies, outcome_of

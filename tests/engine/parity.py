@@ -16,7 +16,7 @@ from PIL import Image
 
 from semel.compose import compose_pipeline
 from semel.core import Digest, Key, Media, Output, Submission
-from semel.engine.vllm.compat import RECEIVING_WORKER
+from semel.engine.vllm.compat.internals import RECEIVING_WORKER
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Pipeline, Rendered

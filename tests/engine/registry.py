@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from semel.engine.vllm.prompt_rules import _PROMPT_METHODS
+from semel.engine.vllm.model.prompt_rules import _PROMPT_METHODS
 
 __all__ = ["REASONS", "table", "treatment"]
 

@@ -16,13 +16,14 @@ from PIL import Image
 
 from semel.compose import compose_pipeline
 from semel.core import Digest, Item, Key, Layout, Media, Modality, Prompt, Target
-from semel.engine.vllm.assembly import Assembler, company_limits
-from semel.engine.vllm.processor import VllmProcessor
+from semel.engine.vllm.model.assembly import Assembler, company_limits
+from semel.engine.vllm.model.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, ServiceError
+from semel.lab.testing.models import FAMILIES
 from semel.processing import Family, Pool
 from semel.processing.pool.pipe import Description
-from semel.render import ChatRequest, expand
-from semel.testing.models import FAMILIES
+from semel.render import ChatRequest
+from semel.render.tokens.expand import expand
 from tests.engine.assembled import Bench, Drawn, Places, places_of
 
 Folder = Callable[[str], Path]
@@ -256,7 +257,7 @@ def test_features_of_a_merging_model_end_where_its_embeddings_do(tiny: Folder, m
     Image.linear_gradient("L").convert("RGB").save(buffer, "PNG")
     media = Media("image", buffer.getvalue(), "image/png")
     whole = VllmProcessor.load(tiny("gemma3"), TARGET).process(media).layout
-    monkeypatch.setattr("semel.engine.vllm.processor.family_of", lambda _: Family())
+    monkeypatch.setattr("semel.engine.vllm.model.processor.family_of", lambda _: Family())
     stranger = VllmProcessor.load(tiny("gemma3"), TARGET)
     layout = stranger.process(media).layout
     assert layout.mask is None

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from semel.core import Arrival, Form
-from semel.engine.vllm import tier_config
-from semel.engine.vllm.host_tier import HostTier
-from semel.engine.vllm.shipping import _light
+from semel.engine.vllm.plugins.lazy_transfer import _light
+from semel.engine.vllm.tier import config as tier_config
+from semel.engine.vllm.tier.host import HostTier
 from semel.errors import EngineFailed, FeatureRejected
 from semel.render import Rendered
 from tests.engine.card_tier import CARD, LOST

@@ -21,8 +21,8 @@ def test_a_command_of_the_page_gives_an_engine_with_our_parts(command: str, tiny
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from semel.engine.vllm.encoder_cache import EncoderCache, EncoderCacheConfig
-    from semel.engine.vllm.tier_config import TierConfig, has_tier
+    from semel.engine.vllm.plugins.encoder_cache import EncoderCache, EncoderCacheConfig
+    from semel.engine.vllm.tier.config import TierConfig, has_tier
 
     flags = shlex.split(command.replace("\\\n", ""))[3:]
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", str(tiny("qwen2-vl")), *flags])

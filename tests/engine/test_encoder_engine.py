@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.bench.stepping import Kind
-from semel.engine.vllm.compat import RECEIVING_WORKER, SHIPPING_SCHEDULER, encoder_arguments
-from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
-from semel.engine.vllm.shared_file import create_file, path_of
+from semel.engine.vllm.compat.internals import RECEIVING_WORKER, SHIPPING_SCHEDULER, encoder_arguments
+from semel.engine.vllm.plugins.encoder_metrics import EncoderPage, EncoderTotals
+from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.lab.bench.stepping import Kind
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -140,7 +140,7 @@ async def start(
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from semel.engine.vllm.arguments import create_config
-    from semel.engine.vllm.tier_config import TierConfig
+    from semel.engine.vllm.tier.config import TierConfig
 
     page, region = EncoderPage.create(), create_file("semel-tier")
     plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning", with_shipping=ships)

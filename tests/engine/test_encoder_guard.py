@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from semel.bench.stepping import Kind, Step, Stepper
-from semel.engine.vllm.compat import RECEIVING_WORKER, SHIPPING_SCHEDULER
-from semel.engine.vllm.rejection import Rejection, rejections_of, with_rejections
+from semel.engine.vllm.compat.internals import RECEIVING_WORKER, SHIPPING_SCHEDULER
+from semel.engine.vllm.plugins.rejection import Rejection, rejections_of, with_rejections
+from semel.lab.bench.stepping import Kind, Step, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -120,7 +120,7 @@ class SecondGuarded:
     """A worker process with the second model runner, and one request per item."""
 
     def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
-        from semel.engine.vllm.encoder_guard import guard_of
+        from semel.engine.vllm.plugins.encoder_guard import guard_of
 
         self.runner = SecondRunner({item.identifier: [item.feature] for item in items})
         config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
@@ -148,7 +148,7 @@ class Guarded:
     """A worker process of one request per item."""
 
     def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
-        from semel.engine.vllm.encoder_guard import guard_of
+        from semel.engine.vllm.plugins.encoder_guard import guard_of
 
         self.runner = Runner({item.identifier: SimpleNamespace(mm_features=[item.feature]) for item in items})
         config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
@@ -249,7 +249,7 @@ def real_second_runner(*sizes: tuple[str, int, int]) -> tuple[Any, dict[str, lis
 def test_vllm_s_own_second_encoder_runner_stores_what_fits(is_guarded: bool) -> None:
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-    from semel.engine.vllm.encoder_guard import guard_of
+    from semel.engine.vllm.plugins.encoder_guard import guard_of
 
     worker, scheduled = real_second_runner(("right", 3, 3), ("few", 2, 4), ("many", 5, 4))
     guard = guard_of(worker, outlives_errors=True) if is_guarded else None
@@ -314,7 +314,7 @@ def test_a_single_item_is_not_tried_twice_and_a_sample_tells_how_wide_its_zeros_
         samples.append(modality)
         return torch.ones(7, WIDTH)
 
-    monkeypatch.setattr("semel.engine.vllm.encoder_guard.encode_sample", encode_sample)
+    monkeypatch.setattr("semel.engine.vllm.plugins.encoder_guard.encode_sample", encode_sample)
     guarded = Guarded(Item("raises", 9, 3, raises=True, modality="audio"))
     for _ in range(2):
         assert guarded.execute() == {"raises": [0, 0, 0]}
@@ -342,7 +342,7 @@ def test_a_sample_is_a_small_item_of_the_model_s_own_processor(
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
     from semel.engine.vllm.arguments import parse_engine_flags
-    from semel.engine.vllm.compat import encode_sample
+    from semel.engine.vllm.compat.internals import encode_sample
 
     arguments = parse_engine_flags(str(tiny(model)), ["--dtype", "float32", "--enforce-eager"])
     processor = MULTIMODAL_REGISTRY.create_processor(arguments.create_engine_config().model_config)
@@ -391,7 +391,7 @@ def test_an_output_that_is_awaited_brings_its_rejections_when_it_comes() -> None
 def test_an_encoder_that_is_not_as_semel_knows_it_is_left_alone_and_the_log_says_so(
     change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.encoder_guard import guard_of
+    from semel.engine.vllm.plugins.encoder_guard import guard_of
 
     worker = SimpleNamespace(**{"use_v2_model_runner": False, "model_runner": Runner(), **change})
     with caplog.at_level(logging.WARNING, "semel"):
@@ -400,7 +400,7 @@ def test_an_encoder_that_is_not_as_semel_knows_it_is_left_alone_and_the_log_says
 
 
 def test_with_pipeline_parallelism_the_log_says_that_nobody_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    from semel.engine.vllm.encoder_guard import guard_of
+    from semel.engine.vllm.plugins.encoder_guard import guard_of
 
     config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=2))
     worker = SimpleNamespace(use_v2_model_runner=False, model_runner=Runner(), vllm_config=config)
@@ -605,7 +605,7 @@ def test_without_a_part_of_it_a_client_gets_a_token_or_a_later_request_the_prefi
     make: MakeScheduler, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the tests above."""
-    monkeypatch.setattr(f"semel.engine.vllm.scheduler.{part}", lambda *_: None)
+    monkeypatch.setattr(f"semel.engine.vllm.plugins.scheduler.{part}", lambda *_: None)
     scheduled = make("cache")
     scheduled.add("hostile", ("wrong", 3), max_new_tokens=1)
     scheduled.run()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.engine.vllm.encoder_metrics import EncoderPage, EncoderTotals
+from semel.engine.vllm.plugins.encoder_metrics import EncoderPage, EncoderTotals
 from semel.errors import ConfigError
 from semel.telemetry import METRICS, Meter
 
@@ -50,7 +50,7 @@ TOTALS = EncoderTotals(
 def test_a_page_without_a_name_is_written_by_another_process() -> None:
     page = EncoderPage.create()
     program = (
-        "import sys; from semel.engine.vllm.encoder_metrics import *; "
+        "import sys; from semel.engine.vllm.plugins.encoder_metrics import *; "
         "EncoderPage.open(sys.argv[1]).write(3, EncoderTotals(queries=7))"
     )
     subprocess.run([sys.executable, "-c", program, page.path], check=True, timeout=60)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from semel.bench.stepping import Kind, Step, Stepper
-from semel.engine.vllm.versions import installed_version
+from semel.engine.vllm.compat.versions import installed_version
+from semel.lab.bench.stepping import Kind, Step, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -216,7 +216,7 @@ def _later(feature: Any, identifier: str, offset: int) -> list[Any]:
 def test_an_unknown_vllm_gets_its_own_parts_and_a_warning(
     make: MakeFeature, kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("semel.engine.vllm.versions.TESTED", ("0.1",))
+    monkeypatch.setattr("semel.engine.vllm.compat.versions.TESTED", ("0.1",))
     with caplog.at_level(logging.WARNING, "semel"):
         scheduler = make(kind).stepper.scheduler
     assert type(scheduler).__module__.startswith("vllm.")
@@ -228,9 +228,9 @@ def test_an_unknown_vllm_gets_its_own_parts_and_a_warning(
 def test_vllm_0_31_gets_its_own_scheduler_and_semel_s_cache(
     make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.encoder_cache import EncoderCache
+    from semel.engine.vllm.plugins.encoder_cache import EncoderCache
 
-    monkeypatch.setattr("semel.engine.vllm.versions.installed_version", lambda: "0.31.0")
+    monkeypatch.setattr("semel.engine.vllm.compat.versions.installed_version", lambda: "0.31.0")
     with caplog.at_level(logging.WARNING, "semel"):
         scheduler = make("planning").stepper.scheduler
     assert type(scheduler).__module__.startswith("vllm.")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semel.errors import FeatureRejected
-from semel.testing.models import FAMILIES
+from semel.lab.testing.models import FAMILIES
 from tests.engine.engineless import Engineless
 from tests.engine.families import GENERIC
 from tests.engine.family_questions import family_questions, inverted

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from semel.core import Layout, Prompt, Timeline
-from semel.engine.vllm.compat import ENCODER_CACHE, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
-from semel.engine.vllm.shipping import _LARGE_BYTES
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.plugins.lazy_transfer import _LARGE_BYTES
 from semel.errors import FeatureMissing, FeatureRejected
 from semel.media import DecodeLimits, decode_audio
 from semel.processing import to_torch

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm.encoder_metrics import EncoderTotals
-from semel.engine.vllm.rejection import not_finite_of, with_rejections
+from semel.engine.vllm.plugins.encoder_metrics import EncoderTotals
+from semel.engine.vllm.plugins.rejection import not_finite_of, with_rejections
 from tests.engine.test_encoder_guard import Guarded, Item, SecondGuarded, make
 
 __all__ = ["make"]
@@ -175,6 +175,6 @@ def test_the_scheduler_counts_them_for_the_worker_s_metrics(make: Any, kind: Any
 def test_the_totals_fit_their_row() -> None:
     from dataclasses import fields
 
-    from semel.engine.vllm import encoder_metrics
+    from semel.engine.vllm.plugins import encoder_metrics
 
     assert len(fields(EncoderTotals)) < encoder_metrics._COLUMNS

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from semel.bench.stepping import Kind, Stepper
 from semel.core import Tenant
-from semel.engine.vllm.grammar_lane import Lane, Overdue
-from semel.engine.vllm.grammar_limits import BUSY, EXPENSIVE
-from semel.engine.vllm.grammar_meter import FollowingAccounts
+from semel.engine.vllm.grammars.lane import Lane, Overdue
+from semel.engine.vllm.grammars.limits import BUSY, EXPENSIVE
+from semel.engine.vllm.grammars.meter import FollowingAccounts
+from semel.lab.bench.stepping import Kind, Stepper
 from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(300)]

@@ -11,10 +11,10 @@ import pytest
 
 from semel.core import Arrival, Digest, Form
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved
-from semel.engine.vllm.arrival_params import Staging, arrival_params
-from semel.engine.vllm.host_tier import HostTier, Staged
-from semel.engine.vllm.shared_file import create_file, path_of
-from semel.engine.vllm.tier_page import TICKET_SLOTS, TierPage
+from semel.engine.vllm.tier.arrival_params import Staging, arrival_params
+from semel.engine.vllm.tier.host import HostTier, Staged
+from semel.engine.vllm.tier.page import TICKET_SLOTS, TierPage
+from semel.engine.vllm.tier.shared_file import create_file, path_of
 
 BLOCK_BYTES = 64
 SHELF, STAGING = 16, 8

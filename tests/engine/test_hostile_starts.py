@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel.errors import EngineDead
-from semel.testing.models import FAMILIES as TINY
+from semel.lab.testing.models import FAMILIES as TINY
 from tests.engine.engines import Start, running_as_worker
 from tests.engine.families import FAMILIES, GENERIC, Change
 from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_alone, outcomes, unchecked

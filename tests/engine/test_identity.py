@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm import identity
-from semel.engine.vllm.identity import encoder_identity, hash_weights, identity_parts
+from semel.engine.vllm.model import identity
+from semel.engine.vllm.model.identity import encoder_identity, hash_weights, identity_parts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

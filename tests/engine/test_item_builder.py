@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm import item_builder
-from semel.engine.vllm.item_builder import ItemBuilder
+from semel.engine.vllm.requests import item_builder
+from semel.engine.vllm.requests.item_builder import ItemBuilder
 
 Build = Callable[[ItemBuilder, deque[Any], dict[Any, Any]], None]
 LONGER_THAN_A_TURN_S = 0.008

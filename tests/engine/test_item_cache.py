@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from semel.core import Digest, Feature, FeatureInfo, Submission
-from semel.engine.vllm.compat import encoder_arguments
-from semel.engine.vllm.encoder_metrics import EncoderPage
+from semel.engine.vllm.compat.internals import encoder_arguments
+from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
 from semel.render import ChatRequest, Rendered
 from tests.engine.families import WRONG_QWEN2_VL

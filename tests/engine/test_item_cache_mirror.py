@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from semel.aio import at_once
 from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Modality, Tensor
-from semel.core.slices import at_once
-from semel.engine.vllm.item_cache import Admission, ItemCache
-from semel.engine.vllm.item_delivery import ItemDelivery
+from semel.engine.vllm.requests.item_cache import Admission, ItemCache
+from semel.engine.vllm.requests.item_delivery import ItemDelivery
 from semel.errors import FeatureMissing
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
-from semel.engine.vllm.item import ghost_of, make_item, parse, tensors_of
-from semel.engine.vllm.item_fields import ItemFields
-from semel.engine.vllm.model import VllmModel
-from semel.engine.vllm.processor import VllmProcessor
+from semel.engine.vllm.model.fields import ItemFields
+from semel.engine.vllm.model.item import ghost_of, make_item, parse, tensors_of
+from semel.engine.vllm.model.model import VllmModel
+from semel.engine.vllm.model.processor import VllmProcessor
 from semel.errors import ConfigError, FeatureRejected
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing import Family, from_torch
@@ -34,7 +34,7 @@ def processor(tiny: Folder) -> VllmProcessor:
 @pytest.fixture
 def model(processor: VllmProcessor, monkeypatch: pytest.MonkeyPatch) -> VllmModel:
     """LLaVA as a family that semel does not know."""
-    monkeypatch.setattr("semel.engine.vllm.model.family_of", lambda _: Family())
+    monkeypatch.setattr("semel.engine.vllm.model.model.family_of", lambda _: Family())
     made = VllmModel(processor.processor.info.ctx.model_config, processor.processor)
     made._probe("image")
     return made

@@ -19,14 +19,15 @@ from typing import Any
 
 import pytest
 
+from semel.aio import at_once, in_slices
 from semel.compose.interpreter import tune_interpreter
 from semel.core import Submission
-from semel.core.slices import at_once, in_slices
-from semel.engine.vllm import item_builder, request_intake
 from semel.engine.vllm.engine import VllmEngine
-from semel.engine.vllm.inputs import build_item
-from semel.engine.vllm.item_cache import ItemCache
-from semel.engine.vllm.item_delivery import BATCH_ITEMS, ItemDelivery
+from semel.engine.vllm.requests import intake as request_intake
+from semel.engine.vllm.requests import item_builder
+from semel.engine.vllm.requests.inputs import build_item
+from semel.engine.vllm.requests.item_cache import ItemCache
+from semel.engine.vllm.requests.item_delivery import BATCH_ITEMS, ItemDelivery
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.engine.coreless import Core, coreless

@@ -15,11 +15,11 @@ import pytest
 from semel.errors import ConfigError
 from tests.engine.children import ROOT, NoResult, json_of
 from tests.engine.matrix import IN_CI, MATRIX, REFUSED, SHIMS, Refused, flags_of
-from tests.engine.matrix_page import HEAD, replace_results, row_of
 from tests.engine.matrix_parity import MatrixResult, compare_sides, run_configuration
 from tests.engine.matrix_requests import CONTROLS, random_requests
 from tests.engine.matrix_side import Side
 from tests.engine.sixteen import SIXTEEN, ProbeAnswer
+from tools.engine.matrix_page import HEAD, replace_results, row_of
 
 ONE = replace(MATRIX["plain"], has_lies=True, preempts=True)
 FIRST = SIXTEEN[0].name

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engine.family_parity import Parity
-from tests.engine.models_page import DOCTOR, HEAD, replace_rows, replace_section, row_of, rows_for_doctor
 from tests.engine.registry import REASONS, table, treatment
+from tools.engine.models_page import DOCTOR, HEAD, replace_rows, replace_section, row_of, rows_for_doctor
 
 ROOT = Path(__file__).parents[2]
 PAGE = "\n".join(["# Models", "", *HEAD, "| a (`a`) | old |", "| c (`c`) | old |", "", "More.", ""])
@@ -91,7 +91,7 @@ def test_a_family_is_right_only_if_all_is(fault: dict[str, Any]) -> None:
 def test_what_doctor_says_is_what_the_page_says() -> None:
     page = (ROOT / "docs" / "get-started" / "models.md").read_text()
     rows = rows_for_doctor(page)
-    assert json.loads(DOCTOR.read_text()) == rows, "`python -m tests.engine.models_page` writes it anew"
+    assert json.loads(DOCTOR.read_text()) == rows, "`python -m tools.engine.models_page` writes it anew"
     assert rows["types"]["qwen3_vl"].startswith("row qwen3-vl: 26 of 26")
     assert rows["types"]["gemma3n"].startswith("row gemma3n: not compared")
     assert rows["architectures"]["MolmoForCausalLM"].startswith("apply: ")

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import pytest
 
 import semel.engine.vllm
-from semel.engine.vllm import versions
-from semel.engine.vllm.names import BENCH_NAMES, NAMES, Name, release_of
-from semel.engine.vllm.source import SourceTree
-from semel.engine.vllm.versions import TESTED, check_vllm, installed_version, missing_names
+from semel.engine.vllm.compat import versions
+from semel.engine.vllm.compat.names import BENCH_NAMES, NAMES, Name, release_of
+from semel.engine.vllm.compat.source import SourceTree
+from semel.engine.vllm.compat.versions import TESTED, check_vllm, installed_version, missing_names
 from semel.errors import ConfigError
 
 FOLDER = Path(semel.engine.vllm.__file__).parent
@@ -145,8 +145,8 @@ def test_a_made_up_name_is_told_within_10_s_and_nothing_is_loaded() -> None:
     """In a process of its own, as a worker's: with the control that nothing is wrong without the name."""
     program = """
 import sys
-from semel.engine.vllm import versions
-from semel.engine.vllm.names import NAMES, Name
+from semel.engine.vllm.compat import versions
+from semel.engine.vllm.compat.names import NAMES, Name
 versions.check_vllm(NAMES)
 extra = Name("vllm.v1.core.sched.scheduler", "Scheduler._made_up", (), "the test")
 try:

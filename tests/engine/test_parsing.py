@@ -12,8 +12,8 @@ import pytest
 
 from semel.core import AnswerParsing, Output
 from semel.engine.vllm.arguments import take_parser_flags
-from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
-from semel.engine.vllm.sampling import Defaults, refusals, sampling_params
+from semel.engine.vllm.requests.parsing import AnswerReader, ParserFlags, Parsers
+from semel.engine.vllm.requests.sampling import Defaults, refusals, sampling_params
 from semel.errors import ConfigError, InvalidRequest
 from tests.serve.speaking import speaking
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from semel.core import Feature, Media, Modality, Placeholder, Prompt, Submission, Tenant, Timeline
-from semel.engine.vllm.item_delivery import ItemDelivery
+from semel.engine.vllm.requests.item_delivery import ItemDelivery
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong, SemelError
 from semel.processing import from_torch, to_torch
 from semel.render import ChatRequest, ProcessItem, Rendered

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm import sampling
 from semel.engine.vllm.arguments import check_parallel, check_planning, check_runner, create_config
-from semel.engine.vllm.sampling import Defaults, refusals, sampling_params
+from semel.engine.vllm.requests import sampling
+from semel.engine.vllm.requests.sampling import Defaults, refusals, sampling_params
 from semel.errors import ConfigError, InvalidRequest, ServiceError
 
 pytestmark = pytest.mark.engine  # they import vLLM; none starts it

@@ -18,7 +18,7 @@ from semel.compose.pipeline import check_trust, compose_pipeline
 from semel.compose.worker import engine_flags
 from semel.core import Feature, Key, Media, Rendering, Target, hash_parts
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.rendering import FORWARDED, HARMLESS, REFUSED, aliases_of, rendering_of
+from semel.engine.vllm.model.rendering import FORWARDED, HARMLESS, REFUSED, aliases_of, rendering_of
 from semel.errors import ConfigError
 from semel.processing import HfProcessor, Pool
 from semel.processing.folder import find_folder, read_config

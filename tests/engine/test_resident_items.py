@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.bench.stepping import Kind, Step, Stepper
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.compat import GUARDED_WORKER, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import GUARDED_WORKER, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.lab.bench.stepping import Kind, Step, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -52,7 +52,7 @@ class Process:
 
     def execute(self, output: Any) -> list[str]:
         """Take a step; what it should encode, and has in part only."""
-        from semel.engine.vllm.receiving import receive
+        from semel.engine.vllm.plugins.worker import receive
 
         runner, known = self.model_runner, self.model_runner.encoder_cache.mm_features
         receive(self, output)
@@ -297,7 +297,7 @@ def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: MakeFeature, is_
 def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_log_says_why(
     make: MakeFeature, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.shipping import Shipping
+    from semel.engine.vllm.plugins.lazy_transfer import Shipping
 
     config = make(**SHIPPING).scheduler.vllm_config
     for name, value in change.items():
@@ -319,7 +319,7 @@ def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_lo
 def test_where_it_would_save_nothing_shipping_is_off_and_one_line_of_the_log_says_why(
     make: MakeFeature, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.shipping import Shipping
+    from semel.engine.vllm.plugins.lazy_transfer import Shipping
 
     config = make(**SHIPPING).scheduler.vllm_config
     for path, value in change.items():
@@ -363,7 +363,7 @@ def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
 def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
     make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("semel.engine.vllm.versions.TESTED", ("0.1",))
+    monkeypatch.setattr("semel.engine.vllm.compat.versions.TESTED", ("0.1",))
     with caplog.at_level(logging.WARNING, "semel"):
         assert type(make(**SHIPPING).scheduler).__module__.startswith("vllm.")
     assert "semel's shipping of items was tested with vLLM 0.1, not with 0.32.0" in caplog.text

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def test_the_generators_of_rows_whose_token_is_dropped_rest_while_others_draw() -> None:
     import torch
 
-    from semel.engine.vllm.receiving import resting_generators
+    from semel.engine.vllm.plugins.worker import resting_generators
 
     generators = {row: torch.Generator().manual_seed(row) for row in (0, 1, 3)}
     before = {row: generator.get_state() for row, generator in generators.items()}

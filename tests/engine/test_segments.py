@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.engine.vllm.compat import communicator_segments
+from semel.engine.vllm.compat.internals import communicator_segments
 
 ENGINE = "vllm_dist_0a1b"
 OURS = f"{ENGINE}-tp:0-[2-3]-cpushm_1", f"{ENGINE}-pp:0-[1-3]-cpushm_1"
@@ -23,7 +23,7 @@ OTHERS = (
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("semel.engine.vllm.compat._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("semel.engine.vllm.compat.internals._SHARED_MEMORY", tmp_path)
     for name in (*OURS, *OTHERS):
         (tmp_path / name).touch()
     return tmp_path

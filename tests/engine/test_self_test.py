@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from semel.core import Contract, Feature, Layout, Mask, Media, Modality, Target, Tensor
-from semel.engine.vllm.model import VllmModel
-from semel.engine.vllm.processor import VllmProcessor
-from semel.engine.vllm.self_test import Assemble, SelfTest, assembling
+from semel.engine.vllm.model.model import VllmModel
+from semel.engine.vllm.model.processor import VllmProcessor
+from semel.engine.vllm.model.self_test import Assemble, SelfTest, assembling
 from semel.errors import ConfigError
 from semel.processing import to_torch
 from semel.processing.hf import HfProcessor

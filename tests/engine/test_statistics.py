@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from semel.engine.vllm.parser_compat import count_parsed_calls
+from semel.engine.vllm.compat.parsers import count_parsed_calls
 from semel.telemetry import CacheLookups, Meter
 from tests.engine.family_questions import engine_arguments
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from semel.bench.stepping import Kind, Stepper
-from semel.engine.vllm.compat import SHIPPING_SCHEDULER
-from semel.engine.vllm.rejection import Rejection, with_rejections
-from semel.engine.vllm.tier_config import TIER, TIER_MODULE, TierConfig
+from semel.engine.vllm.compat.internals import SHIPPING_SCHEDULER
+from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
+from semel.engine.vllm.tier.config import TIER, TIER_MODULE, TierConfig
 from semel.errors import ConfigError
+from semel.lab.bench.stepping import Kind, Stepper
 from tests.engine.tiered import BLOCK_BYTES, ROWS, TIER_ROWS, WIDTH, Make, create, identifier, random_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -161,7 +161,7 @@ class _CountedFeature:
 
 def books_of(features: list[_CountedFeature], *, is_linear: bool = False) -> Any:
     """Books in which all outputs are on the shelf, and a request with these items."""
-    from semel.engine.vllm.tier import TierBooks
+    from semel.engine.vllm.tier.connector import TierBooks
 
     class Linear(TierBooks):
         """A mutant: searches the prompt for every item."""
@@ -217,7 +217,7 @@ def test_an_output_of_another_shape_is_not_saved(change: str) -> None:
 
     from semel.encoder import Save
     from semel.encoder import Step as Copied
-    from semel.engine.vllm.tier_copies import HostCopies
+    from semel.engine.vllm.tier.copies import HostCopies
 
     copies = HostCopies(torch.zeros(8 * BLOCK_BYTES, dtype=torch.uint8), BLOCK_BYTES, 0)
     step = Copied(1, {"x": Save(1, 2, ((0, 1), (3, 1)))}, {})
@@ -244,7 +244,7 @@ def test_what_is_saved_in_pieces_is_loaded_bit_by_bit(dtype: str) -> None:
 
     from semel.encoder import Load, Save
     from semel.encoder import Step as Copied
-    from semel.engine.vllm.tier_copies import HostCopies
+    from semel.engine.vllm.tier.copies import HostCopies
 
     memory = torch.zeros(16 * BLOCK_BYTES, dtype=torch.uint8)
     first, second = (HostCopies(memory, BLOCK_BYTES, rank) for rank in (0, 1))
@@ -268,7 +268,7 @@ def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each(tmp
 
     from semel.encoder import Load, Save
     from semel.encoder import Step as Copied
-    from semel.engine.vllm.tier_copies import DeviceCopies
+    from semel.engine.vllm.tier.copies import DeviceCopies
 
     class Worker:
         """vLLM's `ECCPUWorker`, whose copies end when it is told."""
@@ -402,7 +402,7 @@ def test_settings_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_memory_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
-    from semel.engine.vllm.tier_copies import map_region
+    from semel.engine.vllm.tier.copies import map_region
 
     assert len(map_region(str(tmp_path / "region"), 8_192)) == 8_192
     with pytest.raises(ConfigError, match="no memory for an embedding tier"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.stepping import Step, Stepper
 from semel.core import Arrival, Digest, Form
 from semel.encoder import Arrivals, Key
-from semel.engine.vllm.arrival_params import arrival_params
+from semel.engine.vllm.tier.arrival_params import arrival_params
+from semel.lab.bench.stepping import Step, Stepper
 from tests.engine.tiered import BLOCK_BYTES, FORM, ROWS, WIDTH, Make, Tiered, create, identifier, random_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ import pytest
 
 from semel.core import Arrival, Digest, Form, Submission
 from semel.engine.tier_events import Reset
-from semel.engine.vllm.host_tier import HostTier, Staged
+from semel.engine.vllm.tier.host import HostTier, Staged
 from semel.errors import FeatureMissing, InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start

@@ -11,7 +11,7 @@ import pytest
 
 from semel.core import Digest
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.tier_page import TICKET_SLOTS, TierPage
+from semel.engine.vllm.tier.page import TICKET_SLOTS, TierPage
 
 RING = 4_096
 FORM = (7, 128, "torch.bfloat16")
@@ -139,7 +139,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_no_false_record() -> None:
 
 def test_mutant_a_head_that_moves_first_leaves_false_records(monkeypatch: pytest.MonkeyPatch) -> None:
     def head_first(self: TierPage, values: Any) -> None:
-        from semel.engine.vllm import tier_page
+        from semel.engine.vllm.tier import page as tier_page
 
         number = self._cells[0]
         self._cells[0] = number + 1

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel.testing.models import FAMILIES
-from semel.testing.models.templates import chat_template
+from semel.lab.testing.models import FAMILIES
+from semel.lab.testing.models.templates import chat_template
 from tests.engine.family_questions import engine_arguments, kinds_of_chats
 
 Folder = Callable[[str], Path]

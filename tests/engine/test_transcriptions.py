@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.media import DecodeLimits, decode_audio
 from semel.media.decode.clip_cuts import wav_of
 from semel.web.server import HttpServer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from semel.engine.vllm.names import Name
-from semel.engine.vllm.source import SourceTree
-from tests.engine.versions import Comparison, compare, names_for
+from semel.engine.vllm.compat.names import Name
+from semel.engine.vllm.compat.source import SourceTree
+from tools.engine.versions import Comparison, compare, names_for
 
 OLD = {
     "shop/__init__.py": """

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from semel.core import Feature, Media, Target
-from semel.engine.vllm import versions
-from semel.engine.vllm.processor import VllmProcessor
+from semel.engine.vllm.compat import versions
+from semel.engine.vllm.model.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
 from semel.media import DecodeLimits
 from semel.processing import HfProcessor, Pool

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from semel.engine.progress import AwakeClock, StepWatch
-from semel.engine.vllm.progress import StepCounter, Suspensions, kill_processes
+from semel.engine.vllm.requests.progress import StepCounter, Suspensions, kill_processes
 from tests.waiting import until
 
 

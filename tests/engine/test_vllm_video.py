@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from semel.core import Media, Rendering, Target
-from semel.engine.vllm.processor import VllmProcessor
-from semel.engine.vllm.video import VideoLoader
+from semel.engine.vllm.model.processor import VllmProcessor
+from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, MediaDegenerate, MediaTooLarge
 from semel.media import DecodeLimits, VideoHeader
 from semel.processing.families import FAMILIES

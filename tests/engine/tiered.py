@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from semel.bench.stepping import Kind, Step, Stepper
 from semel.core import Arrival, Digest, Form
-from semel.engine.vllm.arrival_params import Staging, arrival_params
-from semel.engine.vllm.compat import SCHEDULER, SHIPPING_SCHEDULER
-from semel.engine.vllm.host_tier import HostTier, Staged
-from semel.engine.vllm.shared_file import create_file, path_of
-from semel.engine.vllm.tier_config import TierConfig
-from semel.engine.vllm.tier_page import TierPage
+from semel.engine.vllm.compat.internals import SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.tier.arrival_params import Staging, arrival_params
+from semel.engine.vllm.tier.config import TierConfig
+from semel.engine.vllm.tier.host import HostTier, Staged
+from semel.engine.vllm.tier.page import TierPage
+from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.lab.bench.stepping import Kind, Step, Stepper
 
 WIDTH = 128
 BLOCK_BYTES = 4 * WIDTH
@@ -40,7 +40,7 @@ class Tiered:
     def __init__(
         self, stepper: Stepper, ranks: int, region: str, page: TierPage | None = None, *, steps_ahead: int = 0
     ) -> None:
-        from semel.engine.vllm.tier_copies import HostCopies, map_region
+        from semel.engine.vllm.tier.copies import HostCopies, map_region
 
         self.stepper, self.scheduler = stepper, stepper.scheduler
         nbytes = (TIER_ROWS + STAGING_ROWS) * BLOCK_BYTES
@@ -102,7 +102,7 @@ class Tiered:
         self.scheduler.update_from_output(step.output, result)
 
     def execute(self, output: Any) -> tuple[list[str], Any]:
-        from semel.engine.vllm.tier_copies import TierReports
+        from semel.engine.vllm.tier.copies import TierReports
 
         plan, reports, wrong = output.ec_connector_metadata.step, None, []
         for copies, tensors in zip(self.copies, self.tensors, strict=True):

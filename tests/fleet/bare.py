@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from tests.fleet.processes import ENGINE_FLAGS, ENGINE_START_S, ENVIRONMENT, ITEM_CACHE_GB, Node
 
 __all__ = ["running_bare"]

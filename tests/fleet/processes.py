@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from semel.bench.ports import free_port
 from semel.core import Key
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.serve.served import FLAGS, SEMEL, sum_of, until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.faults import Seen, Traffic
+from tools.fleet.faults import Seen, Traffic
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 TOKEN = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'

@@ -22,13 +22,13 @@ from tests.fleet.bare import running_bare
 from tests.fleet.counters import Counts, settled, until_idle
 from tests.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tests.fleet.features import contract_of, digests_of, features_of
-from tests.fleet.load import drive
 from tests.fleet.oracle import Oracle
 from tests.fleet.plan import Ask, Chat, Kind, Load, body_of, pictures, plan
 from tests.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 from tests.fleet.relay import Relay, relaying
 from tests.fleet.segments import Segment, left_of, segments_of
 from tests.serve.served import sum_of, until
+from tools.fleet.load import drive
 
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
 

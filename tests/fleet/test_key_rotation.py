@@ -20,8 +20,8 @@ from semel.fleet import membership
 from semel.fleet.fleet import Fleet, StreamedAnswer
 from semel.fleet.membership import Membership
 from semel.fleet.worker import RemoteWorker
+from semel.lab.testing.engine import EchoEngine, EchoStream
 from semel.telemetry import Meter
-from semel.testing.engine import EchoEngine, EchoStream
 from semel.wire.keys import TransportKeys
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.wire.zmq.key_pairs import KeyPairs

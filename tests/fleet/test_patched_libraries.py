@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.processing.fingerprint import minor_version, public_version
 from semel.settings import create_key
 from semel.telemetry.metrics import WORKER_CONNECTED, WORKER_REFUSED

@@ -20,8 +20,8 @@ from semel.errors import ProtocolError
 from semel.fleet.fleet import BufferedAnswer, Fleet
 from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher
 from semel.fleet.worker import RemoteWorker
+from semel.lab.testing.engine import EchoEngine, EchoStream
 from semel.render import MakeFeature
-from semel.testing.engine import EchoEngine, EchoStream
 from semel.wire.events import Event
 from semel.wire.limits import Limits
 from semel.wire.zmq import Backoff, Connected, FrontendLink, LinkSession, WorkerListener

@@ -1,4 +1,4 @@
-"""Discovery by EndpointSlices, over HTTP against a server that lists and watches (`semel.testing.kubernetes`)."""
+"""Discovery by EndpointSlices, over HTTP against a server that lists and watches (`semel.lab.testing.kubernetes`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from semel.fleet.fleet import Fleet
 from semel.fleet.kubernetes_api import KubernetesApi
 from semel.fleet.membership import Membership
 from semel.fleet.slice_watch import ApiError, Expired, SliceSource
+from semel.lab.testing.kubernetes import Pod, SliceServer, slice_of
 from semel.settings import kubernetes_api as api_of_cluster
-from semel.testing.kubernetes import Pod, SliceServer, slice_of
 from tests.fleet.test_membership import PAUSE_S, Frontend, connect, tokens
 from tests.waiting import until
 from tests.worker.pairing import expected, rig

@@ -1,4 +1,4 @@
-"""Large fleets take no longer than round robin: a sample of what `python -m tests.fleet.trace_makespans` draws."""
+"""Large fleets take no longer than round robin: a sample of what `python -m tools.fleet.trace_makespans` draws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from semel.fleet.balance import Balance
 from tests.fleet.trace import SHORT, balanced, draw, round_robin, simulate
-from tests.fleet.trace_makespans import LARGE, MAX_RATIO, makespan, ratios, round_robin_makespan
+from tools.fleet.trace_makespans import LARGE, MAX_RATIO, makespan, ratios, round_robin_makespan
 
 SMALL = replace(SHORT, min_workers=11, max_workers=13, requests=(8, 12))
 

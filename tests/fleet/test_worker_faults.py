@@ -32,8 +32,8 @@ from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
 from semel.fleet.membership import Membership
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
+from semel.lab.testing.engine import EngineFault
 from semel.telemetry import Meter
-from semel.testing.engine import EngineFault
 from semel.wire.messages import Status
 from tests.fleet.test_membership import connect
 from tests.waiting import until

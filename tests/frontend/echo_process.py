@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import get_args
 
 from semel.engine.progress import FIRST_STEPS
-from semel.testing.engine import EchoEngine, EngineFault
+from semel.lab.testing.engine import EchoEngine, EngineFault
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.wire.examples import CONTRACT, KEY

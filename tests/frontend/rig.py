@@ -19,11 +19,11 @@ from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
 from semel.frontend.routes.openapi import DocumentedApp
 from semel.frontend.service import FrontendState, ServedModel
+from semel.lab.testing.engine import EchoEngine, EchoStream
 from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.request_context import traced
 from semel.telemetry.spans import NO_TRACING, Tracing
-from semel.testing.engine import EchoEngine, EchoStream
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.waiting import until

@@ -24,13 +24,13 @@ from semel.fleet.worker import RemoteWorker
 from semel.frontend.app import create_app
 from semel.frontend.service import FrontendState
 from semel.key_files import ProcessKeys
+from semel.lab.testing.engine import EchoEngine
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description
 from semel.render.file_sources import FileSources
 from semel.settings import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServingSettings
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import open_store
-from semel.testing.engine import EchoEngine
 from semel.wire.zmq import WorkerListener
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT, KEY

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.ports import free_port
 from semel.compose.draining import drain, leave
+from semel.lab.bench.ports import free_port
 from semel.render import Pipeline
 from semel.shutdown import ShutdownSignal
 from semel.web.server import HttpServer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from semel.core import Digest, Item, Output, Placeholder, Prompt, Timeline
-from semel.frontend.api.chat_response import ChatResponse, Head
-from semel.frontend.api.response_options import ResponseOptions
+from semel.frontend.api.openai.chat_response import ChatResponse, Head
+from semel.frontend.api.shared.response_options import ResponseOptions
 
 HEAD = Head("chatcmpl-r", "tiny", "semel-0", created=0)
 TEXT = Prompt([1, 2, 3], Timeline.decoder([]), ())

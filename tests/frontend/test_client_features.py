@@ -18,7 +18,7 @@ from msgspec.msgpack import Ext
 from semel.cache import LruCache
 from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Output, Submission, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest
-from semel.frontend.api.generate_request import Place, RequestItem
+from semel.frontend.api.tokens.generate_request import Place, RequestItem
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.items import client_features as given

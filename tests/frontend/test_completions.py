@@ -9,10 +9,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from semel.core import Output, Prompt, Timeline
-from semel.frontend.api.chat_response import Head
-from semel.frontend.api.completion_response import CompletionResponse, Echo
-from semel.frontend.api.response_options import ResponseOptions
-from semel.testing.engine import echo
+from semel.frontend.api.openai.chat_response import Head
+from semel.frontend.api.openai.completion_response import CompletionResponse, Echo
+from semel.frontend.api.shared.response_options import ResponseOptions
+from semel.lab.testing.engine import echo
 from tests.frontend.rig import Rig
 
 COMPLETIONS = "/v1/completions"

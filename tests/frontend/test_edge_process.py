@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.embeddings.certificates import Authority
 from tests.security.test_s25_connections import FILES, IDLE, LIMIT, ask, connected

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from semel.core import Feature, Media
 from semel.errors import MediaUndecodable
-from semel.frontend.api import faults
+from semel.frontend.api.shared import faults
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing, image_part
 

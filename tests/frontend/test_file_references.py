@@ -20,7 +20,7 @@ from semel.frontend.limits import BudgetLimits
 from semel.render import file_sources
 from semel.render.concurrency import concurrently
 from semel.render.file_sources import FileSources
-from semel.render.media_names import MediaNames
+from semel.render.media.names import MediaNames
 from semel.store.file import StoredFile
 from semel.store.names import public_id
 from tests.frontend.rig import Rig, rig

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from semel.core import Keyring
-from semel.frontend.api import files as shapes
+from semel.frontend.api.openai import files as shapes
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BodyLimits, BudgetLimits
 from semel.store.index import SMALLEST_BYTES

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.render.conftest import folder
 from tests.serve.served import SEMEL

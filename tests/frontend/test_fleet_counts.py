@@ -19,7 +19,7 @@ from semel.compose import frontend as assembly
 from semel.core import Submission
 from semel.frontend.routes.render import SAFETENSORS
 from semel.interchange.safetensors import read
-from semel.testing.engine import EchoEngine
+from semel.lab.testing.engine import EchoEngine
 from semel.worker.injection import inject
 from tests.effort import FACTOR
 from tests.frontend.rig import CONTRACT

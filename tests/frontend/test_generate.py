@@ -348,8 +348,8 @@ async def test_more_items_than_a_prompt_may_have_are_refused(app: Rig) -> None:
 
 async def test_log_probabilities_have_vllm_s_shape(app: Rig) -> None:
     from semel.core import Output
-    from semel.frontend.api.generate_response import _logprobs
-    from semel.frontend.api.response_options import ResponseOptions
+    from semel.frontend.api.shared.response_options import ResponseOptions
+    from semel.frontend.api.tokens.generate_response import _logprobs
 
     output = Output(0, "", (5, 6), ({5: -1.0, 7: -0.5}, {6: float("-inf"), 8: -0.1}))
     first, second = _logprobs(output, ResponseOptions(logprobs=True, top_logprobs=1))

@@ -17,7 +17,7 @@ import pytest
 from semel.core import Feature, Media, Output, Submission
 from semel.core.flag import flags_of
 from semel.engine import Stream
-from semel.frontend.api.requests import ChatCompletionRequest
+from semel.frontend.api.openai.requests import ChatCompletionRequest
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.limits import BudgetLimits

@@ -17,15 +17,15 @@ from pydantic import TypeAdapter
 
 from semel.core import Media
 from semel.errors import InvalidRequest, MediaTooLarge, SemelError
-from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from semel.frontend.api.openai.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from semel.frontend.http import body as body_module
 from semel.frontend.http import long_strings
 from semel.frontend.http.body import parse, parse_body
 from semel.frontend.http.long_strings import MIN_CHARS, cut_long_strings
 from semel.frontend.limits import BodyLimits
 from semel.render import Attachment, Conversation
-from semel.render.long_string import LongString
-from semel.render.part_source import put_media
+from semel.render.media.long_string import LongString
+from semel.render.media.part_source import put_media
 
 CHAT: TypeAdapter[Any] = TypeAdapter(ChatCompletionRequest)
 KINDS: tuple[TypeAdapter[Any], ...] = (CHAT, CHAT, TypeAdapter(CompletionRequest), TypeAdapter(TokenizeRequest))

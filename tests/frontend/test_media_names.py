@@ -10,8 +10,8 @@ import pytest
 
 from semel.core import Digest, Tenant
 from semel.errors import AmbiguousMedia
-from semel.render import media_names
-from semel.render.media_names import MediaNames, _key_of
+from semel.render.media import names as media_names
+from semel.render.media.names import MediaNames, _key_of
 from tests.frontend.rig import Rig
 from tests.frontend.test_file_references import (
     ACME,

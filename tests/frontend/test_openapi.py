@@ -28,17 +28,17 @@ from semel.cache import LruCache
 from semel.core import Feature, Key, Keyring, Layout, Media, Output, Submission, Tensor
 from semel.engine import Stream
 from semel.errors import MediaUndecodable, RequestError, ServiceError, told_kinds
-from semel.frontend.api.fields import REFUSED
-from semel.frontend.api.render_response import Detokenized
-from semel.frontend.api.requests import ChatCompletionRequest, DetokenizeRequest
+from semel.frontend.api.openai.requests import ChatCompletionRequest, DetokenizeRequest
+from semel.frontend.api.shared.fields import REFUSED
+from semel.frontend.api.tokens.render_response import Detokenized
 from semel.frontend.app import create_app
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, takes
 from semel.frontend.service import FrontendState
+from semel.lab.testing.engine import EchoEngine
 from semel.render import ChatRenderer, Pipeline
 from semel.store.store import ObjectMediaStore
 from semel.telemetry import Meter
-from semel.testing.engine import EchoEngine
 from semel.web.errors import error_body, error_response
 from semel.web.multipart import FORM
 from semel.web.openapi import JSON, shape

@@ -13,7 +13,7 @@ import pytest
 
 from semel.core import Digest, Tenant
 from semel.render import ChatRenderer
-from semel.render.media_names import MediaNames, _key_of
+from semel.render.media.names import MediaNames, _key_of
 from semel.store import store as store_module
 from semel.store.index import FileIndex, newest
 from semel.store.names import file_id, owner_of

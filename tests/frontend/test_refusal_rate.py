@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.core import Keyring, Submission
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, RequestLimiter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits, RefusalThrottle
+from semel.lab.testing.engine import EchoStream
 from semel.telemetry import Meter
-from semel.testing.engine import EchoStream
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing

@@ -10,7 +10,7 @@ from semel.errors import InvalidRequest
 from semel.frontend.routes.render import SAFETENSORS
 from semel.interchange.safetensors import FeatureEntry, read
 from semel.processing.vocabulary import Vocabulary
-from semel.render.remote_tokenizer import RemoteTokenizer
+from semel.render.tokens.remote_tokenizer import RemoteTokenizer
 from tests.frontend.rig import MAX_IMAGES, MAX_TOKENS, Rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 

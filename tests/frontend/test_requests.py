@@ -11,10 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from semel.core import Digest
 from semel.errors import InvalidRequest
-from semel.frontend.api.fields import REFUSED, Ignored
-from semel.frontend.api.messages_request import MESSAGES_REFUSED, MessagesRequest
-from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest
-from semel.frontend.api.responses_request import RESPONSES_REFUSED, ResponsesRequest
+from semel.frontend.api.anthropic.request import MESSAGES_REFUSED, MessagesRequest
+from semel.frontend.api.openai.requests import ChatCompletionRequest, CompletionRequest
+from semel.frontend.api.responses.request import RESPONSES_REFUSED, ResponsesRequest
+from semel.frontend.api.shared.fields import REFUSED, Ignored
 from tests.frontend.rig import Rig
 from tests.render.drawn import image_part
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semel.render.media_names import MediaNames
+from semel.render.media.names import MediaNames
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import ObjectMediaStore
 from tests.frontend.shipped import DrawnPool, Frontend, Shipped, shipped

@@ -15,14 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
 from semel.cache import Borrower
 from semel.compose import compose_pipeline
 from semel.core import Key, Rendering, Target
+from semel.lab.bench.ports import free_port
+from semel.lab.testing.engine import EchoEngine
 from semel.media.decode.warmup_media import sample_image
 from semel.render import Tokenizer
 from semel.settings import create_key
-from semel.testing.engine import EchoEngine
 from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT

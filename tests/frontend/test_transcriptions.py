@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
 
 from semel.errors import InvalidRequest
-from semel.frontend.api.transcription_response import Marks, segments
+from semel.frontend.api.openai.transcription_response import Marks, segments
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.transcriptions import LANGUAGES, decoder_text

@@ -19,14 +19,15 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from semel.errors import EngineFailed, InvalidRequest
-from semel.frontend.api import messages_input, responses_input
-from semel.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
-from semel.frontend.api.messages_request import TRANSLATED_MESSAGES
-from semel.frontend.api.messages_response import MessagesStream, whole_answer
-from semel.frontend.api.responses_events import ResponsesStream
-from semel.frontend.api.responses_request import TRANSLATED_RESPONSES
-from semel.frontend.api.responses_response import ResponsesHead
-from semel.frontend.api.translation import ClientTerms, Messages
+from semel.frontend.api.anthropic import input as messages_input
+from semel.frontend.api.anthropic.request import TRANSLATED_MESSAGES
+from semel.frontend.api.anthropic.response import MessagesStream, whole_answer
+from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk
+from semel.frontend.api.openai.translation import ClientTerms, Messages
+from semel.frontend.api.responses import input as responses_input
+from semel.frontend.api.responses.events import ResponsesStream
+from semel.frontend.api.responses.request import TRANSLATED_RESPONSES
+from semel.frontend.api.responses.response import ResponsesHead
 from tests.effort import examples
 from tests.frontend import conversations as model
 from tests.frontend.agents import Answer

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm.source import SourceTree
-from semel.frontend.api import unknown_fields
-from semel.frontend.api.audio_request import SPEECH_REFUSED, TranscriptionRequest, TranslationRequest
-from semel.frontend.api.fields import REFUSED
-from semel.frontend.api.generate_request import GenerateRequest
-from semel.frontend.api.messages_request import MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
-from semel.frontend.api.requests import (
+from semel.engine.vllm.compat.source import SourceTree
+from semel.frontend.api.anthropic.request import MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
+from semel.frontend.api.openai.audio_request import SPEECH_REFUSED, TranscriptionRequest, TranslationRequest
+from semel.frontend.api.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
-from semel.frontend.api.responses_request import RESPONSES_REFUSED, ResponsesRequest
-from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode, nearest
+from semel.frontend.api.responses.request import RESPONSES_REFUSED, ResponsesRequest
+from semel.frontend.api.shared import unknown_fields
+from semel.frontend.api.shared.fields import REFUSED
+from semel.frontend.api.shared.unknown_fields import UnknownFields, UnknownFieldsMode, nearest
+from semel.frontend.api.tokens.generate_request import GenerateRequest
 from semel.frontend.app import create_app
 from semel.frontend.http import body as body_module
 from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from semel.core import Media
-from semel.render import part_source
-from semel.render.media_names import MediaNames
-from semel.render.messages import Conversation
-from semel.render.source import MediaName
+from semel.render.chat.messages import Conversation
+from semel.render.media import part_source
+from semel.render.media.names import MediaNames
+from semel.render.media.source import MediaName
 from tests.frontend.rig import Rig
 from tests.frontend.test_file_references import CHAT, objects, served
 from tests.render.drawn import Drawing

@@ -16,10 +16,10 @@ import httpx
 import openai
 import pytest
 
+from semel.lab.testing.references import ReferenceServer, Rejection, expanded, serve_references
 from semel.openai import AsyncTransport, Memory, Transport, client
 from semel.openai.dialect import ChatCompletions
 from semel.openai.exchange import Exchange
-from semel.testing.references import ReferenceServer, Rejection, expanded, serve_references
 from tests.openai_client.agents import Agent, agent, image, picture, user
 
 FORMS = pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel.lab.testing.references import ReferenceServer, Rejection, expanded
 from semel.openai import Memory
 from semel.openai import dialect as dialects
 from semel.openai.dialect import CHAT_COMPLETIONS, RESPONSES
 from semel.openai.exchange import EventReader, Exchange
-from semel.testing.references import ReferenceServer, Rejection, expanded
 from tests.openai_client.agents import image, picture, user
 
 LONG = "A" * 1_100

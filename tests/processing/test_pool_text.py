@@ -16,14 +16,14 @@ import pytest
 from semel.compose.pipeline import blocking, compose_pipeline, tokenizer_calls, tokenizer_of
 from semel.core import Key, Rendering, Target
 from semel.errors import ConfigError, InvalidRequest, ProtocolError
+from semel.lab.testing.models import FAMILIES
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description, Detokenize, Text, Tokenize, Tokens
 from semel.processing.pool.text import TokenizeJob, text_answer
 from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
 from semel.render import ChatRequest, Tokenizer
-from semel.render.remote_tokenizer import Decode, Encode, RemoteTokenizer
+from semel.render.tokens.remote_tokenizer import Decode, Encode, RemoteTokenizer
 from semel.telemetry.request_context import RequestContext, entered, entered_as
-from semel.testing.models import FAMILIES
 from tests.processing.scripted_pool import Peer, scripted_pool
 from tests.waiting import until
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.render.sandbox import Template
+from semel.render.chat.sandbox import Template
 
 MESSAGES = "{% for m in messages %}"
 END = "{% endfor %}"

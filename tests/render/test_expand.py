@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from semel.core import Digest, Item, Layout, Mask, Modality, Prompt
 from semel.errors import InvalidRequest
-from semel.render import expand, expand_encoder
+from semel.render import expand_encoder
+from semel.render.tokens.expand import expand
 
 IMAGE, AUDIO = 7, 8
 IDS: dict[int, Modality] = {IMAGE: "image", AUDIO: "audio"}

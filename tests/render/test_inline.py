@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.render.inline import is_cheap
-from semel.render.long_string import LongString
+from semel.render.media.long_string import LongString
 
 
 def long(chars: int) -> LongString:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.core import Modality
+from semel.lab.testing.models import build
 from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer
-from semel.render.template_messages import transcribe
-from semel.testing.models import build
+from semel.render.chat.template_messages import transcribe
 from tests.effort import examples
 
 PLACEHOLDERS: dict[str, dict[Modality, str]] = {

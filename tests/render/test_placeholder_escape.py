@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from semel.core import Digest, Item, Layout
 from semel.errors import InvalidRequest
-from semel.render import ChatRenderer, Conversation, expand
-from semel.render.placeholder_escape import LETTERS, are_spelled, break_spellings, strings_in, unused_letters
+from semel.render import ChatRenderer, Conversation
+from semel.render.tokens.expand import expand
+from semel.render.tokens.placeholder_escape import LETTERS, are_spelled, break_spellings, strings_in, unused_letters
 
 FRAGMENTS = [
     "<|image_pad|>",

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from semel.errors import ConfigError, TemplateError
-from semel.render.placeholder_escape import LETTERS
-from semel.render.sandbox import Template
+from semel.render.chat.sandbox import Template
+from semel.render.tokens.placeholder_escape import LETTERS
 
 
 def rendered(text: str, **variables: Any) -> str:

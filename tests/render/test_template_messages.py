@@ -4,7 +4,7 @@ from typing import Any
 
 from semel.core import Modality
 from semel.render import Conversation
-from semel.render.template_messages import transcribe, without_developer
+from semel.render.chat.template_messages import transcribe, without_developer
 
 IMAGE = {"type": "image_url", "image_url": "data:image/png;base64,YWJj", "fps": 2}
 CLIP = {"type": "input_audio", "input_audio": {"data": "YWJj", "format": "wav"}}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.attack import GROWTH_BYTES, KILLED, MAX_LOST, ROWS, SHIPPED, STOPPED, Line, Row
-from tests.security.attacks import ATTACKS
-from tests.security.switches import DEFENCES, Switches, environment
-from tests.security.watch import Seen
+from tools.security.attack import GROWTH_BYTES, KILLED, MAX_LOST, ROWS, SHIPPED, STOPPED, Line, Row
+from tools.security.attacks import ATTACKS
+from tools.security.switches import DEFENCES, Switches, environment
+from tools.security.watch import Seen
 
 ALONE = Seen([0.1] * 40)
 KEPT = Line(Row("an attack"), SHIPPED, GROWTH_BYTES, Seen([0.2] * 40, longest_gap_s=1.0), ALONE)

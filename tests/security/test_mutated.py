@@ -15,8 +15,8 @@ from semel.core import Media
 from semel.errors import RequestError
 from semel.media import decode_audio, decode_image, decode_video
 from tests.security.corpus import specimens
-from tests.security.damaged import LIMITS, attack, damaged
 from tests.security.messages import is_ours
+from tools.security.damaged import LIMITS, attack, damaged
 
 IN_PROCESS = 1_500
 THROUGH_POOLS = 5_000

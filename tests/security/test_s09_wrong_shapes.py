@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel.core import Contract, Digest, Feature, Item, Layout, Mask, Placeholder, Prompt, Submission, Tensor, Timeline
-from semel.engine.vllm.inputs import build_item, check_prompt
+from semel.engine.vllm.requests.inputs import build_item, check_prompt
 from semel.errors import FeatureRejected, InvalidRequest
 from semel.interchange.safetensors import FeatureEntry
 from semel.worker.injection import inject

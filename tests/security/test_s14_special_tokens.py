@@ -13,7 +13,8 @@ import pytest
 from semel.compose import compose_pipeline
 from semel.core import Digest, Item, Key, Layout, Target
 from semel.errors import InvalidRequest
-from semel.render import ChatRequest, Conversation, Pipeline, expand
+from semel.render import ChatRequest, Conversation, Pipeline
+from semel.render.tokens.expand import expand
 from tests.conftest import Folder
 
 CHATTING = ("gemma3", "idefics3", "llava", "qwen2-audio", "qwen2-vl", "qwen2.5-vl")

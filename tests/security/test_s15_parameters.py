@@ -18,10 +18,10 @@ from pydantic import BaseModel
 
 from semel.cache import LruCache
 from semel.errors import TemplateError
-from semel.frontend.api import requests
+from semel.frontend.api.openai import requests
 from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
-from semel.render.sandbox import Template
+from semel.render.chat.sandbox import Template
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat

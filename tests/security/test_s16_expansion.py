@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from semel.core import Digest, Item, Layout
-from semel.render import expand
+from semel.render.tokens.expand import expand
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

@@ -14,13 +14,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.bench.ports import free_port
 from semel.cache import LruCache
 from semel.compose.edge import say_where_metrics_are
 from semel.core import Keyring
 from semel.frontend.middleware import authentication
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.request_context import RequestContextMiddleware
+from semel.lab.bench.ports import free_port
 from semel.render import ChatRenderer
 from semel.settings import ServingSettings
 from semel.telemetry.logs import ACCESS_LOGGER

@@ -28,7 +28,7 @@ from semel.core import Target
 from semel.processing.pool.queue import FairQueue
 from tests.conftest import Folder
 from tests.frontend.test_start import Started, started
-from tests.security.hostile import DEAR, REFUSED, chat, image, jpeg
+from tools.security.hostile import DEAR, REFUSED, chat, image, jpeg
 
 ROUNDS = 5
 REQUESTS = 100
@@ -63,7 +63,7 @@ class Attackers:
 @contextmanager
 def attackers(frontend: Started, kinds: str) -> Iterator[Attackers]:
     port = str(frontend.client.base_url.port)
-    command = [sys.executable, "-m", "tests.security.hostile", port, UMBRA, kinds]
+    command = [sys.executable, "-m", "tools.security.hostile", port, UMBRA, kinds]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Attackers(process)

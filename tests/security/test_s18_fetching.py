@@ -19,8 +19,8 @@ from semel.media.fetch.download import FetchLimits
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.url import parse_url
-from semel.render.source import MediaUrl
-from semel.render.source_fetch import fetch_sources
+from semel.render.media.source import MediaUrl
+from semel.render.media.source_fetch import fetch_sources
 from tests.media.origin import LIMITS, Origin, Seen, fetcher, get, origin, reply
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")

@@ -28,7 +28,7 @@ from semel.frontend.http.body import BodyLimits, read
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer, Tokenizer, source_from
-from semel.render.source import media_from_base64
+from semel.render.media.source import media_from_base64
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer

@@ -22,10 +22,10 @@ import pytest
 from semel.core import AnswerParsing, Prompt, Submission, Tenant, Timeline
 from semel.engine.vllm.arguments import parse_engine_flags
 from semel.engine.vllm.engine import VllmEngine
-from semel.engine.vllm.grammar_child import Outcome
-from semel.engine.vllm.grammar_limits import GrammarLimits
-from semel.engine.vllm.grammars import Grammars
-from semel.engine.vllm.parsing import ParserFlags
+from semel.engine.vllm.grammars.child import Outcome
+from semel.engine.vllm.grammars.limits import GrammarLimits
+from semel.engine.vllm.grammars.trial import Grammars
+from semel.engine.vllm.requests.parsing import ParserFlags
 from semel.errors import Busy, InvalidRequest, NotReady
 from semel.telemetry.metrics import GRAMMARS
 from tests.engine.sink import Sink
@@ -134,7 +134,7 @@ def in_the_loop() -> Iterator[None]:
     async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
 
-    patch.setattr("semel.engine.vllm.grammars.asyncio.to_thread", at_once)
+    patch.setattr("semel.engine.vllm.grammars.trial.asyncio.to_thread", at_once)
     yield
     patch.undo()
 

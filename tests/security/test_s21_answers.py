@@ -15,8 +15,8 @@ from semel.engine import Stream
 from semel.fleet.backlog import output_bytes
 from semel.fleet.fleet import StreamedAnswer
 from semel.frontend.limits import BudgetLimits
+from semel.lab.testing.engine import EchoEngine
 from semel.render import ChatRenderer
-from semel.testing.engine import EchoEngine
 from tests.render.conftest import folder, parts_renderer
 from tests.security.test_s21_shares import BODY, CHAT, KEYS, Frontend, frontend
 from tests.waiting import until

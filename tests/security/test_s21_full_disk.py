@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
 from semel.core import Keyring
+from semel.lab.bench.ports import free_port
 from semel.store import store as store_module
 from semel.web.server import HttpServer
 from tests.frontend.conftest import drawing

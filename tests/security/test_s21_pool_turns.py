@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import Folder
 from tests.frontend.test_start import Started
-from tests.security.hostile import chat, image, jpeg
 from tests.security.test_s18_fairness import ACME, UMBRA, two_tenants
 from tests.waiting import until
+from tools.security.hostile import chat, image, jpeg
 
 FLOOD = 60
 SIDE = 900

@@ -11,7 +11,7 @@ import pytest
 from semel.cache import LruCache
 from semel.core import Keyring
 from semel.errors import InvalidRequest
-from semel.frontend.api.requests import CompletionRequest
+from semel.frontend.api.openai.requests import CompletionRequest
 from semel.frontend.service import FrontendState
 from semel.render import ChatRenderer
 from tests.frontend.rig import Rig, rig
@@ -38,7 +38,7 @@ def test_prompts_times_answers_have_one_bound(prompts: int, answers: int, refuse
 
 
 def test_mutant_each_alone_is_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.frontend.api.requests._MAX_SEQUENCES", 256 * 128)
+    monkeypatch.setattr("semel.frontend.api.openai.requests._MAX_SEQUENCES", 256 * 128)
     assert CompletionRequest.model_validate({"prompt": ["hi"] * 256, "n": 128}).n == 128
 
 

@@ -13,7 +13,7 @@ from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.call import Call
 from semel.render import ChatRenderer, Tokenizer
-from semel.render.tokenizer import unlimited_room
+from semel.render.tokens.tokenizer import unlimited_room
 from tests.frontend.rig import Rig, rig
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import Drawing

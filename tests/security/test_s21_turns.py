@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.core import EngineWindow
+from semel.fairness.turns import EngineWindow
 from tests.waiting import until
 from tests.worker.test_turns import SEQUENCES, WINDOW, Shop, shop
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fleet.failing import Trial, run
+from tools.fleet.failing import Trial, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.web.listener import RESERVE
 from tests.embeddings.certificates import Authority
 from tests.serve.served import sum_of

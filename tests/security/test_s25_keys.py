@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from semel.bench.ports import free_port
 from semel.compose import reloading
 from semel.compose.edge import reloaded_files
 from semel.compose.reloading import ReloadedFiles
@@ -25,6 +24,7 @@ from semel.errors import ConfigError
 from semel.frontend.limits import RefusalLimits
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.refusal_rate import AddressThrottle
+from semel.lab.bench.ports import free_port
 from semel.settings import ApiKeySettings, ServingSettings, read_api_keys
 from semel.telemetry import Meter
 from semel.web.server import HttpServer

@@ -14,8 +14,8 @@ from semel.core import Digest
 from semel.embeddings.address import StoreAddress
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.errors import ConfigError, InvalidRequest
+from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
-from semel.testing.embedding_store import MemoryBlobs
 from tests.worker.test_keeper import OTHER, PICTURE, Host, content, published, running
 
 Spoil = Callable[[MemoryBlobs], None]
@@ -133,7 +133,7 @@ def test_plain_connections_to_other_machines_are_refused_unless_somebody_says_so
 )
 def test_nobody_but_the_worker_says_where_encoder_outputs_are_loaded_from(sampling: dict[str, object]) -> None:
     """Control: what vLLM's own parameters take, it would pass on to the connector."""
-    from semel.engine.vllm.sampling import refuse_extra_args, sampling_params
+    from semel.engine.vllm.requests.sampling import refuse_extra_args, sampling_params
 
     with pytest.raises(InvalidRequest):
         refuse_extra_args(sampling)

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from semel.engine.vllm.engine import VllmEngine
-from semel.engine.vllm.grammar_child import Outcome
-from semel.engine.vllm.grammar_limits import GrammarLimits
-from semel.engine.vllm.grammar_process import GrammarProcess
-from semel.engine.vllm.grammar_walk import Vocabulary, walk
+from semel.engine.vllm.grammars.child import Outcome
+from semel.engine.vllm.grammars.limits import GrammarLimits
+from semel.engine.vllm.grammars.process import GrammarProcess
+from semel.engine.vllm.grammars.walk import Vocabulary, walk
 from semel.errors import InvalidRequest
 from tests.engine.sink import Sink
 from tests.security.test_s20_grammars import ACME, GLOBEX, submission

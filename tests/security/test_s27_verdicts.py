@@ -19,8 +19,8 @@ import pytest
 
 from semel.core import Tenant, tenant_name
 from semel.engine.vllm.engine import VllmEngine
-from semel.engine.vllm.grammar_child import Outcome
-from semel.engine.vllm.grammar_process import GrammarProcess
+from semel.engine.vllm.grammars.child import Outcome
+from semel.engine.vllm.grammars.process import GrammarProcess
 from semel.errors import InvalidRequest, NotReady
 from tests.engine.sink import Sink
 from tests.security.test_s20_grammars import ACME, GLOBEX, children, counts, dear_schema, submission

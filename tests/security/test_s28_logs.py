@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.serve.served import SEMEL, sum_of
 

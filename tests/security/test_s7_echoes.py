@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, field_validator
 
 from semel.errors import InvalidRequest, excerpt
-from semel.frontend.api.faults import fault_of
+from semel.frontend.api.shared.faults import fault_of
 from semel.wire.events import Reset
 from tests.frontend.conftest import app, drawing, folder, parts_renderer
 from tests.frontend.rig import Rig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from tests.security.scoreboard import ATTEMPTS, BEGIN, END, INSIDE_ONLY, PAGE, Upstream, page_of
+from tools.security.scoreboard import ATTEMPTS, BEGIN, END, INSIDE_ONLY, PAGE, Upstream, page_of
 
 
 def test_every_row_is_tried_or_says_why_not() -> None:

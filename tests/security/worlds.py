@@ -30,7 +30,7 @@ from semel.frontend.service import ServedModel
 from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer, Pipeline
 from semel.render.file_sources import FileSources
-from semel.render.media_names import MediaNames
+from semel.render.media.names import MediaNames
 from semel.store.names import owner_of
 from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER

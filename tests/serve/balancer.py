@@ -21,7 +21,7 @@ import trustme
 import yaml
 from PIL import Image
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from tests.serve.served import image_url, until
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from tests.serve.served import FLAGS, until
 
 __all__ = ["bare_starting", "until_healthy"]

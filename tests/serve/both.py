@@ -14,7 +14,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.serve.bare import bare_starting, until_healthy
 from tests.serve.differences import comparable, joined

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 
 SEMEL = Path(sys.executable).parent / "semel"
 FLAGS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--seed", "0")

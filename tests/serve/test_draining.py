@@ -23,7 +23,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.conftest import Folder
 from tests.serve.served import SEMEL, Served, image_url, sum_of, until

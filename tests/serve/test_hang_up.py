@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.conftest import Folder
 from tests.serve.served import SEMEL, Served, until

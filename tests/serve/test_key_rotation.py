@@ -17,7 +17,7 @@ from typing import Self
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.telemetry import metrics
 from tests.conftest import Folder
 from tests.serve.balancer import Load, body_of

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.settings import create_key
 from tests.conftest import Folder
 from tests.serve.balancer import Balancer, Load, balancing, body_of, large_bodies

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from tests.conftest import Folder
 from tests.security.test_s28_logs import F_SETPIPE_SZ, full_disk
 from tests.serve.served import sum_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from tests.serve.served import Served, until
 from tests.serve.test_draining import started, until_ready
 

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from semel.bench.ports import free_port
-from semel.engine.vllm.compat import CORE_BINDING
+from semel.engine.vllm.compat.internals import CORE_BINDING
+from semel.lab.bench.ports import free_port
 from tests.conftest import Folder
 from tests.engine.parity import picture
 from tests.serve.served import Served, image_url, serving, sum_of, until

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from semel.errors import ConfigError
-from semel.simulate.check import compare, fit, predict, read_run
-from tests.simulate.real_sockets import COSTS, measure, recorded
+from semel.lab.simulate.check import compare, fit, predict, read_run
+from tools.simulate.real_sockets import COSTS, measure, recorded
 
 
 def test_a_run_is_within_the_limits_of_itself_and_a_wrong_one_is_not(tmp_path: Path) -> None:

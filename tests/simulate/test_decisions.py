@@ -13,19 +13,19 @@ import pytest
 
 from semel.core import Placeholder
 from semel.errors import ConfigError
-from semel.simulate.batches import Batches
-from semel.simulate.costs import MODELLED
-from semel.simulate.cut import CellWorkload, sizes_of_cells
-from semel.simulate.decisions import Decisions, Sizes
-from semel.simulate.engine import EngineLimits, EngineModel, Job
-from semel.simulate.faults import Blip, Broken, Crash, Fault, Join, Slow
-from semel.simulate.figures import Figures
-from semel.simulate.kernel import Kernel
-from semel.simulate.traces import NAMES, load_workload
-from semel.simulate.workload import Ask, Catalogue, Chats, Talks, Traffic, digest_of, image
+from semel.lab.simulate.batches import Batches
+from semel.lab.simulate.costs import MODELLED
+from semel.lab.simulate.cut import CellWorkload, sizes_of_cells
+from semel.lab.simulate.decisions import Decisions, Sizes
+from semel.lab.simulate.engine import EngineLimits, EngineModel, Job
+from semel.lab.simulate.faults import Blip, Broken, Crash, Fault, Join, Slow
+from semel.lab.simulate.figures import Figures
+from semel.lab.simulate.kernel import Kernel
+from semel.lab.simulate.traces import NAMES, load_workload
+from semel.lab.simulate.workload import Ask, Catalogue, Chats, Talks, Traffic, digest_of, image
 from tests.commands import invoke
 from tests.effort import examples
-from tests.simulate.scenarios import (
+from tools.simulate.scenarios import (
     MAX_ENCODES,
     MAX_HOLE,
     MAX_JOINER,
@@ -188,7 +188,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed() -> None:
     assert first != invoke(*line, "2").stdout
 
 
-# What balancing must keep to in a fleet of 100. `python -m tests.simulate.scenarios` has more seeds.
+# What balancing must keep to in a fleet of 100. `python -m tools.simulate.scenarios` has more seeds.
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from semel.core import Placeholder
-from semel.simulate.costs import MODELLED
-from semel.simulate.engine import EngineLimits, EngineModel, Job
-from semel.simulate.workload import Ask, digest_of, image
+from semel.lab.simulate.costs import MODELLED
+from semel.lab.simulate.engine import EngineLimits, EngineModel, Job
+from semel.lab.simulate.workload import Ask, digest_of, image
 
 LIMITS = EngineLimits(max_num_seqs=6, max_num_batched_tokens=400, max_step_embeds=500, encoder_embeds=700)
 """So small that prompts are cut, pass each other for want of room for embeddings, and wait."""

@@ -16,15 +16,26 @@ import pytest
 from semel.core import Digest
 from semel.fleet.pending import PendingRequests
 from semel.fleet.worker import RemoteWorker
+from semel.lab.simulate.costs import MODELLED
+from semel.lab.simulate.engine import EngineLimits
+from semel.lab.simulate.faults import (
+    Blip,
+    Broken,
+    Crash,
+    Drain,
+    Fault,
+    FrontendCrash,
+    Join,
+    Partition,
+    Slow,
+    draw_faults,
+)
+from semel.lab.simulate.figures import Figures
+from semel.lab.simulate.invariants import InvariantBroken
+from semel.lab.simulate.processes import FleetSize
+from semel.lab.simulate.whole import Plan, run
+from semel.lab.simulate.workload import Chats, Talks, Traffic
 from semel.ledger import Announcement, Holdings, Intake, Ledger
-from semel.simulate.costs import MODELLED
-from semel.simulate.engine import EngineLimits
-from semel.simulate.faults import Blip, Broken, Crash, Drain, Fault, FrontendCrash, Join, Partition, Slow, draw_faults
-from semel.simulate.figures import Figures
-from semel.simulate.invariants import InvariantBroken
-from semel.simulate.processes import FleetSize
-from semel.simulate.whole import Plan, run
-from semel.simulate.workload import Chats, Talks, Traffic
 from semel.wire.messages import Abort
 
 SECONDS: Final = 6.0

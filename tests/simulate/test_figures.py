@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigError
-from semel.simulate.costs import MODELLED, Costs
-from semel.simulate.figures import Figures, Times
-from semel.simulate.workload import Ask, image
+from semel.lab.simulate.costs import MODELLED, Costs
+from semel.lab.simulate.figures import Figures, Times
+from semel.lab.simulate.workload import Ask, image
 from tests.commands import invoke
 
 

@@ -6,11 +6,11 @@ from typing import Final
 
 import pytest
 
-from semel.simulate.decisions import Decisions, Sizes
-from semel.simulate.figures import Figures, Times
-from semel.simulate.processes import FleetSize
-from semel.simulate.whole import Plan, run
-from semel.simulate.workload import Chats, Talks, Traffic
+from semel.lab.simulate.decisions import Decisions, Sizes
+from semel.lab.simulate.figures import Figures, Times
+from semel.lab.simulate.processes import FleetSize
+from semel.lab.simulate.whole import Plan, run
+from semel.lab.simulate.workload import Chats, Talks, Traffic
 
 COUNTERS: Final = (
     "answered",

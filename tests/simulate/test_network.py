@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from semel.simulate import clock
-from semel.simulate.costs import MODELLED
-from semel.simulate.faults import Blip, Broken, Crash, Drain, Fault, Partition
-from semel.simulate.network import Network, Pipe
-from semel.simulate.processes import FleetSize, Host
-from semel.simulate.whole import Plan, World
-from semel.simulate.workload import Catalogue, Talks, Traffic
+from semel.lab.simulate import clock
+from semel.lab.simulate.costs import MODELLED
+from semel.lab.simulate.faults import Blip, Broken, Crash, Drain, Fault, Partition
+from semel.lab.simulate.network import Network, Pipe
+from semel.lab.simulate.processes import FleetSize, Host
+from semel.lab.simulate.whole import Plan, World
+from semel.lab.simulate.workload import Catalogue, Talks, Traffic
 
 SIZE = FleetSize(2, 2)
 WORKLOAD = Talks(Catalogue(images=10, size=(112, 112)), Traffic(rate=10.0, seconds=4.0, answer_tokens=4))

@@ -12,13 +12,13 @@ from random import Random
 
 import pytest
 
-from semel.simulate import clock
-from semel.simulate.costs import MODELLED
-from semel.simulate.engine import EngineLimits, EngineModel, Job, Prompts
-from semel.simulate.faults import draw_faults
-from semel.simulate.processes import FleetSize
-from semel.simulate.whole import Plan, run
-from semel.simulate.workload import Ask, Chats, Item, Talks, Traffic, digest_of
+from semel.lab.simulate import clock
+from semel.lab.simulate.costs import MODELLED
+from semel.lab.simulate.engine import EngineLimits, EngineModel, Job, Prompts
+from semel.lab.simulate.faults import draw_faults
+from semel.lab.simulate.processes import FleetSize
+from semel.lab.simulate.whole import Plan, run
+from semel.lab.simulate.workload import Ask, Chats, Item, Talks, Traffic, digest_of
 
 SIZE = (308, 308)
 SECONDS = 6.0

@@ -10,8 +10,8 @@ from statistics import fmean
 import pytest
 
 from semel.errors import ConfigError
-from semel.simulate.traces import NAMES, load_workload, read_trace, write_trace
-from semel.simulate.workload import Ask, Chats, Screens, Talks, Traffic, Viral, digest_of, image
+from semel.lab.simulate.traces import NAMES, load_workload, read_trace, write_trace
+from semel.lab.simulate.workload import Ask, Chats, Screens, Talks, Traffic, Viral, digest_of, image
 
 
 @pytest.mark.parametrize("name", NAMES)

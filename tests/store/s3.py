@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 
 __all__ = ["BUCKET", "S3_VARIABLES", "s3_process", "s3_server"]
 

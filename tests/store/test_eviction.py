@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from semel.aio import at_once
 from semel.core import Digest
-from semel.core.slices import at_once
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom
 from semel.store.protocol import FRONTEND, Payer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from semel.aio import at_once
 from semel.cache.room import Room
 from semel.core import Digest
-from semel.core.slices import at_once
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
 from semel.store import store as store_module
 from semel.store.file import StoredFile

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from tests.serve.served import until
 
 INSTALLED = Path(sys.prefix) / "opt" / "prometheus"

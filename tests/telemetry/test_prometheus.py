@@ -1,5 +1,5 @@
 """A real Prometheus beside a frontend and a worker with API keys: it scrapes both, evaluates the alert rules, and
-answers every query of the dashboard (issue 20.4). The worker's engine has no model; `python -m tests.fleet.dashboard`
+answers every query of the dashboard (issue 20.4). The worker's engine has no model; `python -m tools.fleet.dashboard`
 asks the same of real engines.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.bench.ports import free_port
+from semel.lab.bench.ports import free_port
 from semel.media.decode.warmup_media import image_file
 from semel.settings import create_key
 from semel.telemetry.dashboard import PANELS

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from semel.errors import ConfigError
-from semel.testing.models import FAMILIES, build
+from semel.lab.testing.models import FAMILIES, build
 
 Folder = Callable[[str], Path]
 
@@ -46,9 +46,8 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def build_elsewhere(directory: Path, **environment: str) -> subprocess.Popen[bytes]:
-    program = (
-        "import sys, pathlib, semel.testing.models as m\nfor f in m.FAMILIES: m.build(f, pathlib.Path(sys.argv[1]) / f)"
-    )
+    program = "import sys, pathlib, semel.lab.testing.models as m\n"
+    program += "for f in m.FAMILIES: m.build(f, pathlib.Path(sys.argv[1]) / f)"
     command = [sys.executable, "-c", program, str(directory)]
     return subprocess.Popen(command, env=os.environ | environment)
 

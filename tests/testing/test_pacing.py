@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from semel.core import Prompt, Submission, Timeline
-from semel.testing.pacing import PacedEngine, PacedStream
+from semel.lab.testing.pacing import PacedEngine, PacedStream
 from tests.wire.examples import CONTRACT
 
 FAST = 500.0

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.verify.answers import Answer, Refusal, distance, is_equal, reply_of, tolerance_of
+from semel.lab.verify.answers import Answer, Refusal, distance, is_equal, reply_of, tolerance_of
 
 
 def answer(tokens: tuple[int, ...], gaps: tuple[float, ...] = (), prompt: tuple[int, ...] = (1,)) -> Answer:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.serving.run import Options, running
-from semel.verify.report import Section, VerifyReport
-from semel.verify.run import Proof, verify
+from semel.lab.bench.serving.run import Options, running
+from semel.lab.verify.report import Section, VerifyReport
+from semel.lab.verify.run import Proof, verify
 from tests.verify.planted import Planted, PlantedFault
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1_500)]
@@ -51,9 +51,9 @@ async def test_each_of_five_faults_is_found_and_named() -> None:
 
 
 def test_a_configuration_that_is_not_supported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from semel.bench.settings import VerifySettings
-    from semel.cli.verifying import run_verify
-    from semel.testing.models import build
+    from semel.lab.bench.settings import VerifySettings
+    from semel.lab.cli.verifying import run_verify
+    from semel.lab.testing.models import build
 
     build("qwen2-vl", tmp_path / "model")
     settings = VerifySettings(model=str(tmp_path / "model"), report=tmp_path / "report")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from semel.bench.serving import statistics
-from semel.bench.serving.alternate import Pair
-from semel.bench.serving.bench import Effort
-from semel.bench.serving.figures import Row, compared
-from semel.bench.serving.run import Options
-from semel.bench.serving.statistics import Figure
-from semel.bench.settings import VerifySettings
-from semel.cli.verifying import run_verify, show_report
-from semel.verify.report import Section, VerifyReport
-from semel.verify.run import Proof, speed_of, verify
+from semel.lab.bench.serving import statistics
+from semel.lab.bench.serving.alternate import Pair
+from semel.lab.bench.serving.bench import Effort
+from semel.lab.bench.serving.figures import Row, compared
+from semel.lab.bench.serving.run import Options
+from semel.lab.bench.serving.statistics import Figure
+from semel.lab.bench.settings import VerifySettings
+from semel.lab.cli.verifying import run_verify, show_report
+from semel.lab.verify.report import Section, VerifyReport
+from semel.lab.verify.run import Proof, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
 
 CONFIGURED = Section("configuration", "passed", "as it was")
@@ -194,7 +194,7 @@ async def test_a_server_that_does_not_start_is_told_without_its_paths(
 
 
 def test_nothing_of_the_user_is_in_a_report(tmp_path: Path) -> None:
-    from semel.verify.report import describe_flags, describe_model
+    from semel.lab.verify.report import describe_flags, describe_model
 
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["A"], "model_type": "a", "_name": "secret"}))
     model = describe_model(str(tmp_path))

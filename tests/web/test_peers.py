@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from semel.bench.ports import free_port
 from semel.errors import ConfigError
+from semel.lab.bench.ports import free_port
 from semel.web.host_check import HostCheck, allowed_hosts_at, is_allowed_host
 from semel.web.peers import PeerSettings, network_of, parse_networks, plain_address
 from semel.web.server import HttpServer

@@ -12,8 +12,8 @@ import openai
 import pytest
 import trustme
 
-from semel.bench.ports import free_port
 from semel.errors import ConfigError
+from semel.lab.bench.ports import free_port
 from semel.web.server import HttpServer
 from semel.web.tls import TlsSettings
 from tests.embeddings.certificates import Authority

@@ -22,7 +22,7 @@ from semel.core import (
     Timeline,
     Trace,
 )
-from semel.testing.wire import MemoryWire, Mischief
+from semel.lab.testing.wire import MemoryWire, Mischief
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import NONCE_BYTES, Submit
 from semel.wire.session import Session

@@ -7,7 +7,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.testing.wire import MemoryWire, Mischief
+from semel.lab.testing.wire import MemoryWire, Mischief
 from semel.wire.events import Admitted, Arrived, Event, Opened, Reset
 from semel.wire.messages import Abort, Accepted, Delta, Failed
 from tests.effort import examples

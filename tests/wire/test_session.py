@@ -8,7 +8,7 @@ import pytest
 
 from semel.core import Key
 from semel.errors import MediaTooLarge, ProtocolError
-from semel.testing.wire import MemoryWire
+from semel.lab.testing.wire import MemoryWire
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.events import Admitted, Arrived, Closed, Opened, Reset
 from semel.wire.limits import Limits

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semel.cache import Borrower, SharedCache
-from semel.core import Digest, EngineWindow, Feature, Item, Placeholder, Prompt, Submission, Timeline
+from semel.core import Digest, Feature, Item, Placeholder, Prompt, Submission, Timeline
+from semel.fairness.turns import EngineWindow
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
+from semel.lab.testing.engine import EchoEngine, echo
 from semel.telemetry import CacheLookups, Meter
-from semel.testing.engine import EchoEngine, echo
 from semel.wire.limits import Limits
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.turns import EngineTurns

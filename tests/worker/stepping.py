@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from semel.core import Contract, Output, Submission
 from semel.errors import EngineFailed
-from semel.testing.engine import EchoEngine
+from semel.lab.testing.engine import EchoEngine
 
 
 class SteppedStream:

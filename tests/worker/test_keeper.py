@@ -20,21 +20,21 @@ from typing import Any, cast
 
 import pytest
 
+from semel.aio import in_slices
 from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
-from semel.core.slices import in_slices
 from semel.embeddings import resp
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import StoreDown
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine
-from semel.engine.vllm.arrival_params import Staging
-from semel.engine.vllm.host_tier import HostTier
-from semel.engine.vllm.shared_file import create_file, path_of
-from semel.engine.vllm.tier_page import TierPage
+from semel.engine.vllm.tier.arrival_params import Staging
+from semel.engine.vllm.tier.host import HostTier
+from semel.engine.vllm.tier.page import TierPage
+from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
 from semel.telemetry.metric import Metric
-from semel.testing.embedding_store import MemoryBlobs
 from semel.worker import keeper as module
 from semel.worker.keeper import Keeper
 

@@ -12,7 +12,7 @@ import pytest
 
 from semel.engine.progress import FIRST_STEPS, AwakeClock
 from semel.errors import EngineDead, EngineHung, WorkerLost
-from semel.testing.engine import EchoEngine
+from semel.lab.testing.engine import EchoEngine
 from semel.wire.events import Reset
 from semel.wire.zmq import Connected, FrontendLink, WorkerListener
 from semel.worker import progress_watch

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.core import EngineWindow, Prompt, Submission, Tenant, Timeline
+from semel.core import Prompt, Submission, Tenant, Timeline
 from semel.errors import NotReady, RequestError, SemelError
+from semel.fairness.turns import EngineWindow
 from semel.fleet.stream import RemoteStream
 from semel.telemetry.metric import Metric
 from semel.telemetry.metrics import DESK_BYTES, ENGINE_SEQUENCES, ENGINE_WAITING

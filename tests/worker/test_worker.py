@@ -18,7 +18,7 @@ from semel.core import Digest, Feature, Submission
 from semel.errors import RequestError, ServiceError, WorkerLost
 from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
-from semel.testing.engine import EchoStream
+from semel.lab.testing.engine import EchoStream
 from semel.wire.messages import Status
 from semel.wire.translation import submit_of
 from semel.wire.zmq import LinkSession

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from semel.core import Digest, Shares
+from semel.core import Digest
+from semel.fairness.shares import Shares
 
 __all__ = ["IDLE_S", "Room"]
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
-from semel.bench.settings import VerifySettings
-from semel.cli.benches import bench
 from semel.cli.cells import cells
 from semel.cli.flags import Call, HelpGroup, command, version_line
 from semel.cli.keys import key
-from semel.cli.simulating import SimulateSettings, simulate
 from semel.cli.sizing import SizeSettings, print_size
-from semel.cli.testing import testing
 from semel.core.flag import flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.settings import FrontendSettings, ServerSettings, ServeSettings, ServingSettings, WorkerSettings
@@ -127,17 +124,6 @@ def doctor(call: Call[DoctorSettings]) -> None:
     raise typer.Exit(int(failed))
 
 
-@command(app, VerifySettings, engine_flags=True)
-def verify(call: Call[VerifySettings]) -> None:
-    """Prove that semel serves a model as bare vLLM does on this machine: answers, counters, speed; one report.
-
-    Both servers are started here with the same flags of vLLM's, or run already. Exits with 1 if a part fails.
-    """
-    from semel.cli.verifying import run_verify
-
-    raise typer.Exit(run_verify(call.settings, list(call.rest)))
-
-
 @command(app, SizeSettings)
 def size(call: Call[SizeSettings]) -> None:
     """Print how much memory a host needs at most, and for what."""
@@ -171,9 +157,6 @@ def top(call: Call[TopSettings]) -> None:
         watch(settings.url, every_s=settings.every_s, console=console)
 
 
-command(app, SimulateSettings)(simulate)
-
-
 @dataclass(frozen=True, slots=True)
 class NoSettings:
     """What a command takes that takes nothing."""
@@ -187,5 +170,6 @@ def version(_: Call[NoSettings]) -> None:
 
 app.add_typer(key, name="key")
 app.add_typer(cells, name="cells")
-app.add_typer(testing, name="testing")
-app.add_typer(bench, name="bench")
+
+for entry in distribution("semel").entry_points.select(group="semel.commands"):
+    entry.load()(app)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from semel.cli.checks.finding import Finding
 from semel.core.flag import Flag
-from semel.engine.vllm.server_flags import ServerFlag, server_flag
+from semel.engine.vllm.compat.server_flags import ServerFlag, server_flag
 from semel.errors import ConfigError
 
 __all__ = ["CommandLine"]

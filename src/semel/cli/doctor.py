@@ -17,8 +17,8 @@ from semel.cli.checks.model_row import check_row
 from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.checks.start import engine_findings
 from semel.embeddings.settings import EmbeddingStoreSettings
-from semel.engine.vllm.names import release_of
-from semel.engine.vllm.versions import TESTED, installed_version
+from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.versions import TESTED, installed_version
 
 __all__ = ["Finding", "examine"]
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from semel.engine.vllm.compat import LOGGING_CONFIG
+from semel.engine.vllm.compat.internals import LOGGING_CONFIG
 from semel.settings import default_variable
 from semel.telemetry.logs import JSON_LOGGING, LogFormat
 

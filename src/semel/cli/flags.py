@@ -222,7 +222,7 @@ def _purpose(found: Any) -> str:
 
 def _engine_flags(word: str) -> list[str]:
     """vLLM's engine flags that have a word in their names."""
-    from semel.engine.vllm.flag_source import FlagSource
+    from semel.engine.vllm.compat.flags import FlagSource
 
     source = FlagSource.installed()
     return [] if source is None else [one for one in source.spellings if word.lower().replace("_", "-") in one]

@@ -8,8 +8,8 @@ from typing import Final
 
 from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.host import engine_ranks, gpu_memory
-from semel.engine.vllm.compat import CORE_BINDING
-from semel.engine.vllm.versions import is_cpu_build
+from semel.engine.vllm.compat.internals import CORE_BINDING
+from semel.engine.vllm.compat.versions import is_cpu_build
 from semel.errors import ConfigError
 
 __all__ = ["placements", "split"]

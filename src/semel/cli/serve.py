@@ -22,7 +22,7 @@ from rich.console import Console
 from semel.cli.output import Output, StandardError
 from semel.cli.progress import Progress
 from semel.cli.supervisor import Child, end_at_once, ending
-from semel.engine.vllm.compat import SOCKET_FOLDER, SOCKET_NAME_CHARS
+from semel.engine.vllm.compat.internals import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
 from semel.settings import ServeSettings, ServingSettings, create_key, has_api_keys, run_folder
 from semel.shutdown import ShutdownSignal

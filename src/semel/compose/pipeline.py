@@ -19,7 +19,7 @@ from semel.processing.probes import run_probes
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.processing.vocabulary import EngineTokenizer, vocabulary_of
 from semel.render import ChatRenderer, ChatTemplate, ContentFormat, Pipeline, ProcessItem, Tokenizer
-from semel.render.remote_tokenizer import Decode, Encode, RemoteTokenizer
+from semel.render.tokens.remote_tokenizer import Decode, Encode, RemoteTokenizer
 from semel.telemetry.request_context import current_tenant
 
 __all__ = ["blocking", "check_trust", "compose_pipeline", "pipeline_of", "tokenizer_calls", "tokenizer_of"]

@@ -18,9 +18,10 @@ from msgspec import UNSET
 from semel.cache import Borrower
 from semel.compose.interpreter import tune_interpreter
 from semel.compose.reloading import ReloadedFiles, follow_keys
-from semel.core import EngineWindow, Modality
+from semel.core import Modality
 from semel.engine.owner import owning
 from semel.errors import EngineHung
+from semel.fairness.turns import EngineWindow
 from semel.key_files import ProcessKeys, admin_key_file, process_keys
 from semel.settings import (
     SERVICE_NAME,
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
 
     from semel.embeddings.settings import EmbeddingStoreSettings
     from semel.engine import Engine
-    from semel.engine.vllm.encoder_metrics import EncoderPage
     from semel.engine.vllm.engine import VllmEngine
-    from semel.engine.vllm.tier_config import TierConfig
+    from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
+    from semel.engine.vllm.tier.config import TierConfig
     from semel.worker.keeper import Keeper
     from semel.worker.worker import Worker
 
@@ -80,9 +81,9 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
     began = time.monotonic()
     logger.info("importing vLLM")
     from semel.engine.vllm.arguments import parse_engine_flags, take_parser_flags
-    from semel.engine.vllm.compat import SOCKET_FOLDER
-    from semel.engine.vllm.encoder_metrics import EncoderPage
+    from semel.engine.vllm.compat.internals import SOCKET_FOLDER
     from semel.engine.vllm.engine import VllmEngine
+    from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
 
     logger.info("importing vLLM took %.1f s; the engine for %s starts", time.monotonic() - began, settings.model)
     check_installed(collector)
@@ -268,9 +269,9 @@ async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 def _tier(settings: EncoderSettings) -> TierConfig | None:
     """Host memory for the engine's encoder outputs, which lasts as long as this process."""
-    from semel.engine.vllm.shared_file import create_file, path_of
-    from semel.engine.vllm.tier_config import TierConfig
-    from semel.engine.vllm.tier_page import TierPage
+    from semel.engine.vllm.tier.config import TierConfig
+    from semel.engine.vllm.tier.page import TierPage
+    from semel.engine.vllm.tier.shared_file import create_file, path_of
 
     if not settings.embedding_tier_bytes:
         return None

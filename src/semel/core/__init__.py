@@ -14,11 +14,8 @@ from semel.core.media import Media, Modality
 from semel.core.probes import PROBE_BYTES, Probes
 from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 from semel.core.rendering import Rendering
-from semel.core.retry import RetryQueue
-from semel.core.shares import Shares
 from semel.core.submission import Output, PromptLogprob, Submission
 from semel.core.trace import Trace
-from semel.core.turns import EngineWindow, Turn, Turns
 
 __all__ = [
     "DTYPE_BYTES",
@@ -33,7 +30,6 @@ __all__ = [
     "AssemblyKind",
     "Contract",
     "Digest",
-    "EngineWindow",
     "Feature",
     "FeatureInfo",
     "Field",
@@ -55,16 +51,12 @@ __all__ = [
     "Prompt",
     "PromptLogprob",
     "Rendering",
-    "RetryQueue",
-    "Shares",
     "Submission",
     "Target",
     "Tenant",
     "Tensor",
     "Timeline",
     "Trace",
-    "Turn",
-    "Turns",
     "digest",
     "form_bytes",
     "frame",

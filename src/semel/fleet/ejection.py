@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from semel.core.flag import flag
-from semel.core.recent_tenants import RecentTenants
+from semel.fairness.recent_tenants import RecentTenants
 
 __all__ = ["FIRST_S", "MAX_S", "MIN_VERDICTS", "WINDOW_S", "Attempt", "EjectionLimits", "OutlierEjection"]
 

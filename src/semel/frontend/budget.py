@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Self
 
-from semel.core import RetryQueue
-from semel.core.claims import Claims
 from semel.errors import Busy, InvalidRequest, MediaTooLarge, ServiceError, TooManyBytes
+from semel.fairness.claims import Claims
+from semel.fairness.retry import RetryQueue
 from semel.frontend.limits import BudgetLimits
 from semel.web.revocation import Revocation
 

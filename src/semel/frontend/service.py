@@ -14,19 +14,19 @@ from semel.core.flag import MIB
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
 from semel.fleet.compatibility import contract_id
 from semel.fleet.fleet import Fleet
-from semel.frontend.api.audio_request import SPEECH_REFUSED, TranscriptionRequest, TranslationRequest
-from semel.frontend.api.fields import REFUSED
-from semel.frontend.api.generate_request import GenerateRequest
-from semel.frontend.api.messages_request import MESSAGES_REFUSED, MessagesRequest
-from semel.frontend.api.requests import (
+from semel.frontend.api.anthropic.request import MESSAGES_REFUSED, MessagesRequest
+from semel.frontend.api.openai.audio_request import SPEECH_REFUSED, TranscriptionRequest, TranslationRequest
+from semel.frontend.api.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
-from semel.frontend.api.responses_request import RESPONSES_REFUSED, ResponsesRequest
-from semel.frontend.api.unknown_fields import UnknownFields, UnknownFieldsMode
+from semel.frontend.api.responses.request import RESPONSES_REFUSED, ResponsesRequest
+from semel.frontend.api.shared.fields import REFUSED
+from semel.frontend.api.shared.unknown_fields import UnknownFields, UnknownFieldsMode
+from semel.frontend.api.tokens.generate_request import GenerateRequest
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits
 from semel.frontend.http.ignored_fields import IgnoredFields

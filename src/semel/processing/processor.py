@@ -28,7 +28,7 @@ ProcessorKind = Literal["auto", "hf", "vllm"]
 
 _HOMES: Final[Mapping[ProcessorKind, tuple[str, str]]] = {
     "hf": ("semel.processing.hf", "HfProcessor"),
-    "vllm": ("semel.engine.vllm.processor", "VllmProcessor"),
+    "vllm": ("semel.engine.vllm.model.processor", "VllmProcessor"),
 }
 
 

@@ -16,14 +16,14 @@ from blake3 import blake3
 
 from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
+from semel.render.chat.messages import Attachment
 from semel.render.concurrency import concurrently
-from semel.render.draft import ReadFile
 from semel.render.inline import run
-from semel.render.media_names import MediaNames
-from semel.render.messages import Attachment
-from semel.render.part_source import NO_FILES, Files, named_files
-from semel.render.source import MediaFile, MediaName
-from semel.render.source_fetch import Spend
+from semel.render.media.draft import ReadFile
+from semel.render.media.names import MediaNames
+from semel.render.media.part_source import NO_FILES, Files, named_files
+from semel.render.media.source import MediaFile, MediaName
+from semel.render.media.source_fetch import Spend
 from semel.store import MediaStore, Pin
 from semel.store.names import file_id, parse_id
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from semel.render.long_string import LongString
+from semel.render.media.long_string import LongString
 
 __all__ = ["is_cheap", "run"]
 

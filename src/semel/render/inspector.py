@@ -15,8 +15,8 @@ from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
 from semel.render.concurrency import concurrently
-from semel.render.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
-from semel.render.source_fetch import Spend
+from semel.render.media.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
+from semel.render.media.source_fetch import Spend
 
 __all__ = ["Inspector"]
 

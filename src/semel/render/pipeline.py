@@ -20,10 +20,14 @@ from typing import cast
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
-from semel.render.chat import ChatRenderer
-from semel.render.chat_request import ChatRequest, tokenize_chat
+from semel.render.chat.messages import Attachment, Conversation
+from semel.render.chat.renderer import ChatRenderer
+from semel.render.chat.request import ChatRequest, tokenize_chat
 from semel.render.concurrency import concurrently
-from semel.render.draft import (
+from semel.render.file_sources import FileSources
+from semel.render.inline import is_cheap, run
+from semel.render.inspector import Inspector
+from semel.render.media.draft import (
     AssemblePrompt,
     ComputeLayout,
     Cut,
@@ -33,15 +37,11 @@ from semel.render.draft import (
     Rendered,
     nothing_known,
 )
-from semel.render.expand import expand, expand_encoder
-from semel.render.file_sources import FileSources
-from semel.render.inline import is_cheap, run
-from semel.render.inspector import Inspector
-from semel.render.intent import Intent
-from semel.render.messages import Attachment, Conversation
-from semel.render.source import MediaFile, MediaName, Source
-from semel.render.source_fetch import Fetch, Spend, fetch_sources
-from semel.render.tokenizer import TextRoom, Tokenizer, unlimited_room
+from semel.render.media.intent import Intent
+from semel.render.media.source import MediaFile, MediaName, Source
+from semel.render.media.source_fetch import Fetch, Spend, fetch_sources
+from semel.render.tokens.expand import expand, expand_encoder
+from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.store import Pin, no_pin
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 

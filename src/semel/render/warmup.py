@@ -19,9 +19,9 @@ import pybase64
 from semel.cache import Flight, LayoutCache
 from semel.core import Media, Modality
 from semel.media.decode.warmup_media import SAMPLES
-from semel.render.chat_request import ChatRequest
-from semel.render.draft import ParsedRequest
-from semel.render.intent import Intent
+from semel.render.chat.request import ChatRequest
+from semel.render.media.draft import ParsedRequest
+from semel.render.media.intent import Intent
 from semel.render.pipeline import Pipeline
 from semel.telemetry.stages import untimed
 

@@ -19,9 +19,9 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
+from semel.aio import at_once
 from semel.cache.room import Room
 from semel.core import Digest
-from semel.core.slices import at_once
 from semel.store.file import StoredFile
 
 __all__ = [

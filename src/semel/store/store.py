@@ -20,8 +20,8 @@ from typing import Final
 
 from blake3 import blake3
 
+from semel.aio import in_slices
 from semel.core import Digest, Key
-from semel.core.slices import in_slices
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
 from semel.media.signature import SIGNATURE_BYTES, modality_of
 from semel.store.clock import FileClock

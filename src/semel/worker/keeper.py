@@ -22,8 +22,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
+from semel.aio import in_slices
 from semel.core import Digest, Form, Prompt, Submission, form_bytes
-from semel.core.slices import in_slices
 from semel.embeddings.protocol import StoreError
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore

@@ -1,4 +1,4 @@
-"""Requests wait here until it is their turn at the engine. Whose turn it is, `semel.core.turns` decides.
+"""Requests wait here until it is their turn at the engine. Whose turn it is, `semel.fairness.turns` decides.
 
 A request takes its turn when all that it needs is there, and keeps it until it has ended, however often it has to be
 submitted. One that is cancelled while it waits leaves the queue.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from semel.core import EngineWindow, Output, Submission, Turn, Turns, tenant_name
+from semel.core import Output, Submission, tenant_name
 from semel.errors import InvalidRequest, NotReady
+from semel.fairness.turns import EngineWindow, Turn, Turns
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 

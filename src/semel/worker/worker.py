@@ -19,9 +19,9 @@ from typing import Final
 
 from msgspec import structs
 
+from semel.aio import in_slices
 from semel.cache import Borrower
-from semel.core import Digest, Feature, FeatureInfo, Output, Submission, Turn
-from semel.core.slices import in_slices
+from semel.core import Digest, Feature, FeatureInfo, Output, Submission
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
@@ -34,6 +34,7 @@ from semel.errors import (
     SemelError,
     ServiceError,
 )
+from semel.fairness.turns import Turn
 from semel.ledger import Intake
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample

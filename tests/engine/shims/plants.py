@@ -34,7 +34,7 @@ def swap_encoder_outputs(worker: Any) -> None:
 
 def delay_late_items(_: Any) -> None:
     """What travels with the step that encodes it arrives one step after that."""
-    from semel.engine.vllm import receiving
+    from semel.engine.vllm.plugins import worker as receiving
 
     receive: Any = receiving.receive
     waiting: list[Any] = []

@@ -64,7 +64,7 @@ def add_triton_backend(module: Any) -> None:
 
 
 def add_plants(module: Any) -> None:
-    """Of `semel.engine.vllm.receiving`."""
+    """Of `semel.engine.vllm.plugins.worker`."""
     from plants import plant  # type: ignore[import-not-found]
 
     module.ReceivingWorker.plant = plant
@@ -73,7 +73,7 @@ def add_plants(module: Any) -> None:
 _SHIMS: dict[str, tuple[str, Shim]] = {
     "SEMEL_SHIM_ASYNC": ("vllm.platforms.cpu", keep_async_scheduling),
     "SEMEL_SHIM_TRITON": ("triton.backends", add_triton_backend),
-    "SEMEL_SHIM_PLANTS": ("semel.engine.vllm.receiving", add_plants),
+    "SEMEL_SHIM_PLANTS": ("semel.engine.vllm.plugins.worker", add_plants),
 }
 
 if os.environ.get("SEMEL_SHIM_TRITON"):

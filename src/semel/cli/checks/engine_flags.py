@@ -14,8 +14,8 @@ from typing import Final
 
 from semel.cli.checks.finding import Finding
 from semel.engine.vllm.arguments import take_parser_flags
-from semel.engine.vllm.flag_source import EngineFlag, FlagSource
-from semel.engine.vllm.server_flags import server_flag
+from semel.engine.vllm.compat.flags import EngineFlag, FlagSource
+from semel.engine.vllm.compat.server_flags import server_flag
 from semel.errors import ConfigError
 
 __all__ = ["EngineFlags", "read_engine_flags"]

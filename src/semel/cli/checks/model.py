@@ -13,8 +13,8 @@ from typing import Any, Final
 from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.finding import Finding, problem_of
 from semel.cli.checks.weights import check_weights
-from semel.engine.vllm.source import SourceTree
-from semel.engine.vllm.versions import check_processor
+from semel.engine.vllm.compat.source import SourceTree
+from semel.engine.vllm.compat.versions import check_processor
 from semel.processing.folder import read_config
 from semel.processing.processor import ProcessorKind, choose_processor
 
@@ -66,7 +66,7 @@ def check_chat_template(folder: Path, template: str | None) -> Iterator[Finding]
     """A chat template that is named, and is not there or is no template."""
     if template is None or not folder.is_dir():
         return
-    from semel.render.template import ChatTemplate
+    from semel.render.chat.template import ChatTemplate
 
     yield from problem_of("chat template", lambda: ChatTemplate.load(folder, override=template))
 

@@ -14,7 +14,7 @@ from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.placement import placements
 from semel.core.flag import flags_of
 from semel.core.keyring import MIN_KEY_CHARS
-from semel.engine.vllm.versions import check_release
+from semel.engine.vllm.compat.versions import check_release
 from semel.errors import ConfigError
 from semel.fleet.discovery import check_address
 from semel.key_files import admin_key_file, process_keys

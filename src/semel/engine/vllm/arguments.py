@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
-from semel.engine.vllm.compat import (
+from semel.engine.vllm.compat.internals import (
     ENCODER_CACHE,
     GUARDED_WORKER,
     RECEIVING_WORKER,
@@ -18,12 +18,12 @@ from semel.engine.vllm.compat import (
     encoder_arguments,
     takes_late_items,
 )
-from semel.engine.vllm.encoder_size import check_encoder_cache
-from semel.engine.vllm.names import release_of
-from semel.engine.vllm.parsing import ParserFlags
-from semel.engine.vllm.rendering import check_rendering_flags
-from semel.engine.vllm.tier_config import TierConfig, check_tier, settle_tier
-from semel.engine.vllm.versions import PLANNING_SINCE, TESTED, check_vllm, installed_version
+from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED, check_vllm, installed_version
+from semel.engine.vllm.model.encoder_size import check_encoder_cache
+from semel.engine.vllm.model.rendering import check_rendering_flags
+from semel.engine.vllm.requests.parsing import ParserFlags
+from semel.engine.vllm.tier.config import TierConfig, check_tier, settle_tier
 from semel.errors import ConfigError
 
 __all__ = [

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from semel.core import Contract
-from semel.engine.vllm.answer_settings import answer_settings
-from semel.engine.vllm.model import VllmModel
-from semel.engine.vllm.parsing import ParserFlags
+from semel.engine.vllm.model.model import VllmModel
+from semel.engine.vllm.requests.answer_settings import answer_settings
+from semel.engine.vllm.requests.parsing import ParserFlags
 from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import Processor
 

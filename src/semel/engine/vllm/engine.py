@@ -19,45 +19,38 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final, Self
 
-from semel.core import (
-    Contract,
-    Digest,
-    EngineWindow,
-    Feature,
-    FeatureInfo,
-    Modality,
-    Submission,
-)
+from semel.core import Contract, Digest, Feature, FeatureInfo, Modality, Submission
 from semel.core.token_limits import check_tokens_left
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
-from semel.engine.vllm.arrival_params import set_arrivals
-from semel.engine.vllm.compat import skip_grammar_checks, takes_seeds
+from semel.engine.vllm.compat.internals import skip_grammar_checks, takes_seeds
 from semel.engine.vllm.contract import contract_of
-from semel.engine.vllm.encoder_size import log_encoder_cache
-from semel.engine.vllm.grammar_content import client_outputs, constrained_field
-from semel.engine.vllm.grammar_limits import GrammarLimits
-from semel.engine.vllm.grammars import Grammars
-from semel.engine.vllm.host_tier import HostTier
-from semel.engine.vllm.identity import encoder_identity
-from semel.engine.vllm.item_builder import ItemBuilder
-from semel.engine.vllm.item_cache import ItemCache
-from semel.engine.vllm.item_delivery import ItemDelivery
-from semel.engine.vllm.model import VllmModel
-from semel.engine.vllm.parsing import AnswerReader, ParserFlags, Parsers
-from semel.engine.vllm.progress import StepCounter, kill_processes
-from semel.engine.vllm.rendering import aliases_of
-from semel.engine.vllm.request_intake import RequestIntake
-from semel.engine.vllm.sampling import Defaults, refusals, refuse_extra_args, sampling_params
-from semel.engine.vllm.self_test import SelfTest
-from semel.engine.vllm.stream import VllmStream, failures
+from semel.engine.vllm.grammars.content import client_outputs, constrained_field
+from semel.engine.vllm.grammars.limits import GrammarLimits
+from semel.engine.vllm.grammars.trial import Grammars
+from semel.engine.vllm.model.encoder_size import log_encoder_cache
+from semel.engine.vllm.model.identity import encoder_identity
+from semel.engine.vllm.model.model import VllmModel
+from semel.engine.vllm.model.rendering import aliases_of
+from semel.engine.vllm.model.self_test import SelfTest
+from semel.engine.vllm.requests.intake import RequestIntake
+from semel.engine.vllm.requests.item_builder import ItemBuilder
+from semel.engine.vllm.requests.item_cache import ItemCache
+from semel.engine.vllm.requests.item_delivery import ItemDelivery
+from semel.engine.vllm.requests.parsing import AnswerReader, ParserFlags, Parsers
+from semel.engine.vllm.requests.progress import StepCounter, kill_processes
+from semel.engine.vllm.requests.sampling import Defaults, refusals, refuse_extra_args, sampling_params
+from semel.engine.vllm.requests.stream import VllmStream, failures
+from semel.engine.vllm.tier.arrival_params import set_arrivals
+from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.warmup import ONE_TOKEN, SHORT_PROMPT, Warmup
 from semel.errors import (
     FeatureRejected,
     InvalidRequest,
     RequestError,
 )
+from semel.fairness.turns import EngineWindow
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
 

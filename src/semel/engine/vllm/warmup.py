@@ -13,10 +13,10 @@ from typing import Final
 
 from semel.core import Digest, Feature, Modality, Prompt, Submission, Timeline, hash_parts
 from semel.engine.protocol import Engine
-from semel.engine.vllm.grammars import Grammars
-from semel.engine.vllm.host_tier import HostTier
-from semel.engine.vllm.item_delivery import ItemDelivery
-from semel.engine.vllm.sampling import sampling_params
+from semel.engine.vllm.grammars.trial import Grammars
+from semel.engine.vllm.requests.item_delivery import ItemDelivery
+from semel.engine.vllm.requests.sampling import sampling_params
+from semel.engine.vllm.tier.host import HostTier
 from semel.errors import EngineDead, SemelError
 
 __all__ = ["ONE_TOKEN", "SHORT_PROMPT", "Warmup"]

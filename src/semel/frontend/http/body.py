@@ -15,14 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow, UnsupportedEncoding, excerpt
-from semel.frontend.api.faults import fault_of
-from semel.frontend.api.unknown_fields import UnknownFields
+from semel.frontend.api.shared.faults import fault_of
+from semel.frontend.api.shared.unknown_fields import UnknownFields
 from semel.frontend.budget import Account
 from semel.frontend.http.long_strings import Cut, cut_long_strings
 from semel.frontend.http.sse import EventStream, until_gone
 from semel.frontend.limits import BodyLimits
 from semel.render.inline import run
-from semel.render.part_source import put_media
+from semel.render.media.part_source import put_media
 from semel.web.multipart import Form, FormReader
 
 __all__ = [

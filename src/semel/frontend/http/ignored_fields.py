@@ -11,7 +11,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import Scope
 
-from semel.frontend.api.unknown_fields import UnknownFields
+from semel.frontend.api.shared.unknown_fields import UnknownFields
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 

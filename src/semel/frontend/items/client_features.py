@@ -14,7 +14,7 @@ from typing import Final
 
 from semel.core import Contract, Digest, Feature, Item, Key, Layout, Mask, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest, MediaTooLarge
-from semel.frontend.api.generate_request import Place, RequestItem
+from semel.frontend.api.tokens.generate_request import Place, RequestItem
 from semel.frontend.items.ownership import feature_digest, has_tag, is_sealed
 from semel.interchange.safetensors import DIGEST, Entry, Faulty, FeatureEntry
 from semel.interchange.vllm_items import read_item

@@ -17,7 +17,7 @@ from typing import Any, Final
 from semel.core import Media, Output
 from semel.engine import Stream
 from semel.errors import InvalidRequest
-from semel.frontend.api.transcription_response import FRAMES_PER_S, SAMPLING_RATE
+from semel.frontend.api.openai.transcription_response import FRAMES_PER_S, SAMPLING_RATE
 from semel.frontend.budget import Account
 from semel.frontend.service import ServedModel
 from semel.media.duration import clip_seconds

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from semel.core import Digest, Feature, Key, Tenant, Tensor, hash_parts
-from semel.frontend.api.render_response import RenderedFeatures, RenderedPrompt
+from semel.frontend.api.tokens.render_response import RenderedFeatures, RenderedPrompt
 
 __all__ = [
     "SEALS",

@@ -22,9 +22,9 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.core import RetryQueue
-from semel.core.claims import Claims
 from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
+from semel.fairness.claims import Claims
+from semel.fairness.retry import RetryQueue
 from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import refusal
 from semel.frontend.http.sse import EventStream, stream_ending

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.core.lru import LruMap
-from semel.core.recent_tenants import RecentTenants
+from semel.fairness.recent_tenants import RecentTenants
 from semel.frontend.limits import RefusalLimits
 
 __all__ = ["AbortThrottle", "AddressThrottle", "RefusalLimits", "RefusalThrottle"]

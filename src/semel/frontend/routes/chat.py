@@ -14,9 +14,9 @@ from semel.engine import Stream
 from semel.errors import SemelError
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
-from semel.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk, ChatResponse, Head
-from semel.frontend.api.requests import ChatCompletionRequest
-from semel.frontend.api.translation import Translated
+from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk, ChatResponse, Head
+from semel.frontend.api.openai.requests import ChatCompletionRequest
+from semel.frontend.api.openai.translation import Translated
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.respond import respond
 from semel.frontend.http.sse import EventFormat, named_event

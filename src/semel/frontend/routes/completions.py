@@ -14,10 +14,10 @@ from semel.core import Prompt
 from semel.engine import Stream
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
-from semel.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
-from semel.frontend.api.completion_response import CompletionResponse, Echo, TextCompletion, TextCompletionChunk
-from semel.frontend.api.logprobs import Decode
-from semel.frontend.api.requests import ChatCompletionRequest, CompletionRequest, InvocationRequest
+from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk
+from semel.frontend.api.openai.completion_response import CompletionResponse, Echo, TextCompletion, TextCompletionChunk
+from semel.frontend.api.openai.requests import ChatCompletionRequest, CompletionRequest, InvocationRequest
+from semel.frontend.api.shared.logprobs import Decode
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.respond import respond, with_error_event
 from semel.frontend.http.sse import EventStream, event, merged

@@ -26,7 +26,7 @@ from semel.errors import (
     UnknownMedia,
     excerpt,
 )
-from semel.frontend.api.files import (
+from semel.frontend.api.openai.files import (
     MAX_PAGE,
     FileDeleted,
     FileList,

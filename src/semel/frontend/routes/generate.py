@@ -27,9 +27,9 @@ from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
-from semel.frontend.api.generate_request import GenerateRequest, RequestItem
-from semel.frontend.api.generate_response import Generated, GeneratedChunk, GenerateResponse
-from semel.frontend.api.render_response import PROMPT, features_body
+from semel.frontend.api.tokens.generate_request import GenerateRequest, RequestItem
+from semel.frontend.api.tokens.generate_response import Generated, GeneratedChunk, GenerateResponse
+from semel.frontend.api.tokens.render_response import PROMPT, features_body
 from semel.frontend.execution import submit
 from semel.frontend.http.body import parse_body, read_bytes, take_values
 from semel.frontend.http.respond import respond

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import SemelError
-from semel.frontend.api.messages_request import TRANSLATED_COUNT, TRANSLATED_MESSAGES
-from semel.frontend.api.messages_response import (
+from semel.frontend.api.anthropic.request import TRANSLATED_COUNT, TRANSLATED_MESSAGES
+from semel.frontend.api.anthropic.response import (
     MESSAGES_EVENTS,
     MessagesAnswer,
     MessagesErrorEvent,
@@ -15,7 +15,7 @@ from semel.frontend.api.messages_response import (
     TokenCount,
     whole_answer,
 )
-from semel.frontend.api.translation import Translated
+from semel.frontend.api.openai.translation import Translated
 from semel.frontend.http.errors import MESSAGES, messages_error_body
 from semel.frontend.http.sse import named_event
 from semel.frontend.routes.call import Call, serve_call

@@ -14,21 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.core import Prompt
-from semel.frontend.api.render_response import (
-    PROMPT,
-    Detokenized,
-    RenderedPrompt,
-    Tokenized,
-    generate_body,
-    tokens_body,
-)
-from semel.frontend.api.requests import (
+from semel.frontend.api.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeRequest,
     TokenizeTextRequest,
+)
+from semel.frontend.api.tokens.render_response import (
+    PROMPT,
+    Detokenized,
+    RenderedPrompt,
+    Tokenized,
+    generate_body,
+    tokens_body,
 )
 from semel.frontend.http.download import Download, in_memory
 from semel.frontend.items.ownership import with_seals, with_tags

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from semel.errors import SemelError
-from semel.frontend.api.responses_events import RESPONSES_EVENTS, ResponsesStream
-from semel.frontend.api.responses_request import TRANSLATED_RESPONSES, ResponsesEcho
-from semel.frontend.api.responses_response import InputTokens, Response, ResponsesHead
-from semel.frontend.api.translation import Translated
+from semel.frontend.api.openai.translation import Translated
+from semel.frontend.api.responses.events import RESPONSES_EVENTS, ResponsesStream
+from semel.frontend.api.responses.request import TRANSLATED_RESPONSES, ResponsesEcho
+from semel.frontend.api.responses.response import InputTokens, Response, ResponsesHead
 from semel.frontend.http.sse import named_event
 from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.chat import begin_translated, count_tokens

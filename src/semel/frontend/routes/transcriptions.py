@@ -19,9 +19,9 @@ from semel.core import Media, Tenant
 from semel.engine import Stream
 from semel.errors import EngineFailed, InvalidRequest
 from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
-from semel.frontend.api.audio_request import SpeechRequest, TranscriptionRequest, TranslationRequest, speech_of
-from semel.frontend.api.chat_response import Head
-from semel.frontend.api.transcription_response import (
+from semel.frontend.api.openai.audio_request import SpeechRequest, TranscriptionRequest, TranslationRequest, speech_of
+from semel.frontend.api.openai.chat_response import Head
+from semel.frontend.api.openai.transcription_response import (
     Marks,
     Task,
     Transcription,

@@ -24,8 +24,9 @@ from time import perf_counter
 from typing import Any, Final, Self, TypeVar
 
 from semel.cache import Reservation, SharedCache
-from semel.core import Assembly, Feature, Layout, Media, Modality, RetryQueue, Target
+from semel.core import Assembly, Feature, Layout, Media, Modality, Target
 from semel.errors import MediaTooLarge, MediaUndecodable, NotReady, ProtocolError, SemelError, ServiceError
+from semel.fairness.retry import RetryQueue
 from semel.media import DecodeLimits, Pieces
 from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config

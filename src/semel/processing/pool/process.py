@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
-from semel.core.slices import to_the_end
+from semel.aio import to_the_end
 from semel.errors import ProtocolError, ServiceError
 from semel.processing.pool.command import log_words, start
 from semel.processing.pool.pipe import (

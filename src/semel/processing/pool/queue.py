@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from semel.core import Shares
+from semel.fairness.shares import Shares
 
 __all__ = ["FairQueue"]
 

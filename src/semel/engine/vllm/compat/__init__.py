@@ -1,0 +1,1 @@
+"""vLLM's private names, versions, flags and parsers: one table, checked at start."""

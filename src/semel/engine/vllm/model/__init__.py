@@ -1,0 +1,1 @@
+"""A model as vLLM declares it: items, fields, prompt rules, processor, shapes."""

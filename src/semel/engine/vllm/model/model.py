@@ -1,0 +1,235 @@
+"""One model as vLLM describes it: its fields, its replacements, its limits.
+
+The description is the model's own registered processor, asked for what it does with one item. Nothing about any model
+is written down here, so a model that vLLM knows keeps its own rules.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final, Self
+
+from blake3 import blake3
+
+from semel.cache import LayoutCache
+from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
+from semel.engine.vllm.model.assembly import company_limits
+from semel.engine.vllm.model.fields import ItemFields
+from semel.engine.vllm.model.item import ghost_of, lay_out, make_item, parse
+from semel.engine.vllm.model.probes import probes
+from semel.engine.vllm.model.prompt_rules import item_part
+from semel.engine.vllm.model.rendering import rendering_of
+from semel.engine.vllm.model.shapes import ShapeRegistry
+from semel.errors import ConfigError, FeatureRejected
+from semel.processing import Family, family_of, to_torch
+
+__all__ = ["VllmModel"]
+
+_MIN_PROBES: Final = 2
+_MAX_COUNTED_BYTES: Final = 1 << 20
+_MAX_COUNTED_FLOATS: Final = 64
+_MAX_VALUE: Final = 65_504.0  # of float16: an encoder makes infinities of what is larger, and then NaN
+_FOREIGN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
+
+logger = logging.getLogger(__name__)
+
+
+class VllmModel:
+    """A model's registered multimodal processor, used to describe and to build items one by one."""
+
+    def __init__(self, model_config: Any, processor: Any) -> None:
+        self._config = model_config
+        self.processor = processor
+        """The engine's own, of vLLM."""
+        self._hf_config: Mapping[str, Any] = model_config.hf_config.to_dict()
+        self._family = family_of(self._hf_config)
+        self._items: dict[Modality, ItemFields] = {}
+        self._tells_layout: set[Modality] = set()
+        self._counts_rows: set[Modality] = set()
+        self._layouts: LayoutCache[tuple[object, ...]] = LayoutCache(max_entries=4_096, max_tokens=1 << 20)
+        self._widened: set[tuple[Modality, str]] = set()
+        self._company = company_limits(processor, self._family, self._hf_config)
+        self.known = ShapeRegistry()
+
+    @classmethod
+    def of(cls, llm: Any) -> Self:
+        """The model that an `AsyncLLM` serves."""
+        from vllm.multimodal import MULTIMODAL_REGISTRY
+
+        config = llm.model_config
+        model = cls(config, MULTIMODAL_REGISTRY.create_processor(config, tokenizer=llm.renderer.tokenizer))
+        for modality in model._limits:
+            model._probe(modality)
+        return model
+
+    @property
+    def target(self) -> Target:
+        """What the engine expects of a feature's numbers."""
+        multimodal = self._config.get_multimodal_config()
+        return Target(
+            dtype=str(self._config.dtype).removeprefix("torch."),
+            normalisation="engine" if multimodal.mm_device_do_normalize else "processor",
+            options=multimodal.mm_processor_kwargs or {},
+            rendering=rendering_of(self._config),
+        )
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether items go to an encoder's prompt of their own."""
+        return bool(self._config.is_encoder_decoder)
+
+    @property
+    def max_items(self) -> Mapping[Modality, int]:
+        """How many items of a modality one prompt may have; a modality that is switched off is not listed."""
+        return {modality: limit for modality, limit in self._limits.items() if modality in self._items}
+
+    @property
+    def needs_seal(self) -> tuple[Modality, ...]:
+        """The modalities whose tensors a client may send only with a seal of the fleet.
+
+        Nobody can prove of them that the encoder makes as many embeddings of them as their layout has.
+        """
+        return () if type(self._family).check is not Family.check else tuple(self._items)
+
+    def fields(self, modality: Modality) -> Mapping[str, Field]:
+        """What the tensors of one item have in common."""
+        return self._items[modality].fields
+
+    def check(self, feature: Feature) -> str | None:
+        """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
+        for name, tensor in feature.tensors.items():
+            values = to_torch(tensor)
+            if not values.is_floating_point() or not values.numel():
+                continue
+            lowest, highest = values.aminmax()  # one that is no number is both
+            if not -_MAX_VALUE <= float(lowest) <= float(highest) <= _MAX_VALUE:
+                return f"{name} has values that are no numbers, or beyond ±{_MAX_VALUE:,.0f}"
+        return self._family.check(self._hf_config, feature)
+
+    def admit(self, feature: Feature, contract: Contract) -> None:
+        """Hold a feature against the contract.
+
+        What is only probed may be wider than all probes: a feature that says what it was made of comes from the fleet's
+        own processors, and its layout is proven. One of an unknown origin is held to the letter, and so is one of a
+        family whose shapes are known.
+        """
+        if feature.origin is None or feature.modality not in self.needs_seal:
+            contract.check(feature)
+            return
+        for name in contract.check_form(feature):
+            if (feature.modality, name) not in self._widened:
+                self._widened.add((feature.modality, name))
+                expected = contract.fields[feature.modality][name]
+                logger.warning("%s is wider than all probes: %r for %s", name, feature.tensors[name], expected)
+
+    def build(self, feature: Feature) -> Any:
+        """The engine's item for a feature that the contract admits; its layout is proven."""
+        fields = self._items[feature.modality]
+        item = fields.build(feature)
+        if feature.modality in self._counts_rows:
+            fields.check_rows(self.processor, feature, item)
+        self._check_layout(feature, item)
+        return item
+
+    @property
+    def _limits(self) -> Mapping[Modality, int]:
+        limits: Mapping[Modality, int] = self.processor.info.allowed_mm_limits
+        lowered = {modality: min(limit, self._company.get(modality, limit)) for modality, limit in limits.items()}
+        return {modality: limit for modality, limit in lowered.items() if limit > 0}
+
+    def _probe(self, modality: Modality) -> None:
+        """Learn the fields of a modality; one that the processor cannot do is switched off."""
+        made = []
+        cause: Exception | None = None
+        for medium in probes(self.processor, modality):
+            try:
+                made.append(make_item(self.processor, modality, parse(self.processor, modality, medium), {}))
+            except Exception as error:  # noqa: BLE001 - foreign code: a probe may be too long or too thin for a model
+                cause = error
+        if len(made) < _MIN_PROBES:
+            logger.error("this model takes no %s: its processor refuses semel's probes: %r", modality, cause)
+            return
+        try:
+            self._items[modality] = ItemFields.of(made)
+        except ConfigError as error:
+            logger.error("this model takes no %s through semel: %s", modality, error)  # noqa: TRY400 - it says all
+            return
+        if self._knows_layout(modality, made[0]):
+            self._tells_layout.add(modality)
+        if all(self._can_count_rows(modality, item) for item in made):
+            self._counts_rows.add(modality)
+
+    def _check_layout(self, feature: Feature, item: Any) -> None:
+        """The model's own replacement for this item has to be the feature's layout."""
+        modality, origin = feature.modality, feature.origin
+        if origin is not None:
+            expected = self._expected(feature, origin, item)
+        elif modality in self._tells_layout:
+            expected = self._replacement(modality, None, item, {})
+        elif modality in self.needs_seal:
+            raise FeatureRejected(
+                f"the {modality} feature does not say of what it was made, so nothing proves its layout: "
+                "have this fleet render it, and send the file with its metadata"
+            )
+        else:
+            return  # the family's own check has proven it
+        if expected != feature.layout:
+            raise FeatureRejected(f"the {modality} feature has {feature.layout!r}, its tensors make {expected!r}")
+
+    def _expected(self, feature: Feature, origin: Origin, item: Any) -> Layout:
+        """The layout that follows from a feature's origin and the numbers in it; computed once for all of a size."""
+        key = (feature.modality, origin.shape, _text(origin.metadata), _text(origin.options), *_counts(feature))
+        if (layout := self._layouts.get(key)) is None:
+            layout = self._replacement(feature.modality, origin, item, origin.options or {})
+            self._layouts.put(key, layout)
+        return layout
+
+    def _replacement(
+        self, modality: Modality, origin: Origin | None, item: Any, options: Mapping[str, object]
+    ) -> Layout:
+        from vllm.multimodal.parse import MultiModalDataItems
+
+        try:
+            items = MultiModalDataItems({})
+            if origin is not None:
+                items = parse(self.processor, modality, ghost_of(modality, origin))
+            part_of = partial(item_part, self.processor, self._family, self._hf_config)
+            return lay_out(self.processor, modality, items, item, options, part_of)
+        except _FOREIGN as error:
+            raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
+
+    def _can_count_rows(self, modality: Modality, item: Any) -> bool:
+        """Whether vLLM cuts an item's own tensors as it cut those of the HF processor, so that rows can be compared."""
+        try:
+            self._items[modality].check_rows(self.processor, Feature(modality, {}, Layout(())), item)
+        except FeatureRejected as error:
+            logger.info("the rows of %s are not compared with what its tensors count: %r", modality, error.__cause__)
+            return False
+        return True
+
+    def _knows_layout(self, modality: Modality, item: Any) -> bool:
+        """Whether the model tells the layout of such an item from its tensors alone."""
+        try:
+            self._replacement(modality, None, item, {})
+        except FeatureRejected:
+            return False
+        return True
+
+
+def _text(value: Mapping[str, object] | None) -> str:
+    return "" if not value else json.dumps(value, sort_keys=True, default=str)
+
+
+def _counts(feature: Feature) -> list[object]:
+    """What a layout may depend on: the numbers that count, and of pixels and samples the shape."""
+    counts: list[object] = []
+    for name, tensor in feature.tensors.items():
+        counts += (name, tensor.dtype, tensor.shape)
+        is_float = "float" in tensor.dtype
+        few = tensor.nbytes <= (_MAX_COUNTED_FLOATS * 8 if is_float else _MAX_COUNTED_BYTES)
+        if few and tensor.dtype != "uint8":
+            counts.append(blake3(tensor.data).digest())
+    return counts

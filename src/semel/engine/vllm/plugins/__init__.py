@@ -1,0 +1,1 @@
+"""Classes that run inside vLLM's own processes: scheduler, encoder cache, worker."""

@@ -1,0 +1,161 @@
+"""The encoder's totals, from inside the engine core to the process that embeds it.
+
+vLLM gives an encoder cache in its engine core no channel to the embedding process, so this is a page of shared memory
+with one row per engine core: the core writes, any process reads, nobody waits. A row has a version in front, odd while
+it is written, so a reader never sees half of an update.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from typing import Final
+
+from semel.engine.vllm.tier.shared_file import SharedPage
+from semel.telemetry import metrics
+from semel.telemetry.meter import Sample
+
+__all__ = ["EncoderPage", "EncoderTotals"]
+
+_ROWS: Final = 64
+_COLUMNS: Final = 32
+_BYTES: Final = 8 * _ROWS * _COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTotals:
+    """What the encoder cache of one engine core has done since it started, and how full it is."""
+
+    queries: int = 0
+    """Inputs that a request began to refer to."""
+    hits: int = 0
+    """Those whose encoder output was there, or was planned for another input of the same step."""
+    evictions: int = 0
+    """Encoder outputs that were given up."""
+    capacity: int = 0
+    """Embeddings that the cache can hold."""
+    resident: int = 0
+    """Embeddings in the cache."""
+    reclaimable: int = 0
+    """Embeddings in the cache that no request refers to."""
+    planned: int = 0
+    """Encoder outputs that were planned, to be encoded or loaded."""
+    cut: int = 0
+    """Times that an input which did not fit cut a request's tokens."""
+    taken_over: int = 0
+    """Encodes that passed to another request, because theirs was preempted in the step that planned them."""
+    planning_ns: int = 0
+    """Time spent planning; 0 without semel's scheduler."""
+    left_out_bytes: int = 0
+    """Bytes of items that vLLM would have sent to its worker processes and that stayed behind."""
+    late_bytes: int = 0
+    """Bytes of items that were sent later than vLLM does, with the step that encodes them."""
+    rejected: int = 0
+    """Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it."""
+    tier_loads: int = 0
+    """Encoder outputs that came from the host's memory instead of the encoder."""
+    tier_load_bytes: int = 0
+    tier_load_ns: int = 0
+    """Time that the first worker process spent on them."""
+    tier_saves: int = 0
+    """Encoder outputs that were copied to the host's memory."""
+    tier_save_bytes: int = 0
+    tier_save_ns: int = 0
+    tier_not_saved: int = 0
+    """Encoder outputs that were not: no room, or the encoder's output did not fit."""
+    tier_evictions: int = 0
+    tier_capacity_bytes: int = 0
+    tier_held_bytes: int = 0
+    tier_pinned_bytes: int = 0
+    """Bytes that are being read."""
+    tier_arrivals: int = 0
+    """Encoder outputs that came from the fleet instead of the encoder."""
+    tier_arrival_bytes: int = 0
+    tier_arrival_ns: int = 0
+    following_ns: int = 0
+    """CPU time spent on following grammars."""
+    following_ended: int = 0
+    """Requests that were ended because their grammar was too expensive to follow."""
+    following_abandoned: int = 0
+    """Threads that follow a grammar for longer than they may, and have not returned."""
+    not_finite: int = 0
+    """Encoder outputs with NaN or infinity in them."""
+
+
+class EncoderPage(SharedPage):
+    """The rows of all engine cores of one embedding process."""
+
+    file_name = "semel-encoder-metrics"
+    purpose = "the encoder's metrics"
+    nbytes = _BYTES
+
+    def write(self, row: int, totals: EncoderTotals) -> None:
+        """Replace a row. One process writes a row; rows past the page are not kept."""
+        if row >= _ROWS:
+            return
+        start = row * _COLUMNS
+        self._cells[start] += 1
+        for column, value in enumerate(astuple(totals), start + 1):
+            self._cells[column] = value
+        self._cells[start] += 1
+
+    def read(self) -> dict[int, EncoderTotals]:
+        """The totals of every engine core that has written, by its row."""
+        rows = {row: self._read_row(row * _COLUMNS) for row in range(_ROWS) if self._cells[row * _COLUMNS]}
+        return {row: totals for row, totals in rows.items() if totals is not None}
+
+    def samples(self) -> Iterator[Sample]:
+        """The totals as metrics, for `Meter.watch`."""
+        for row, totals in self.read().items():
+            for metric, value in (
+                (metrics.ENCODER_CACHE_QUERIES, totals.queries),
+                (metrics.ENCODER_CACHE_HITS, totals.hits),
+                (metrics.ENCODER_CACHE_EVICTIONS, totals.evictions),
+                (metrics.ENCODER_CACHE_CAPACITY, totals.capacity),
+                (metrics.ENCODER_CACHE_RESIDENT, totals.resident),
+                (metrics.ENCODER_CACHE_RECLAIMABLE, totals.reclaimable),
+                (metrics.ENCODER_PLANNED, totals.planned),
+                (metrics.ENCODER_CUT, totals.cut),
+                (metrics.ENCODER_TAKEN_OVER, totals.taken_over),
+                (metrics.ENCODER_PLANNING_SECONDS, totals.planning_ns / 1e9),
+                (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
+                (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
+                (metrics.ENCODER_REJECTED, totals.rejected),
+                (metrics.ENCODER_NOT_FINITE, totals.not_finite),
+                (metrics.GRAMMAR_FOLLOWING_SECONDS, totals.following_ns / 1e9),
+                (metrics.GRAMMAR_ENDED, totals.following_ended),
+                (metrics.GRAMMAR_ABANDONED, totals.following_abandoned),
+                (metrics.EMBEDDING_SAVES, totals.tier_saves),
+                (metrics.EMBEDDING_SAVE_BYTES, totals.tier_save_bytes),
+                (metrics.EMBEDDING_SAVE_SECONDS, totals.tier_save_ns / 1e9),
+                (metrics.EMBEDDING_NOT_SAVED, totals.tier_not_saved),
+                (metrics.EMBEDDING_EVICTIONS, totals.tier_evictions),
+                (metrics.EMBEDDING_CAPACITY, totals.tier_capacity_bytes),
+                (metrics.EMBEDDING_BYTES, totals.tier_held_bytes),
+                (metrics.EMBEDDING_PINNED, totals.tier_pinned_bytes),
+            ):
+                yield metric, value, (str(row),)
+            for metric, tier, value in (
+                (metrics.EMBEDDING_LOADS, "host", totals.tier_loads),
+                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_arrivals),
+                (metrics.EMBEDDING_LOAD_BYTES, "host", totals.tier_load_bytes),
+                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_arrival_bytes),
+                (metrics.EMBEDDING_LOAD_SECONDS, "host", totals.tier_load_ns / 1e9),
+                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_arrival_ns / 1e9),
+            ):
+                yield metric, value, (str(row), tier)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._cells.release()
+        self._memory.close()
+        os.close(self._descriptor)
+
+    def _read_row(self, start: int) -> EncoderTotals | None:
+        for _ in range(1_000):
+            version = self._cells[start]
+            values = self._cells[start + 1 : start + 1 + len(fields(EncoderTotals))].tolist()
+            if version % 2 == 0 and self._cells[start] == version:
+                return EncoderTotals(*values)
+        return None  # a writer that died in the middle of an update

@@ -1,0 +1,121 @@
+"""The workers of vLLM that semel uses: late items, a guard around the encoder, and generators of seeds in their place.
+
+vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Late items are the worker processes' side
+of `shipping`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not fit
+the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
+
+On a CPU, vLLM's worker processes exchange tensors through shared memory that none of them removes. Here the names go as
+soon as all of them have mapped it: nothing is left, however the processes end.
+
+A request with a seed has a random generator of its own. While its prompt is computed in chunks, vLLM samples a token
+for every chunk, drops all but the last, and winds the generator back; a CPU's generator cannot be wound back, and that
+ends the engine. Here such a row draws from the common generator: its token is dropped, its own generator rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
+from semel.engine.owner import end_with_owner
+from semel.engine.quick_exit import exit_quickly_when_done
+from semel.engine.vllm.compat.internals import (
+    communicator_segments,
+    dropped_rows,
+    received_features,
+    row_generators,
+    worker_of,
+)
+from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, guard_of
+from semel.engine.vllm.plugins.lazy_transfer import LateItems
+from semel.engine.vllm.tier.config import has_tier
+
+__all__ = ["GuardedWorker", "ReceivingWorker", "receive", "resting_generators"]
+
+_Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
+
+
+class GuardedWorker(_Worker):  # type: ignore[misc]
+    """The worker that vLLM would use on this platform, with a guarded encoder."""
+
+    _guard: EncoderGuard | None = None
+
+    def init_device(self) -> None:
+        """Make the model runner."""
+        end_with_owner()
+        exit_quickly_when_done()
+        super().init_device()
+        for segment in communicator_segments(self.rank):
+            segment.unlink(missing_ok=True)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model into the model runner."""
+        super().load_model(*args, **kwargs)
+        self._guard = self._guard or guard_of(self, outlives_errors=current_platform.is_cpu())
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Run a step."""
+        return self._tell(super().execute_model(scheduler_output))
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Load the weights anew. vLLM drops the encoder outputs of this process, and tells no connector."""
+        super().reload_weights(*args, **kwargs)
+        self._forget_saved()
+
+    def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Take some new weights."""
+        super().update_weights(*args, **kwargs)
+        self._forget_saved()
+
+    def _forget_saved(self) -> None:
+        """Let the embedding tier know that what it saved is of other weights."""
+        if has_tier(self.vllm_config):
+            from vllm.distributed.ec_transfer import get_ec_transfer
+
+            get_ec_transfer().forget_saved()
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample the tokens of a step."""
+        if self.use_v2_model_runner or not current_platform.is_cpu():
+            return self._tell(super().sample_tokens(grammar_output))
+        with resting_generators(self):
+            return self._tell(super().sample_tokens(grammar_output))
+
+    def _tell(self, output: Any) -> Any:
+        """What a step gives to the scheduler, now or later, with what the guard has found."""
+        return output if self._guard is None else self._guard.tell(output)
+
+
+class ReceivingWorker(GuardedWorker):
+    """The same, with late items."""
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Run a step."""
+        receive(self, scheduler_output)
+        return super().execute_model(scheduler_output)
+
+
+def receive(worker: Any, scheduler_output: Any) -> None:
+    """Put a step's late items in the places of the partial ones, where the model runner finds them."""
+    late = scheduler_output.ec_manager_metadata
+    if not isinstance(late, LateItems):
+        return
+    for request_id, items in late.items.items():
+        features = received_features(worker, request_id)
+        for index, item in items.items():
+            features[index] = item
+
+
+@contextmanager
+def resting_generators(worker: Any) -> Iterator[None]:
+    """Leave out the generators of the rows whose token is dropped, of prompts that are not computed to their end."""
+    generators = row_generators(worker)
+    resting = {row: generators.pop(row) for row in dropped_rows(worker) if row in generators}
+    try:
+        yield
+    finally:
+        generators.update(resting)

@@ -1,0 +1,127 @@
+"""The way of a request into vLLM, once its input is built: vLLM's checks, its new items, its place in the order.
+
+Items go into vLLM's cache in the order in which its engine core sees them, under one lock. A request with several
+answers or many new items has these delivered first (`item_delivery`). What takes long for many items is done beside the
+event loop, or in slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any, Final
+
+from semel.aio import at_once, in_slices, to_the_end
+from semel.core import Digest, Submission
+from semel.engine.vllm.compat.internals import add_validated, pause_after_large
+from semel.engine.vllm.requests.inputs import items_of, set_items
+from semel.engine.vllm.requests.item_builder import FEW_ITEMS, BuiltInput, ItemBuilder
+from semel.engine.vllm.requests.item_cache import Admission, ItemCache
+from semel.engine.vllm.requests.item_delivery import ItemDelivery
+from semel.engine.vllm.requests.sampling import refusals
+
+__all__ = ["RequestIntake"]
+
+_NO_ITEMS: Final = Admission(())
+
+
+class RequestIntake:
+    """Hands requests to vLLM."""
+
+    def __init__(
+        self, llm: Any, cache: ItemCache, builder: ItemBuilder, delivery: ItemDelivery, order: asyncio.Lock
+    ) -> None:
+        pause_after_large(llm, FEW_ITEMS)
+        self._llm = llm
+        self._cache = cache
+        self._builder = builder
+        self._delivery = delivery
+        self._order = order
+
+    async def add(
+        self, submission: Submission, built: BuiltInput, params: Any, options: Mapping[str, Any]
+    ) -> tuple[Any, Admission]:
+        """What vLLM's answer comes from, and what became of the request's items."""
+        if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
+            with refusals():
+                return await self._added(submission.request_id, built.prompt, params, options), _NO_ITEMS
+        try:
+            request = await self._validated(submission, built.prompt, params, options)
+            delivered = await self._deliver(submission, built, params.n)
+            async with self._order:
+                self._llm.check_admission(params.n, submission.request_id)
+                return await self._admitted(submission, built.prompt, params, options, request, delivered)
+        finally:
+            self._builder.drop(built.items)
+
+    async def _validated(self, submission: Submission, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
+        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
+        tasks = await self._llm.get_supported_tasks()
+        fields = {name: options[name] for name in ("trace_headers", "priority")}
+        check = self._llm.input_processor.process_inputs
+        process = partial(check, submission.request_id, prompt, params, tasks, **fields)
+        with refusals():
+            return await self._builder.run(process, len(submission.prompt.items))
+
+    async def _deliver(self, submission: Submission, built: BuiltInput, answers: int) -> AbstractSet[Digest]:
+        """Those of the request's items that went to the engine core before it."""
+        fresh = await in_slices(self._delivery.due(submission, built.items, answers))
+        if not fresh:
+            return frozenset()
+        self._llm.check_admission(answers, submission.request_id)
+        return await self._delivery.deliver(submission.request_id, fresh, submission.features, built.items)
+
+    async def _admitted(
+        self,
+        submission: Submission,
+        prompt: Any,
+        params: Any,
+        options: Mapping[str, Any],
+        request: Any,
+        delivered: AbstractSet[Digest],
+    ) -> tuple[Any, Admission]:
+        """Put the request's items into the cache, and the request into vLLM.
+
+        With many items there are pauses, in which the caller may be cancelled. Half an admission would leave the mirror
+        and the engine core apart, so it goes on to its end, and the request is dropped then.
+        """
+        items = submission.prompt.items
+        admitting = self._cache.admission(
+            items, items_of(prompt), submission.features, submission.client_features, delivered
+        )
+        request_id = submission.request_id
+        if len(items) <= FEW_ITEMS:
+            admission = at_once(admitting)
+            return await self._added_with(admission, request_id, prompt, params, options), admission
+
+        async def admit() -> tuple[Any, Admission]:
+            admission = await in_slices(admitting)
+            return await self._added_with(admission, request_id, prompt, params, options, request), admission
+
+        try:
+            return await to_the_end(admit())
+        except asyncio.CancelledError:
+            await asyncio.shield(self._llm.abort(request_id))
+            raise
+
+    async def _added_with(self, admission: Admission, request_id: str, *rest: Any) -> Any:
+        try:
+            return await self._added(request_id, *rest)
+        except BaseException:
+            self._cache.take_back(admission)
+            raise
+
+    async def _added(
+        self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], request: Any = None
+    ) -> Any:
+        """What vLLM's answer to a request comes from, now that it has the request."""
+        try:
+            if request is None:
+                return await self._llm.add_request(request_id, prompt, params, **options)
+            await in_slices(set_items(request, items_of(prompt)))
+            return await add_validated(self._llm, request, params, options)
+        except BaseException:
+            await asyncio.shield(self._llm.abort(request_id))
+            raise

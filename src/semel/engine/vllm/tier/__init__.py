@@ -1,0 +1,1 @@
+"""The host tier of encoder outputs, and arrivals from the embedding store."""

@@ -1,0 +1,271 @@
+"""The embedding tier as the process sees it that embeds the engine: blocks to fetch into, and outputs to publish.
+
+One region of the host's memory is mapped by this process and by vLLM's worker processes: first the shelf, which the
+engine core fills and empties, then the staging part, of which only this process gives out blocks. Blocks are given out
+under tickets. A ticket has a slot in `TierPage` and a generation, so that the page can say of each that it is done,
+also long before anybody looks.
+
+Who frees what: `release`, while an output was not submitted; the page, when the engine core had the request. Between
+the two are requests that the engine core never got, or refused before its scheduler saw them. So when a request ends
+other than well, this process asks the engine core something harmless, which it answers in order: whatever ticket is
+then neither used nor done will not be.
+
+All of it may be called from any thread: one lock, held for microseconds. Buffers are read and written without it. What
+was read of the shelf counts only if `is_intact` says so afterwards: that something is gone is written before its blocks
+are written again.
+
+On a GPU vLLM's own copies make the region, under a name that they choose and remove; there is no such tier there yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from semel.core import Arrival, Digest, Form, form_bytes
+from semel.encoder.extents import FreeExtents
+from semel.engine import protocol
+from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
+from semel.engine.vllm.tier.arrival_params import Staging
+from semel.engine.vllm.tier.config import TierConfig, block_bytes_of, has_tier
+from semel.engine.vllm.tier.page import TICKET_SLOTS, TierPage, slot_of
+from semel.engine.vllm.tier.shared_file import open_file
+
+__all__ = ["HostTier", "Shelved", "Staged"]
+
+_MAX_PENDING: Final = 16_384
+"""Events that are kept for `review`."""
+
+Extents = tuple[tuple[int, int], ...]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """See `semel.engine.protocol.Staged`."""
+
+    arrival: Arrival
+    epoch: int
+    buffers: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """See `semel.engine.protocol.Shelved`."""
+
+    form: Form
+    buffers: tuple[memoryview, ...]
+    record: Saved
+    tier: HostTier
+
+    def is_intact(self) -> bool:
+        """Whether everything that was read until now is of this output."""
+        return self.tier._is_on_shelf(self.record)
+
+
+class HostTier:
+    """See `semel.engine.protocol.Tier`."""
+
+    def __init__(self, memory: mmap.mmap, staging: Staging, page: TierPage) -> None:
+        self.identity: bytes | None = None
+        self.probe: bytes | None = None
+        self.fence: Callable[[], Awaitable[object]] | None = None
+        """Asks the engine core something that it answers after everything that it was sent before."""
+        self.identify: Callable[[], bytes | None] = _unknown
+        """Finds the identity; takes as long as it takes to read the encoder's weights."""
+        self._memory = memoryview(memory)
+        self._staging = staging
+        self._page = page
+        self._lock = threading.Lock()
+        self._free = FreeExtents(staging.blocks)
+        self._slots = list(range(TICKET_SLOTS))
+        self._generations = [0] * TICKET_SLOTS
+        self._open: dict[int, Extents] = {}
+        self._submitted: set[int] = set()
+        self._shelf: dict[Digest, Saved] = {}
+        self._position = 0
+        self._pending: list[TierEvent] = []
+        self._first_epoch = 0
+        self._recovering: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> Self | None:
+        """The tier of a running engine; None if it has none, or nobody wanted to see it."""
+        from vllm.platforms import current_platform
+
+        if not has_tier(vllm_config):
+            return None
+        config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        if config.page is None:
+            return None
+        if not current_platform.is_cpu() or config.region is None:
+            logger.warning("encoder outputs are not shared between workers: on a GPU that was never run")
+            return None
+        block_bytes = block_bytes_of(vllm_config.model_config)
+        nbytes = config.nbytes // block_bytes * block_bytes
+        return cls.open(config.region, nbytes, config.staging_of(block_bytes), TierPage.open(config.page))
+
+    @classmethod
+    def open(cls, region: str, nbytes: int, staging: Staging, page: TierPage) -> Self:
+        """Map a region that is there."""
+        descriptor = open_file(region, "the embedding tier")
+        try:
+            return cls(mmap.mmap(descriptor, nbytes), staging, page)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def epoch(self) -> int:
+        """How often everything was forgotten since the engine was warm."""
+        return self._page.epoch - self._first_epoch
+
+    @property
+    def has_new_weights(self) -> bool:
+        """Whether weights were changed in place."""
+        return self._page.has_new_weights
+
+    @property
+    def staged_blocks(self) -> int:
+        """Blocks that are given out."""
+        return self._staging.blocks - self._free.free
+
+    def begin(self) -> None:
+        """The engine is warm: what it forgot until now does not count."""
+        self._first_epoch = self._page.epoch
+
+    def stage(self, digest: Digest, form: Form) -> Staged | None:
+        """Blocks for an output of this form; None if there is no room."""
+        try:
+            nbytes = form_bytes(form)
+        except ValueError:
+            return None
+        blocks = -(-nbytes // self._staging.block_bytes)
+        with self._lock:
+            if blocks > self._free.free or not self._slots:
+                return None
+            slot = self._slots.pop()
+            self._generations[slot] += 1
+            ticket = self._generations[slot] * TICKET_SLOTS + slot
+            first = self._staging.first
+            extents = tuple((first + start, count) for start, count in self._free.take(blocks))
+            self._open[ticket] = extents
+            epoch = self._page.epoch
+        arrival = Arrival(ticket, digest, extents, form, epoch)
+        return Staged(arrival, epoch - self._first_epoch, self._buffers(extents, nbytes))
+
+    def release(self, staged: protocol.Staged) -> None:
+        """Let go of blocks that were not submitted. Twice does no harm."""
+        ticket = staged.arrival.ticket
+        with self._lock:
+            if ticket not in self._submitted:
+                self._close(ticket)
+
+    def submit(self, arrivals: Iterable[Arrival]) -> None:
+        """From now on these are the engine's."""
+        with self._lock:
+            self._submitted.update(one.ticket for one in arrivals if one.ticket in self._open)
+
+    def end(self, arrivals: Iterable[Arrival]) -> None:
+        """A request with these has ended in some way, or was never begun. Needs a running event loop."""
+        with self._lock:
+            self._collect()
+            tickets = [one.ticket for one in arrivals if one.ticket in self._submitted]
+        if tickets and self.fence is not None:
+            task = asyncio.get_running_loop().create_task(self._recover(tickets))
+            self._recovering.add(task)
+            task.add_done_callback(self._recovering.discard)
+
+    def review(self) -> Sequence[TierEvent]:
+        """Take blocks back that the engine is done with. Returns what has happened since the last call."""
+        with self._lock:
+            self._collect()
+            self._poll()
+            events, self._pending = self._pending, []
+        return events
+
+    def holds(self, digest: Digest) -> bool:
+        """Whether the shelf has an output, as far as is known."""
+        with self._lock:
+            return digest in self._shelf
+
+    def shelved(self, digest: Digest) -> Shelved | None:
+        """An output on the shelf, to be read."""
+        with self._lock:
+            self._poll()
+            record = self._shelf.get(digest)
+        if record is None:
+            return None
+        buffers = self._buffers(record.extents, form_bytes(record.form))
+        return Shelved(record.form, tuple(buffer.toreadonly() for buffer in buffers), record, self)
+
+    async def settled(self) -> None:
+        """Wait until nothing is being recovered."""
+        await asyncio.gather(*self._recovering)
+
+    def _is_on_shelf(self, record: Saved) -> bool:
+        with self._lock:
+            self._poll()
+            return self._shelf.get(record.digest) == record
+
+    async def _recover(self, tickets: Sequence[int]) -> None:
+        """Take back what the engine core has never seen, once it has seen everything that was sent to it."""
+        assert self.fence is not None
+        try:
+            await self.fence()
+        except Exception:  # a dead engine: its blocks end with this process
+            logger.debug("the engine does not answer", exc_info=True)
+            return
+        with self._lock:
+            self._collect()
+            for ticket in tickets:
+                if ticket in self._submitted and not self._page.is_used(ticket):
+                    self._close(ticket)
+
+    def _collect(self) -> None:
+        """Take back what the page calls done."""
+        for ticket in [ticket for ticket in self._submitted if self._page.is_done(ticket)]:
+            self._close(ticket)
+
+    def _close(self, ticket: int) -> None:
+        extents = self._open.pop(ticket, None)
+        self._submitted.discard(ticket)
+        if extents is not None:
+            self._free.give_back([(first - self._staging.first, count) for first, count in extents])
+            self._slots.append(slot_of(ticket))
+
+    def _poll(self) -> None:
+        """Read the page's events."""
+        events, self._position = self._page.read(self._position)
+        for event in events:
+            match event:
+                case Saved():
+                    self._shelf[event.digest] = event
+                case Gone():
+                    known = self._shelf.get(event.digest)
+                    if known is not None and known.transfer == event.transfer:
+                        del self._shelf[event.digest]
+                case Reset() | Overrun():
+                    self._shelf.clear()
+        self._pending += events
+        if len(self._pending) > _MAX_PENDING:
+            self._pending = [Overrun(), *self._shelf.values()]
+
+    def _buffers(self, extents: Extents, nbytes: int) -> tuple[memoryview, ...]:
+        buffers = []
+        for first, count in extents:
+            used = min(nbytes, count * self._staging.block_bytes)
+            start = first * self._staging.block_bytes
+            buffers.append(self._memory[start : start + used])
+            nbytes -= used
+        return tuple(buffers)
+
+
+def _unknown() -> None:
+    """Nobody knows what the encoder is."""

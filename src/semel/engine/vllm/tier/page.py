@@ -1,0 +1,161 @@
+"""What the engine core tells the process that embeds it about encoder outputs in the host's memory.
+
+A page of shared memory: the engine core writes, the embedding process reads, nobody waits. It has three parts.
+
+- A ring of events: what was saved, what is gone, resets. An event is written before the blocks that it speaks of can be
+  written again. A reader that fell behind is told so.
+- Two cells per ticket slot: the generation that a step has begun to load, and the generation that is done. Cells are
+  never lost, however seldom somebody looks.
+- The epoch (how often everything was forgotten), and whether weights have changed since the start.
+
+A record of the ring has its own number in front, odd while it is written, and counts only when the head of the ring has
+passed it. A cell is written by one store of eight bytes. So a writer that is killed anywhere leaves no false record.
+Without anything to say nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from semel.core import FORM_DTYPES, Digest, Form
+from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
+from semel.engine.vllm.tier.shared_file import SharedPage
+
+__all__ = ["TICKET_SLOTS", "TierPage", "generation_of", "slot_of"]
+
+TICKET_SLOTS: Final = 1_024
+"""Tickets that can be open at a time."""
+
+_RECORDS: Final = 4_096
+_CELLS: Final = 64
+"""Of a record."""
+_MAX_EXTENTS: Final = 24
+
+_HEAD, _EPOCH, _NEW_WEIGHTS = 0, 1, 2
+_USED: Final = 8
+_DONE: Final = _USED + TICKET_SLOTS
+_RING: Final = _DONE + TICKET_SLOTS
+_BYTES: Final = 8 * (_RING + _RECORDS * _CELLS)
+
+_SAVED, _GONE, _RESET = 1, 2, 3
+_DIGEST: Final = struct.Struct("4q")
+_DTYPES: Final = tuple(FORM_DTYPES)
+
+
+def slot_of(ticket: int) -> int:
+    """The cell of a ticket."""
+    return ticket % TICKET_SLOTS
+
+
+def generation_of(ticket: int) -> int:
+    """How many tickets have had its slot, with it."""
+    return ticket // TICKET_SLOTS
+
+
+class TierPage(SharedPage):
+    """The page between one engine core and the process that embeds it."""
+
+    file_name = "semel-tier-page"
+    purpose = "the embedding tier's events"
+    nbytes = _BYTES
+
+    # The engine core writes.
+
+    def saved(self, digest: Digest, transfer: int, extents: tuple[tuple[int, int], ...], form: Form) -> None:
+        """An output is on the shelf. One in very many pieces is not told of: it stays on this host."""
+        rows, columns, dtype = form
+        if len(extents) <= _MAX_EXTENTS and dtype in _DTYPES:
+            places = [number for extent in extents for number in extent]
+            self._write(
+                [_SAVED, transfer, *_DIGEST.unpack(digest), rows, columns, _DTYPES.index(dtype), len(extents), *places]
+            )
+
+    def gone(self, digest: Digest, transfer: int) -> None:
+        """An output is not on the shelf any more, and its blocks are not written again yet."""
+        self._write([_GONE, transfer, *_DIGEST.unpack(digest)])
+
+    def reset(self, *, new_weights: bool) -> None:
+        """Everything is forgotten."""
+        if new_weights:
+            self._cells[_NEW_WEIGHTS] = 1
+        self._cells[_EPOCH] += 1
+        self._write([_RESET, int(new_weights)])
+
+    def use(self, ticket: int) -> None:
+        """A step loads what came under a ticket."""
+        self._cells[_USED + slot_of(ticket)] = generation_of(ticket)
+
+    def finish(self, ticket: int) -> None:
+        """Nobody reads any more what came under a ticket."""
+        self._cells[_DONE + slot_of(ticket)] = generation_of(ticket)
+
+    # The embedding process reads.
+
+    @property
+    def epoch(self) -> int:
+        """How often everything was forgotten."""
+        return self._cells[_EPOCH]
+
+    @property
+    def has_new_weights(self) -> bool:
+        """Whether weights have changed since the engine started."""
+        return bool(self._cells[_NEW_WEIGHTS])
+
+    def is_used(self, ticket: int) -> bool:
+        """Whether a step has begun to load what came under a ticket."""
+        return self._cells[_USED + slot_of(ticket)] == generation_of(ticket)
+
+    def is_done(self, ticket: int) -> bool:
+        """Whether nobody reads any more what came under a ticket."""
+        return self._cells[_DONE + slot_of(ticket)] == generation_of(ticket)
+
+    def read(self, position: int) -> tuple[list[TierEvent], int]:
+        """The events after `position`, which is 0 at first, and the position after them."""
+        events: list[TierEvent] = []
+        while position < (head := self._cells[_HEAD]):
+            event = self._read_record(position) if head - position <= _RECORDS else None
+            if event is None:
+                return [Overrun()], head
+            events.append(event)
+            position += 1
+        return events, position
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._cells.release()
+        self._memory.close()
+        os.close(self._descriptor)
+
+    def _write(self, values: Iterable[int]) -> None:
+        number = self._cells[_HEAD]
+        start = _RING + number % _RECORDS * _CELLS
+        self._cells[start] = 2 * number + 1
+        for cell, value in enumerate(values, start + 1):
+            self._cells[cell] = value
+        self._cells[start] = 2 * number + 2
+        self._cells[_HEAD] = number + 1
+
+    def _read_record(self, number: int) -> TierEvent | None:
+        """None if it was overwritten."""
+        start = _RING + number % _RECORDS * _CELLS
+        version = self._cells[start]
+        values = self._cells[start + 1 : start + _CELLS].tolist()
+        if version != 2 * number + 2 or self._cells[start] != version:
+            return None
+        return _event(values)
+
+
+def _event(values: list[int]) -> TierEvent:
+    kind, transfer = values[:2]
+    if kind == _RESET:
+        return Reset(new_weights=bool(transfer))
+    digest = Digest(_DIGEST.pack(*values[2:6]))
+    if kind == _GONE:
+        return Gone(digest, transfer)
+    rows, columns, dtype, pieces = values[6:10]
+    numbers = values[10 : 10 + 2 * pieces]
+    extents = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    return Saved(digest, transfer, extents, (rows, columns, _DTYPES[dtype]))

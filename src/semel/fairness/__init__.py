@@ -1,0 +1,1 @@
+"""Shares of tenants in what they all use: bytes, places, time."""

@@ -1,0 +1,1 @@
+"""OpenAI's chats, completions, audio and files."""

@@ -1,0 +1,1 @@
+"""Fields, faults, usage and log probabilities that all APIs share."""

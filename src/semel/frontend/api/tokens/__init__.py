@@ -1,0 +1,1 @@
+"""vLLM's token routes: render and generate."""

@@ -1,0 +1,1 @@
+"""Measured comparisons with bare vLLM or the physical limit. All have one shape: `semel.lab.bench.report`."""

@@ -1,0 +1,138 @@
+"""The results of a scenario: rows of figures of both sides, compared with their limits. Pure.
+
+A limit applies to the ratio to bare vLLM in the same run, or to semel's own figure. The limits are those of the
+project's requirements for serving; a row without one only informs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from semel.lab.bench.report import Check
+from semel.lab.bench.serving.alternate import Pair
+from semel.lab.bench.serving.statistics import Figure, exactly, median_of, ratio_of, slope_of, slope_ratio
+
+__all__ = ["LIMITS", "Limit", "Row", "checks_of", "compared", "counted", "grown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limit of a figure."""
+
+    of: Literal["ratio", "semel"]
+    kind: Literal["at most", "at least"]
+    value: float
+
+    def is_kept(self, value: float) -> bool:
+        """Whether a figure is within the limit."""
+        return value <= self.value if self.kind == "at most" else value >= self.value
+
+
+LIMITS: Final[Mapping[str, Limit]] = {
+    "text: latency": Limit("ratio", "at most", 1.15),
+    "again: 1024, what the image adds": Limit("ratio", "at most", 0.65),
+    "again: HD, what the image adds": Limit("ratio", "at most", 0.55),
+    "render: 16 new images at a time, per image": Limit("ratio", "at most", 0.40),
+    "frontends: tensor bytes between processes, per repeat": Limit("semel", "at most", 0.0),
+    "generate: repeat, beside vLLM's with tensors": Limit("ratio", "at most", 0.25),
+    "generate: repeat, beside vLLM's by hash": Limit("ratio", "at most", 1.0),
+    "generate: body, beside vLLM's with tensors": Limit("semel", "at most", 8_192.0),
+    "mixed: good requests that fail": Limit("semel", "at most", 0.0),
+    "saturation: text requests per second": Limit("ratio", "at least", 0.85),
+    "agent: per image of history, data URLs": Limit("ratio", "at most", 0.15),
+    "agent: per image of history, by reference, beside the engine in process": Limit("ratio", "at most", 1.3),
+    "agent: bytes sent, by reference": Limit("ratio", "at most", 0.05),
+    "agent: images not decoded, preprocessed and encoded once": Limit("semel", "at most", 0.0),
+    "evicted: 1024, what the eviction adds": Limit("ratio", "at most", 0.05),
+    "evicted: HD, what the eviction adds": Limit("ratio", "at most", 0.05),
+    "evicted: encodes of pictures that were encoded before": Limit("semel", "at most", 0.0),
+    "restart: HD, what the restart adds": Limit("semel", "at most", 10.0),
+    "restart: a fetch and its copies, mean": Limit("semel", "at most", 10.0),
+    "restart: encodes of published pictures": Limit("semel", "at most", 0.0),
+    "memory: all processes (PSS)": Limit("ratio", "at most", 1.3),
+    "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
+}
+"""The limits by the names of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity, measured on both sides."""
+
+    name: str
+    """`SCENARIO: WHAT`."""
+
+    unit: str
+    semel: Figure
+    vllm: Figure | None = None
+    ratio: Figure | None = None
+    turns: Pair[list[float]] | None = None
+    """The measurements in their order, if the figure is of how they grow."""
+
+    @property
+    def scenario(self) -> str:
+        """The scenario that it belongs to."""
+        return self.name.partition(":")[0]
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it only says where semel's time goes."""
+        return ", stage " in self.name
+
+    @property
+    def limit(self) -> Limit | None:
+        """Its limit, if it has one."""
+        return LIMITS.get(self.name)
+
+    @property
+    def judged(self) -> Figure | None:
+        """The figure that the limit applies to."""
+        if self.limit is None:
+            return None
+        return self.semel if self.limit.of == "semel" else self.ratio
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether it is within its limit; None without a limit or without the figure."""
+        return None if self.limit is None or self.judged is None else self.limit.is_kept(self.judged.value)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole interval is on the same side of the limit."""
+        if self.limit is None or self.judged is None:
+            return False
+        return self.limit.is_kept(self.judged.low) == self.limit.is_kept(self.judged.high)
+
+
+def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
+    """A row of medians and their ratio."""
+    return Row(name, unit, median_of(turns.semel), median_of(turns.vllm), ratio_of(turns.semel, turns.vllm))
+
+
+def grown(name: str, unit: str, turns: Pair[list[float]]) -> Row:
+    """A row of slopes and their ratio: by how much a measurement grows from turn to turn."""
+    ratio = slope_ratio(turns.semel, turns.vllm)
+    return Row(name, unit, slope_of(turns.semel), slope_of(turns.vllm), ratio, turns)
+
+
+def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Row:
+    """A row of counts; with their ratio if the other count is not zero."""
+    ratio = exactly(semel / vllm) if vllm else None
+    return Row(name, unit, exactly(semel), None if vllm is None else exactly(vllm), ratio)
+
+
+def _check_of(row: Row) -> Check:
+    """A row as a check, in the common form of benchmarks."""
+    limit, judged = row.limit, row.judged
+    if limit is None or judged is None:
+        return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
+    unit = row.unit if limit.of == "semel" else "×"
+    baseline = None if limit.of == "ratio" or row.vllm is None else row.vllm.value
+    return Check(row.name, judged.value, unit, baseline, limit.value, limit.is_kept(judged.value))
+
+
+def checks_of(rows: Sequence[Row]) -> tuple[Check, ...]:
+    """All rows as checks."""
+    return tuple(map(_check_of, rows))

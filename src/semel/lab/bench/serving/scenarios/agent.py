@@ -1,0 +1,301 @@
+"""An agent that looks at a screen in every turn, and sends its whole conversation each time.
+
+Three conversations grow side by side: with data URLs at bare vLLM, with data URLs at semel, and at semel through
+`semel.openai`, which sends a screen once and names it afterwards. The time to the first token then grows with every
+screen of the history; the slope says by how much. An answer has one token, so its latency is that time.
+
+The floor is vLLM's engine in process (`floor`), which gets the same prompts rendered: no server can be faster. It has
+an engine of its own, so it runs after vLLM's server has ended, in turns with semel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from semel.errors import ConfigError, ServiceError
+from semel.lab.bench.serving.alternate import Pair, take_turns
+from semel.lab.bench.serving.bench import Bench, Side
+from semel.lab.bench.serving.client import CHAT, Client
+from semel.lab.bench.serving.figures import Row, compared, counted, grown
+from semel.lab.bench.serving.floor import Floor, engine_in_process
+from semel.lab.bench.serving.pictures import chat, image_part, text_part
+from semel.lab.bench.serving.procfs import processor_s
+from semel.lab.bench.serving.screens import Screens
+from semel.lab.bench.serving.servers import Server
+from semel.lab.bench.serving.statistics import slope_of
+from semel.lab.bench.serving.work import Work, semel_work, vllm_work
+
+__all__ = [
+    "Look",
+    "Talk",
+    "agent",
+    "agent_rows",
+    "beside",
+    "beside_the_engine",
+    "by_reference",
+    "inline",
+    "turns_that_fit",
+]
+
+_QUESTION: Final = "What do you do next?"
+_ANSWER: Final = "I click on the second window."
+_WARMING: Final = 2
+_LAST: Final = 10
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+class Talk:
+    """A conversation that grows by a screen with every turn."""
+
+    def __init__(self, screens: Screens, options: Mapping[str, object]) -> None:
+        self._screens = screens
+        self._fields: dict[str, Any] = {"mm_processor_kwargs": dict(options)} if options else {}
+        self._messages: list[Any] = []
+
+    def next(self) -> bytes:
+        """The request of the next turn: all messages so far, and a new screen."""
+        if self._messages:
+            self._messages.append(_ANSWER)
+        self._messages.append([image_part(self._screens.draw(), "png"), text_part(_QUESTION)])
+        return chat(*self._messages, **self._fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One turn."""
+
+    latency_ms: float
+    sent_bytes: int
+    prompt_tokens: int
+    client_ms: float = 0.0
+    """What the client itself took, before it sent the request and after it had the answer."""
+
+    work: Work | None = None
+    processor_ms: float | None = None
+    """The processor time of all processes of the server, which other load on the machine hardly changes."""
+
+
+_WorkOf = Callable[[Side], Awaitable[Work]]
+
+
+class _Asks(Protocol):
+    """How an agent asks."""
+
+    async def __call__(self, body: bytes) -> Look:
+        """Send a request, and measure it."""
+
+
+def inline(client: Client) -> _Asks:
+    """Sends requests as they are."""
+
+    async def ask(body: bytes) -> Look:
+        answer = await client.must(CHAT, body)
+        return Look(answer.seconds * 1e3, len(body), _prompt_tokens(answer.body))
+
+    return ask
+
+
+def by_reference(client: Client) -> _Asks:
+    """Sends requests as an agent does that has `semel.openai.async_client()`; what that sends goes through `client`."""
+    try:
+        import httpx
+
+        from semel.openai import async_client
+    except ImportError:
+        raise ConfigError("the scenario agent needs httpx: `pip install semel[client]`") from None
+
+    class Wire(httpx.AsyncBaseTransport):
+        sent_bytes = 0
+        seconds = 0.0
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            content = await request.aread()
+            answer = await client.ask(CHAT, content)
+            self.sent_bytes += len(content)
+            self.seconds += answer.seconds
+            return httpx.Response(answer.status, headers=_JSON, content=answer.body)
+
+    wire = Wire()
+    http = async_client(transport=wire)
+
+    async def ask(body: bytes) -> Look:
+        sent_bytes, seconds, began = wire.sent_bytes, wire.seconds, perf_counter()
+        response = await http.post(f"{client.url}{CHAT}", content=body, headers=_JSON)
+        took_s, waited_s = perf_counter() - began, wire.seconds - seconds
+        if response.status_code != 200:
+            raise ServiceError(f"{client.url}{CHAT} answers {response.status_code}: {response.content[:500]!r}")
+        tokens = _prompt_tokens(response.content)
+        return Look(waited_s * 1e3, wire.sent_bytes - sent_bytes, tokens, (took_s - waited_s) * 1e3)
+
+    return ask
+
+
+def _prompt_tokens(answer: bytes) -> int:
+    return int(json.loads(answer)["usage"]["prompt_tokens"])
+
+
+def turns_that_fit(max_tokens: int, first: int, second: int) -> int:
+    """How many turns a context has room for, of which the first two had so many tokens; one more is the answer's."""
+    return 1 + max(0, max_tokens - 1 - first) // (second - first)
+
+
+async def agent(bench: Bench) -> list[Row]:
+    """All three conversations, turn by turn."""
+    turns = await _turns(bench)
+    talks = {name: _talk(bench, number) for number, name in enumerate(("vllm", "inline", "reference"))}
+    semel, vllm = bench.sides.semel, bench.sides.vllm
+    asks = {"inline": inline(semel.client), "reference": by_reference(semel.client)}
+    ask_vllm = inline(vllm.client)
+
+    async def look(side: Side, turn: int) -> dict[str, Look]:
+        if side is vllm:
+            return {"vllm": await _counted(ask_vllm, talks["vllm"].next(), side, vllm_work)}
+        names = ("inline", "reference") if turn % 4 < 2 else ("reference", "inline")
+        return {name: await _counted(asks[name], talks[name].next(), side, semel_work) for name in names}
+
+    looks = await bench.turns("an agent's turns", look, turns=turns, warming=0)
+    return agent_rows(
+        [look["vllm"] for look in looks.vllm],
+        [look["inline"] for look in looks.semel],
+        [look["reference"] for look in looks.semel],
+    )
+
+
+async def _turns(bench: Bench) -> int:
+    """The number of turns that the model's context has room for. Asking also warms up both sides."""
+    counts: dict[str, list[int]] = {}
+    for name in ("semel", "vllm"):
+        side: Side = getattr(bench.sides, name)
+        talk, ask = _talk(bench, 9), inline(side.client)
+        counts[name] = [(await ask(talk.next())).prompt_tokens for _ in range(_WARMING)]
+    if counts["semel"] != counts["vllm"]:
+        raise ServiceError(f"the servers make different prompts of a conversation: {counts} tokens")
+    models = json.loads(await bench.sides.vllm.client.read("/v1/models"))
+    room = turns_that_fit(int(models["data"][0]["max_model_len"]), *counts["vllm"])
+    return min(bench.effort.agent_turns, room)
+
+
+def _talk(bench: Bench, number: int) -> Talk:
+    options = {} if bench.launch is None else bench.launch.screen_options
+    return Talk(Screens(bench.pictures.seed * 16 + number), options)
+
+
+async def _counted(ask: _Asks, body: bytes, side: Side, work_of: _WorkOf) -> Look:
+    before = await work_of(side)
+    pids = side.server.pids()
+    spent_s = processor_s(pids)
+    look = await ask(body)
+    spent_ms = (processor_s(pids) - spent_s) * 1e3 if pids else None
+    return replace(look, work=(await work_of(side)).since(before), processor_ms=spent_ms)
+
+
+def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look]) -> list[Row]:
+    """The figures of three conversations with equally many turns."""
+    turns = len(vllm)
+    whole = f"{turns} turns"
+    theirs = _latencies(vllm)
+    rows = [
+        grown("agent: per image of history, data URLs", "ms", Pair(_latencies(inline), theirs)),
+        grown("agent: per image of history, by reference", "ms", Pair(_latencies(reference), theirs)),
+        Row(
+            "agent: per image of history, by reference, the client's own work",
+            "ms",
+            slope_of([look.client_ms for look in reference]),
+        ),
+        *_processor_rows("data URLs", inline, vllm),
+        *_processor_rows("by reference", reference, vllm),
+        compared("agent: the last turns, data URLs", "ms", Pair(_latencies(inline)[-_LAST:], theirs[-_LAST:])),
+        compared("agent: the last turns, by reference", "ms", Pair(_latencies(reference)[-_LAST:], theirs[-_LAST:])),
+        counted("agent: bytes sent, data URLs", "bytes", _sent(inline), _sent(vllm)),
+        counted("agent: bytes sent, by reference", "bytes", _sent(reference), _sent(vllm)),
+    ]
+    their_work = _sum_of(vllm)
+    missed = 0.0
+    for name, looks in (("data URLs", inline), ("by reference", reference)):
+        done = _sum_of(looks)
+        for what in ("decoded", "preprocessed", "encoded"):
+            if (count := getattr(done, what)) is not None:
+                rows.append(counted(f"agent: {whole}, {name}, {what}", "images", count, getattr(their_work, what)))
+                missed += abs(count - turns)
+    return [*rows, counted("agent: images not decoded, preprocessed and encoded once", "images", missed)]
+
+
+def _processor_rows(name: str, mine: Sequence[Look], theirs: Sequence[Look]) -> list[Row]:
+    """Slopes of the processor time, if it is known of every turn."""
+    series = Pair(*([one.processor_ms for one in looks if one.processor_ms is not None] for looks in (mine, theirs)))
+    if not len(mine) == len(theirs) == len(series.semel) == len(series.vllm):
+        return []
+    return [replace(grown(f"agent: per image of history, {name}, processor time", "ms", series), turns=None)]
+
+
+def _latencies(looks: Sequence[Look]) -> list[float]:
+    return [look.latency_ms for look in looks]
+
+
+def _sent(looks: Sequence[Look]) -> int:
+    return sum(look.sent_bytes for look in looks)
+
+
+def _sum_of(looks: Sequence[Look]) -> Work:
+    work = [look.work for look in looks if look.work is not None]
+    encoded = [one.encoded for one in work if one.encoded is not None]
+    return Work(
+        sum(one.decoded for one in work),
+        sum(one.preprocessed for one in work),
+        sum(encoded) if encoded and len(encoded) == len(work) else None,
+    )
+
+
+async def beside_the_engine(bench: Bench) -> list[Row]:
+    """semel by reference, and vLLM's engine in process, turn by turn; for servers that are started here."""
+    if bench.launch is None:
+        return []
+    bench.tell("starting vLLM's engine in process", 0, 1)
+    server = bench.sides.semel.server
+    async with engine_in_process(bench.launch) as floor, Client(server.url) as client:
+        return await beside(bench, _with_processor_time(by_reference(client), server), floor)
+
+
+def _with_processor_time(ask: _Asks, server: Server) -> _Asks:
+    async def timed(body: bytes) -> Look:
+        pids = server.pids()
+        spent_s = processor_s(pids)
+        look = await ask(body)
+        return replace(look, processor_ms=(processor_s(pids) - spent_s) * 1e3)
+
+    return timed
+
+
+async def beside(bench: Bench, semel: _Asks, floor: Floor) -> list[Row]:
+    """A conversation of semel's and one of the engine's."""
+
+    async def ask_floor(body: bytes) -> Look:
+        answer = await floor.ask(body)
+        return Look(answer.seconds * 1e3, 0, answer.prompt_tokens, processor_ms=answer.processor_s * 1e3)
+
+    sides = Pair(semel, ask_floor)
+    warm = {id(ask): _talk(bench, 10 + number) for number, ask in enumerate((semel, ask_floor))}
+    firsts = await take_turns(sides, lambda ask, _: ask(warm[id(ask)].next()), turns=_WARMING)
+    counts = [look.prompt_tokens for look in firsts.vllm]
+    turns = min(bench.effort.agent_turns, turns_that_fit(floor.max_tokens, *counts))
+    talks = {id(ask): _talk(bench, 12 + number) for number, ask in enumerate((semel, ask_floor))}
+    done = 0
+
+    def on_turn() -> None:
+        nonlocal done
+        done += 1
+        bench.tell("an agent's turns, beside the engine in process", done, turns)
+
+    looks = await take_turns(sides, lambda ask, _: ask(talks[id(ask)].next()), turns=turns, on_turn=on_turn)
+    latencies = Pair(_latencies(looks.semel), _latencies(looks.vllm))
+    name = "by reference, beside the engine in process"
+    last = Pair(latencies.semel[-_LAST:], latencies.vllm[-_LAST:])
+    return [
+        grown(f"agent: per image of history, {name}", "ms", latencies),
+        *_processor_rows(name, looks.semel, looks.vllm),
+        compared(f"agent: the last turns, {name}", "ms", last),
+    ]

@@ -1,0 +1,60 @@
+"""What a server did for requests, by its own counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.lab.bench.serving.bench import Side
+from semel.lab.bench.serving.client import Client
+from semel.lab.bench.serving.stages import scrape
+from semel.telemetry import metrics
+
+__all__ = ["Work", "semel_work", "vllm_work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a server did for requests, by its counters."""
+
+    decoded: float
+    preprocessed: float
+    encoded: float | None = None
+    """None if nobody counts it."""
+
+    sent_bytes: float | None = None
+    """Bytes of features that frontends sent to workers; None if nobody counts them."""
+
+    def since(self, before: Work) -> Work:
+        """What was done after `before`."""
+        return Work(
+            self.decoded - before.decoded,
+            self.preprocessed - before.preprocessed,
+            _less(self.encoded, before.encoded),
+            _less(self.sent_bytes, before.sent_bytes),
+        )
+
+
+def _less(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
+
+
+async def vllm_work(side: Side) -> Work:
+    """vLLM decodes an image to look it up, so every query of its cache is a decode. It does not count encodes."""
+    found = await scrape(side.client)
+    queries, hits = found.total(metrics.VLLM_MM_CACHE_QUERIES), found.total(metrics.VLLM_MM_CACHE_HITS)
+    return Work(queries, queries - hits)
+
+
+async def semel_work(side: Side) -> Work:
+    """By the metrics of its frontend, and of its worker if that was started here."""
+    found = await scrape(side.client)
+    encoded = None
+    if side.server.admin_url is not None:
+        async with Client(side.server.admin_url) as admin:
+            encoded = (await scrape(admin)).total(metrics.ENCODER_PLANNED)
+    return Work(
+        found.total(metrics.POOL_DECODED),
+        found.total(metrics.POOL_PROCESSED),
+        encoded,
+        found.total(metrics.FEATURE_BYTES_SENT),
+    )

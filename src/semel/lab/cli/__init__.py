@@ -1,0 +1,1 @@
+"""The commands of the workshop, added to `semel` through the entry point `semel.commands`."""

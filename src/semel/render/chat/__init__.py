@@ -1,0 +1,1 @@
+"""Chats to prompts: messages, templates, the renderer."""

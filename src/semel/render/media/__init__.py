@@ -1,0 +1,1 @@
+"""Media of a request: sources, names, files, digests."""

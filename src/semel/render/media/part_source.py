@@ -1,0 +1,198 @@
+"""The media of a chat's messages: which fields have it, and what a part of a message says of where it comes from.
+
+Pure: a URL is fetched and a file is read later. What a part cannot say so is an error that names its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from semel.core import Digest, Media, Modality
+from semel.errors import InvalidRequest, UnknownMedia, excerpt
+from semel.render.media.json_values import kind_of, string_of
+from semel.render.media.long_string import LongString
+from semel.render.media.names import MAX_NAME_CHARS
+from semel.render.media.source import MediaFile, MediaName, Source, media_from_base64, source_from
+
+__all__ = ["MEDIA_TYPES", "NO_FILES", "Files", "name_of", "named_files", "put_media", "source_of"]
+
+_URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
+    "audio_url": ("audio_url", "audio"),
+    "image_url": ("image_url", "image"),
+    "input_image": ("image_url", "image"),
+    "video_url": ("video_url", "video"),
+}
+_URL_NAMES: Final = frozenset(name for name, _ in _URL_FIELDS.values())
+_FILE_NAMES: Final = ("file", *_URL_NAMES)
+_ARTICLES: Final[Mapping[Modality | None, str]] = {
+    "audio": "audio",
+    "image": "an image",
+    "video": "a video",
+    None: "neither image, audio nor video",
+}
+MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "file", "image", "input_audio"})
+"""The types of parts that have media."""
+
+_IMAGE_DATA: Final = "data:image/"
+_MAX_MIME_CHARS: Final = 64
+_AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
+
+Files = Mapping[str, tuple[Digest, Modality | None]]
+"""Files of the request's tenant, by the ids that it has written: what each is, if it can be an item."""
+
+NO_FILES: Final[Files] = {}
+
+
+def put_media(messages: Sequence[dict[str, Any]], strings: Mapping[str, LongString]) -> int:
+    """Put long strings into messages where a field that takes media has their token. Returns how many were put."""
+    put = 0
+    for fields, name in _media_fields(messages):
+        value = fields.get(name)
+        if isinstance(value, str) and value in strings:
+            fields[name] = strings[value]
+            put += 1
+    return put
+
+
+def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects in messages that may have media, each with the name of the field."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict):
+                continue
+            for name in _URL_NAMES:
+                value = part.get(name)
+                yield (value, "url") if isinstance(value, dict) else (part, name)
+            if isinstance(audio := part.get("input_audio"), dict):
+                yield audio, "data"
+            if isinstance(file := part.get("file"), dict):
+                yield file, "file_data"
+            if isinstance(source := part.get("source"), dict):
+                yield from ((source, "data"), (source, "url"))
+
+
+def named_files(messages: Sequence[object]) -> list[str]:
+    """The ids of all files that messages name, each once, in the order of the parts."""
+    found: dict[str, None] = {}
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                values = (part.get(name) for name in _FILE_NAMES)
+                found |= {id_: None for value in values if isinstance(value, dict) and (id_ := _file_id(value))}
+    return list(found)
+
+
+def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, where: str) -> Source:
+    """Where the media of a part of this type comes from; `name` is what its client calls it."""
+    if kind == "file":
+        file = part.get("file")
+        if isinstance(file, dict) and file.get("file_data") is not None:
+            return _inline_file(file, where)
+        return _file(file, None, files, where)
+    if kind == "image":
+        return _image_source(part.get("source"), f"{where}.source")
+    field_name, modality = _URL_FIELDS.get(kind, ("input_audio", "audio"))
+    value = part.get(field_name)
+    if name is not None and _is_stripped(value):
+        return MediaName(modality, name, where)
+    if kind == "input_audio":
+        return _input_audio(value, where)
+    if isinstance(value, dict) and "file_id" in value:
+        return _file(value, modality, files, where)
+    return source_from(_url(value, f"{where}.{field_name}"), modality, where=where)
+
+
+def _is_stripped(value: object) -> bool:
+    """Whether a client left the media out: it sends null, or an object whose URL or data are null or empty."""
+    if isinstance(value, dict) and "file_id" not in value:
+        value = value.get("data") or value.get("url")
+    return value is None or value == ""
+
+
+def _uuid(part: dict[str, Any], kind: str) -> object:
+    """What the client calls the media. Dynamo's clients also have it in the object with the URL."""
+    value = part.get(_URL_FIELDS[kind][0]) if kind in _URL_FIELDS else None
+    nested = value.get("uuid") if isinstance(value, dict) else None
+    return part.get("uuid", nested)
+
+
+def name_of(part: dict[str, Any], kind: str, where: str) -> str | None:
+    """What the client calls the media of a part, if it does."""
+    if (value := _uuid(part, kind)) is None:
+        return None
+    name = string_of(value, f"{where}.uuid")
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise InvalidRequest.of(f"{where}.uuid", f"must have 1 to {MAX_NAME_CHARS} characters, not {len(name):,}")
+    return name
+
+
+def _url(value: object, where: str) -> str | LongString:
+    """A URL is a string, or an object with the string in "url"."""
+    return _encoded(value.get("url") if isinstance(value, dict) else value, where)
+
+
+def _file_id(value: Mapping[str, Any]) -> str | None:
+    file_id = value.get("file_id")
+    return file_id if isinstance(file_id, str) else None
+
+
+def _file(value: object, modality: Modality | None, files: Files, where: str) -> MediaFile:
+    """The file that a part names; `modality` is what the part takes, if it does not take all."""
+    if not isinstance(value, dict) or (file_id := _file_id(value)) is None:
+        raise InvalidRequest.of(where, 'must have a "file_id", the id of a file that was uploaded to /v1/files')
+    if value.get("url") is not None:
+        raise InvalidRequest.of(where, 'has a "url" and a "file_id": send one of them')
+    if file_id not in files:
+        raise UnknownMedia.of(where, f"there is no file {excerpt(repr(excerpt(file_id)))}; upload it again")
+    digest, found = files[file_id]
+    if found is None or (modality is not None and found != modality):
+        raise InvalidRequest.of(where, f"the file is {_ARTICLES[found]}, and cannot be used as {modality or 'media'}")
+    return MediaFile(found, digest, where)
+
+
+def _inline_file(value: Mapping[str, Any], where: str) -> Source:
+    """An image in OpenAI's form of a file that is not uploaded: its data URL."""
+    if value.get("file_id") is not None:
+        raise InvalidRequest.of(where, 'has "file_data" and a "file_id": send one of them')
+    data = _encoded(value["file_data"], f"{where}.file.file_data")
+    if data[: len(_IMAGE_DATA)].lower() != _IMAGE_DATA:
+        raise InvalidRequest.of(
+            where, f'"file_data" is read of images only, as {_IMAGE_DATA}…;base64,…: send pages as images'
+        )
+    return source_from(data, "image", where=where)
+
+
+def _image_source(value: object, where: str) -> Source:
+    """An image as Anthropic's API has it: its URL, or its base64 and what it is."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in ("base64", "url"):
+        raise InvalidRequest.of(where, 'must be an object of type "base64" with "data", or of type "url" with "url"')
+    if kind == "url":
+        return source_from(_encoded(value.get("url"), f"{where}.url"), "image", where=where)
+    mime = string_of(value.get("media_type", "image/jpeg"), f"{where}.media_type")
+    if mime.partition("/")[0].lower() != "image" or len(mime) > _MAX_MIME_CHARS:
+        raise InvalidRequest.of(f"{where}.media_type", f'must be a short name such as "image/png", not {mime[:32]!r}')
+    return media_from_base64(_encoded(value.get("data"), f"{where}.data"), "image", mime=mime, where=where)
+
+
+def _input_audio(value: object, where: str) -> Media:
+    if not isinstance(value, dict):
+        raise InvalidRequest.of(
+            f"{where}.input_audio", f'must be an object with "data" and "format", not {kind_of(value)}'
+        )
+    data = _encoded(value.get("data"), f"{where}.input_audio.data")
+    format_ = string_of(value.get("format"), f"{where}.input_audio.format")
+    if not _AUDIO_FORMAT.fullmatch(format_):
+        raise InvalidRequest.of(
+            f"{where}.input_audio.format",
+            f'must be a short name such as "wav", not {format_[:32]!r} of {len(format_):,} characters',
+        )
+    return media_from_base64(data, "audio", mime=f"audio/{format_}", where=where)
+
+
+def _encoded(value: object, where: str) -> str | LongString:
+    return value if isinstance(value, LongString) else string_of(value, where)

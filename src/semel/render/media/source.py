@@ -1,0 +1,99 @@
+"""Sources: the media that a request names. A data URL is decoded here; any other URL is parsed here and fetched later.
+
+Base64 is checked strictly: an invalid character is an error, not skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import pybase64
+
+from semel.core import Digest, Media, Modality
+from semel.errors import InvalidRequest, MediaError
+from semel.media.fetch.url import Url, parse_url
+from semel.render.media.long_string import LongString
+
+__all__ = ["MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+
+_EXCERPT_CHARS: Final = 32
+_MAX_HEAD_CHARS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUrl:
+    """Media that has to be fetched."""
+
+    modality: Modality
+    url: Url
+    where: str
+    """The part of the request that names it, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """A file of the media store, whose bytes are read only if nobody has its feature."""
+
+    modality: Modality
+    id: Digest
+    where: str
+    """The part of the request that names it, for errors."""
+
+    digest: Digest | None = None
+    """The digest of the item, if it is known already."""
+
+    nbytes: ClassVar[int] = 0
+    """None of its bytes is in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaName:
+    """Media that a client has sent before under a name of its own (`uuid`), and does not send again."""
+
+    modality: Modality
+    name: str
+    where: str
+
+
+Source = Media | MediaUrl | MediaFile | MediaName
+
+
+def source_from(text: str | LongString, modality: Modality, *, where: str) -> Media | MediaUrl:
+    """The source that a URL names; `where` is the part of the request for errors."""
+    if text[:5].lower() == "data:":
+        return _from_data_url(text, modality, where)
+    try:
+        return MediaUrl(modality, parse_url(text[:]), where)
+    except InvalidRequest as error:
+        raise InvalidRequest.of(where, str(error)) from None
+
+
+def media_from_base64(text: str | LongString, modality: Modality, *, mime: str | None, where: str) -> Media:
+    """The media that `text` encodes."""
+    try:
+        data = pybase64.b64decode(text if isinstance(text, str) else text.data, validate=True)
+    except ValueError:
+        raise MediaError.of(where, f"the {modality} is not valid base64: encode it without line breaks") from None
+    if not data:
+        raise MediaError.of(where, f"the {modality} is empty: send its bytes in base64")
+    return Media(modality, data, mime)
+
+
+def _from_data_url(text: str | LongString, modality: Modality, where: str) -> Media:
+    # The head is bounded before it is split: a URL of semicolons alone would become as many strings.
+    head, comma, _ = text[5 : 5 + _MAX_HEAD_CHARS].partition(",")
+    mime, *parameters = (field.strip() for field in head.split(";"))
+    if not comma or not parameters or parameters[-1] != "base64":
+        raise InvalidRequest.of(
+            where, f"{_excerpt('data:' + text[5 : 6 + _EXCERPT_CHARS])} is not of the form data:{modality}/…;base64,…"
+        )
+    if mime and mime.partition("/")[0].lower() != modality:
+        raise InvalidRequest.of(where, f"a data URL of type {_excerpt(mime)} cannot be used as {modality}")
+    start = 6 + len(head)
+    data = text[start:] if isinstance(text, str) else text.from_(start)
+    return media_from_base64(data, modality, mime=mime or None, where=where)
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "…")

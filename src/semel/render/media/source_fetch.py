@@ -1,0 +1,55 @@
+"""From sources to media: fetches the URLs of a request, with limited concurrency. Equal URLs are fetched once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+from semel.core import Media, Tenant
+from semel.errors import MediaNotAllowed, RequestError
+from semel.media.fetch.url import Url
+from semel.render.concurrency import concurrently
+from semel.render.media.intent import Intent
+from semel.render.media.source import MediaFile, MediaName, MediaUrl, Source
+
+__all__ = ["Fetch", "Spend", "fetch_sources"]
+
+_FETCHES_AT_ONCE: Final = 8
+"""Maximum fetches of one request at a time: a few requests with slow URLs must not use up their tenant's limit (threats
+S18).
+"""
+
+Spend = Callable[[int], None]
+"""Is called with the number of bytes before a request stores them, and raises if they are not allowed."""
+
+
+class Fetch(Protocol):
+    """Returns the bytes behind a URL, from the network or a cache."""
+
+    async def __call__(self, url: Url, tenant: Tenant, /, *, apart: bool, spend: Spend) -> bytes:
+        """The bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
+        ...
+
+
+async def fetch_sources(
+    sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
+) -> Sequence[Media | MediaFile | MediaName]:
+    """The media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
+    wanted: dict[Url, MediaUrl] = {}
+    for source in sources:
+        if isinstance(source, MediaUrl):
+            wanted.setdefault(source.url, source)
+    if not wanted:
+        return cast("Sequence[Media | MediaFile | MediaName]", sources)
+    got: dict[Url, bytes] = {}
+
+    async def get(source: MediaUrl) -> None:
+        try:
+            if fetch is None:
+                raise MediaNotAllowed("nothing is fetched here: send a data URL")
+            got[source.url] = await fetch(source.url, tenant, apart=intent == "inspect", spend=spend)
+        except RequestError as error:  # other requests may wait for the same fetch and get the same error object
+            raise error.at(source.where) from None
+
+    await concurrently(wanted.values(), get, at_once=_FETCHES_AT_ONCE)
+    return [Media(source.modality, got[source.url]) if isinstance(source, MediaUrl) else source for source in sources]

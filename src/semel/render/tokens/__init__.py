@@ -1,0 +1,1 @@
+"""Tokenizers, placeholder tokens and their expansion."""
