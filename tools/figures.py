@@ -34,7 +34,7 @@ MEASURING: Final = (
         "scripts/pool-cost",
         "scripts/image-cost",
     ),
-    *("scripts/generic-cost", "scripts/hostile", "python -m tests.fleet", "python -m tests.simulate"),
+    *("scripts/generic-cost", "scripts/hostile", "python -m tests.fleet", "python -m tools."),
 )
 """How the commands begin that measure something."""
 

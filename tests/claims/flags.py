@@ -44,7 +44,9 @@ REFUSED: Final = re.compile("unknown flag|unrecognized arguments|did you mean")
 """Lines with it quote a refusal."""
 
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-_PROGRAM: Final = re.compile(rf"(?:^|[ `/])(scripts/[\w-]+|tests\.[\w.]+|examples/\w+\.py|{'|'.join(TOOLS)})(?![\w-])")
+_PROGRAM: Final = re.compile(
+    rf"(?:^|[ `/])(scripts/[\w-]+|(?:tests|tools)\.[\w.]+|examples/\w+\.py|{'|'.join(TOOLS)})(?![\w-])"
+)
 HEAD: Final = re.compile(r"^(?:[$>#-] |[A-Z_]+=\S+ |sudo |exec |RUN (?:--\S+ )*|ExecStart\w*=)*(?:\S*/bin/)?")
 
 
@@ -116,7 +118,7 @@ def _flags_for(part: str) -> frozenset[str]:
                 return of_commands[command]
     if words[0] in TOOLS:
         return frozenset({*TOOLS[words[0]].split(), "--help", "--version"})
-    if words[0].startswith(("scripts/", "tests.", "examples/", "tests/")):
+    if words[0].startswith(("scripts/", "tests.", "tools.", "examples/", "tests/")):
         return _flags_in_source(words[0])
     return vllm_flags() if words[0].startswith("vllm") else frozenset()
 
@@ -124,8 +126,8 @@ def _flags_for(part: str) -> frozenset[str]:
 @cache
 def _flags_in_source(name: str) -> frozenset[str]:
     """The flags that a program of this repository names, or the module that it hands over to."""
-    path = name.replace(".", "/") if name.startswith("tests.") else name
+    path = name.replace(".", "/") if name.startswith(("tests.", "tools.")) else name
     found = [one for one in (ROOT / path, ROOT / f"{path}.py", ROOT / path / "__main__.py") if one.is_file()]
     text = "".join(one.read_text() for one in found)
-    handed = [_flags_in_source(module) for module in re.findall(r"-m (tests\.[\w.]+)", text) if path == name]
+    handed = [_flags_in_source(module) for module in re.findall(r"-m ((?:tests|tools)\.[\w.]+)", text) if path == name]
     return frozenset(_FLAG.findall(text)).union({"--help"}, *handed)

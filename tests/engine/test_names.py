@@ -208,7 +208,9 @@ def unlisted(names: Sequence[Name]) -> list[str]:
     """What semel uses of vLLM and a table does not have."""
     listed = {(name.module, name.path) for name in names}
     attributes = {name.path.rpartition(".")[2] for name in names}
-    files = {path.name: uses_of(path) for path in sorted(FOLDER.glob("*.py")) if path.name != "names.py"}
+    files = {
+        str(path.relative_to(FOLDER)): uses_of(path) for path in sorted(FOLDER.rglob("*.py")) if path.name != "names.py"
+    }
     own = attributes.union(*(uses.own for uses in files.values()))
     found = []
     for file, uses in files.items():
@@ -220,7 +222,7 @@ def unlisted(names: Sequence[Name]) -> list[str]:
 def elsewhere(names: Sequence[Name]) -> list[str]:
     """What the rest of semel imports of vLLM and a table does not have."""
     listed = {(name.module, name.path) for name in names}
-    files = [path for path in sorted(FOLDER.parents[1].rglob("*.py")) if path.parent != FOLDER]
+    files = [path for path in sorted(FOLDER.parents[1].rglob("*.py")) if FOLDER not in path.parents]
     used = {(path.name, pair) for path in files if "vllm" in path.read_text() for pair in uses_of(path).imports}
     return sorted(f"{file}: {'.'.join(pair)}" for file, pair in used if pair not in listed)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from semel.cli.app import app
 from semel.cli.error_line import print_error
 from semel.engine.owner import end_with_owner
 from semel.errors import SemelError
@@ -26,6 +25,8 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code; an error that nobody expects is raised."""
+    from semel.cli.app import app
+
     try:
         app()
     except SemelError as error:

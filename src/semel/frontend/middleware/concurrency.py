@@ -44,7 +44,7 @@ _MAX_SCATTER: Final = 2.0
 """A client comes again after at most so many times what it was told (`semel.web.errors`)."""
 
 
-_MAX_HELD_BYTES: Final = 16 << 10
+_MAX_EARLY_BYTES: Final = 16 << 10
 """What is read of a body before its request is admitted."""
 
 
@@ -335,33 +335,33 @@ class ConcurrencyLimit:
 class _Client:
     """What is known of the client while it is answered."""
 
-    __slots__ = ("_held", "_is_answered", "_receive", "_send", "has_left")
+    __slots__ = ("_early", "_is_answered", "_receive", "_send", "has_left")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._held: deque[MutableMapping[str, Any]] = deque()
+        self._early: deque[MutableMapping[str, Any]] = deque()
         self._is_answered = False
         self.has_left = False
         """Whether it disconnected before its answer was complete."""
 
     async def stays(self, wait_s: float) -> bool:
         """Wait so long; False as soon as the client disconnects, if its body is a small one."""
-        held_bytes = 0
+        early_bytes = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while held_bytes <= _MAX_HELD_BYTES:
+                while early_bytes <= _MAX_EARLY_BYTES:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         return False
-                    self._held.append(message)
-                    held_bytes += len(message.get("body", b""))
+                    self._early.append(message)
+                    early_bytes += len(message.get("body", b""))
                 await asyncio.sleep(wait_s)  # the rest is read when it is admitted
         return True
 
     async def receive(self) -> MutableMapping[str, Any]:
-        if self._held:
-            return self._held.popleft()
+        if self._early:
+            return self._early.popleft()
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._is_answered:
             self.has_left = True
