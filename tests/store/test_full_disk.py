@@ -239,3 +239,16 @@ def test_shrinking_that_is_ended_in_a_pause_or_in_vain_gives_every_file_back(pau
         work.close()
     assert ({*index}, index.nbytes, index.nbytes_of("umbra")) == (before, nbytes, 0)
     assert index.capacity in (nbytes, 1_000 * SMALLEST_BYTES)
+
+
+@pytest.mark.parametrize("owner", ["tenant 0", "another"])
+@pytest.mark.parametrize("tenants", [40, 64, 100])
+def test_with_many_tenants_a_full_disk_costs_few_files_and_refuses_nobody_within_its_share(
+    owner: str, tenants: int
+) -> None:
+    """A margin that is charged to the uploader was more than its share, and cost it all its files."""
+    nbytes, each = 16 * SMALLEST_BYTES, 4
+    index = FileIndex(2 * tenants * each * nbytes)
+    for number in range(tenants * each):
+        index._enter(of_owner(f"tenant {number % tenants}", number, nbytes))
+    assert len(at_once(index.shrinking(owner, nbytes, 0))) <= 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import typer
@@ -171,5 +171,6 @@ def version(_: Call[NoSettings]) -> None:
 app.add_typer(key, name="key")
 app.add_typer(cells, name="cells")
 
-for entry in distribution("semel").entry_points.select(group="semel.commands"):
-    entry.load()(app)
+with contextlib.suppress(PackageNotFoundError):  # sources that are not installed have the product's commands
+    for entry in distribution("semel").entry_points.select(group="semel.commands"):
+        entry.load()(app)

@@ -225,13 +225,19 @@ class FileIndex:
         """
         gone: list[StoredFile] = []
         freed = 0
-        margin = self.nbytes // _MARGIN
+        margin = min(self.nbytes // _MARGIN, charge_of(nbytes))
         try:
             while freed < min(charge_of(nbytes), _disk_bytes(nbytes)):
                 if gone:
                     self.cancel(owner, nbytes)
                 self._room.resize(min(self.capacity, self.nbytes + freed))
-                gone += yield from self.reserving(owner, charge_of(nbytes) + margin, now_s)
+                try:
+                    gone += yield from self.reserving(owner, charge_of(nbytes) + margin, now_s)
+                except NoRoom:
+                    if not margin:
+                        raise
+                    margin = 0  # the owner's share has room for the file alone
+                    gone += yield from self.reserving(owner, charge_of(nbytes), now_s)
                 self._room.release(owner, margin)
                 self._room.resize(self.capacity - margin)
                 margin, freed = 0, sum(_disk_bytes(file.nbytes) for file in gone)

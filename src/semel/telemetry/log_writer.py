@@ -121,8 +121,9 @@ class LineWriter:
 
 def dropped_by_supervisor() -> int:
     """Read how many lines the supervisor of this process has dropped; 0 if there is none."""
-    descriptor = os.environ.get(DROPPED)
-    return 0 if descriptor is None else int.from_bytes(os.pread(int(descriptor), 8, 0), "big")
+    with suppress(KeyError, OSError, ValueError):  # the variable may have been inherited without its descriptor
+        return int.from_bytes(os.pread(int(os.environ[DROPPED]), 8, 0), "big")
+    return 0
 
 
 def _batches(lines: Sequence[bytes]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial
@@ -340,28 +340,29 @@ class _Client:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._early: deque[MutableMapping[str, Any]] = deque()
+        self._early: dict[str, Any] | None = None
         self._is_answered = False
         self.has_left = False
         """Whether it disconnected before its answer was complete."""
 
     async def stays(self, wait_s: float) -> bool:
         """Wait so long; False as soon as the client disconnects, if its body is a small one."""
-        early_bytes = 0
+        body = bytearray()
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while early_bytes <= _MAX_EARLY_BYTES:
+                while len(body) <= _MAX_EARLY_BYTES:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         return False
-                    self._early.append(message)
-                    early_bytes += len(message.get("body", b""))
+                    body += message.get("body", b"")  # not a list of pieces: a client decides how small they are
+                    self._early = {**message, "body": body}
                 await asyncio.sleep(wait_s)  # the rest is read when it is admitted
         return True
 
     async def receive(self) -> MutableMapping[str, Any]:
-        if self._early:
-            return self._early.popleft()
+        if self._early is not None:
+            early, self._early = self._early, None
+            return early | {"body": bytes(early["body"])}
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._is_answered:
             self.has_left = True

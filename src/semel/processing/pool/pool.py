@@ -452,10 +452,10 @@ class Pool:
                 raise (error if is_offered else _ProcessLost(error)) from None
             raise self._late(job) from None
         except (EOFError, OSError):
-            await child.end(within_s=END_TIMEOUT_S)
+            was_stuck = await child.end(within_s=END_TIMEOUT_S)
             status = await child.wait()
             died = self._died(job, status)
-            is_innocent = status == -signal.SIGKILL and not is_offered
+            is_innocent = status == -signal.SIGKILL and not (was_stuck or is_offered)
             raise (_ProcessLost(died) if is_innocent else died) from None
         except ProtocolError as error:
             logger.exception("pool process %d broke the protocol and is ended", child.pid)

@@ -69,7 +69,7 @@ class PoolProcess:
     def __init__(
         self, process: Handle, pipe: socket.socket, max_payload_bytes: int, staging: Staging | None = None
     ) -> None:
-        self.work: asyncio.Task[None] | None = None
+        self.work: asyncio.Task[object] | None = None
         """What it works on or last worked on."""
         self.sandbox = Sandbox()
         """What is around it, once it is loaded."""
@@ -184,8 +184,8 @@ class PoolProcess:
         """Wait until it has ended; its exit status."""
         return await self._process.wait()
 
-    async def end(self, *, within_s: float) -> None:
-        """Close its pipe, upon which it ends by itself, and kill it if it has not by then."""
+    async def end(self, *, within_s: float) -> bool:
+        """Close its pipe, upon which it ends by itself, and kill it if it has not by then: True if that was needed."""
         with contextlib.suppress(OSError):
             self._pipe.shutdown(socket.SHUT_RDWR)
         try:
@@ -195,6 +195,8 @@ class PoolProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+            return True
+        return False
 
     async def release(self) -> None:
         """Give back what we hold of a process that has ended."""

@@ -83,6 +83,9 @@ class EncoderTotals:
     """Encoder outputs with NaN or infinity in them."""
 
 
+assert len(fields(EncoderTotals)) < _COLUMNS, "the first cell of a row is its version"
+
+
 class EncoderPage(SharedPage):
     """The rows of all engine cores of one embedding process."""
 
