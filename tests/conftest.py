@@ -56,10 +56,14 @@ default.create_ssl_context = _ssl_context  # type: ignore[attr-defined]
 Folder = Callable[[str], Path]
 
 
-def pytest_collection_finish() -> None:
-    """Take what all tests share out of every later garbage collection."""
-    gc.collect()
-    gc.freeze()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take what all tests share out of every later garbage collection.
+
+    Not with engines: vLLM is imported later, and the less is known as long-lived, the more often all of it is walked.
+    """
+    if not any(item.get_closest_marker("engine") for item in session.items):
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

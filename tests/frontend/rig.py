@@ -84,14 +84,14 @@ async def rig(
     keys: Keyring | None = None,
     memory: SharedCache | None = None,
     tracing: Tracing = NO_TRACING,
-    make_engine: Callable[[Contract], EchoEngine] = EchoEngine,
+    make_engine: Callable[[Contract], EchoEngine] | None = None,
 ) -> AsyncIterator[Rig]:
     """The application of a frontend whose worker's engine holds so many bytes of items; counters as in production.
 
     What lies in its memory is lent.
     """
     address = f"ipc://{folder}/w.sock"
-    engine = make_engine(replace(CONTRACT, cache_bytes=engine_bytes))
+    engine = (make_engine or EchoEngine)(replace(CONTRACT, cache_bytes=engine_bytes))
     meter, lookups, service = Meter(), CacheLookups(), FrontendState()
     meter.watch(lookups.samples)
 
