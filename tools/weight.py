@@ -80,7 +80,7 @@ def largest_folder() -> tuple[str, int]:
 def walking() -> Iterator[Walk]:
     """Count the calls of this thread, and of those that begin meanwhile."""
     walk, inside = Walk(Counter()), str(SOURCE) + "/"
-    outside = tuple(f"{inside}{name}/" for name in (*WORKSHOP, "testing"))
+    outside = tuple(f"{inside}{name}/" for name in WORKSHOP)
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code

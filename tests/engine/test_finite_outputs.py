@@ -58,7 +58,7 @@ def tell(guarded: Guarded | SecondGuarded) -> int:
 
 
 def outputs_on(device: LateDevice, guarded: Guarded | SecondGuarded) -> None:
-    from semel.engine.vllm.finite_outputs import FiniteOutputs
+    from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 
     guarded.guard._findings._finite = FiniteOutputs(device.to_host)  # type: ignore[attr-defined]
 
@@ -86,7 +86,7 @@ def test_a_device_that_answers_two_steps_later_is_not_waited_for(kind: type[Guar
 
 
 def test_mutant_that_reads_at_once_waits_for_the_device() -> None:
-    from semel.engine.vllm.finite_outputs import FiniteOutputs
+    from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 
     class AtOnce(FiniteOutputs):
         def take(self) -> int:
@@ -124,7 +124,7 @@ def reads_of_scalars(ask: Callable[[Sequence[str], Sequence[Any]], None]) -> int
 def test_to_ask_takes_no_number_out_of_a_tensor_and_a_mutant_that_asks_one_by_one_does() -> None:
     import torch
 
-    from semel.engine.vllm.finite_outputs import FiniteOutputs
+    from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 
     class OneByOne(FiniteOutputs):
         def ask(self, identifiers: Sequence[str], outputs: Sequence[torch.Tensor]) -> None:
@@ -139,7 +139,7 @@ def test_to_ask_takes_no_number_out_of_a_tensor_and_a_mutant_that_asks_one_by_on
 def test_a_device_that_never_answers_costs_no_memory_without_bound() -> None:
     import torch
 
-    from semel.engine.vllm.finite_outputs import MAX_PENDING, FiniteOutputs
+    from semel.engine.vllm.plugins.finite_outputs import MAX_PENDING, FiniteOutputs
 
     finite = FiniteOutputs(LateDevice(1 << 30).to_host)
     for _ in range(3 * MAX_PENDING):

@@ -34,7 +34,7 @@ from semel.engine.vllm.compat.internals import (
     received_features,
     runs_encoder,
 )
-from semel.engine.vllm.finite_outputs import FiniteOutputs
+from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
 
 __all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "guard_of"]

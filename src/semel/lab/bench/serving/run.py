@@ -107,10 +107,16 @@ class Options:
     source: Path | None = None
     """Another checkout of semel, with its `.venv`: it is measured in the place of bare vLLM."""
 
+    def __post_init__(self) -> None:
+        """Refuse a checkout that is not installed, before a model is made for it."""
+        if self.source is not None and not self.source_python.exists():
+            raise ConfigError(
+                f"--semel-source {self.source}: there is no {self.source_python}; run scripts/install there"
+            )
+
     def scenarios(self) -> list[str]:
         """The scenarios that run, in their order."""
         if self.source is not None:
-            _ = self.source_python
             return list(_WITH_SOURCE)
         unknown = [name for name in self.only if name not in SCENARIOS]
         if unknown:
@@ -118,13 +124,10 @@ class Options:
         return [name for name in SCENARIOS if name in (self.only or SCENARIOS.keys() - set(_BY_NAME))]
 
     @property
-    def source_python(self) -> str:
+    def source_python(self) -> Path:
         """The interpreter of the other checkout."""
         assert self.source is not None
-        python = self.source / ".venv" / "bin" / "python"
-        if not python.exists():
-            raise ConfigError(f"--semel-source {self.source}: there is no {python}; run scripts/install there")
-        return str(python)
+        return self.source / ".venv" / "bin" / "python"
 
     def are_elsewhere(self) -> bool:
         """Whether both servers are running elsewhere; naming only one of them is an error."""
@@ -205,7 +208,7 @@ def _other(options: Options, launch: Launch) -> AbstractAsyncContextManager[Serv
         return vllm_server(launch)
     scratch = launch.scratch / "other"
     scratch.mkdir()
-    return semel_server(replace(launch, python=options.source_python, scratch=scratch))
+    return semel_server(replace(launch, python=str(options.source_python), scratch=scratch))
 
 
 async def _clients(options: Options, servers: Pair[Server], stack: AsyncExitStack) -> Pair[Side]:
