@@ -65,7 +65,7 @@ class ServeReport:
 def _table(scenario: str, rows: list[Row]) -> Table:
     table = Table(title=f"semel bench serve: {scenario}", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for heading in ("semel", "vLLM", "ratio", "limit"):
+    for heading in ("semel", "other" if scenario == "sources" else "vLLM", "ratio", "limit"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in rows:
