@@ -13,7 +13,7 @@ __all__ = ["Outcome", "confined"]
 
 _DEADLINE_S = 60
 _SERVER = """
-import io, json, os, resource, signal, sys
+import ctypes, io, json, os, resource, signal, sys
 import av, numpy as np
 from PIL import Image, ImageSequence, PngImagePlugin
 from semel.errors import MediaError
@@ -27,10 +27,20 @@ def used_threads():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
 
+def map_libraries():
+    # Every page of code is in memory before the count begins: which of them a run touches is not its growth.
+    populate_read, madvise = 22, ctypes.CDLL(None).madvise
+    with open("/proc/self/maps") as lines:
+        ranges = [line.split()[0].split("-") for line in lines if line.rstrip().endswith(".so") or ".so." in line]
+    for start, end in ranges:
+        start, end = int(start, 16), int(end, 16)
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), populate_read)
+
 def answer(order, data, reply):
     names = {**globals(), "data": data}
     code = compile(order["body"], "confined", "exec")
     resource.setrlimit(resource.RLIMIT_DATA, (used("VmData:") + order["max_bytes"],) * 2)
+    map_libraries()
     before = used("VmHWM:")
     try:
         exec(code, names)
