@@ -240,7 +240,7 @@ def pool_process(world: World) -> psutil.Process:
 
 
 def grammars(world: World) -> psutil.Process:
-    return processes_of(world.worker(), "grammar_child")[0]
+    return processes_of(world.worker(), "grammars.child")[0]
 
 
 def engine_core(world: World) -> psutil.Process:

@@ -96,15 +96,17 @@ class Attacker:
         finally:
             writer.transport.abort()
 
-    def head(self, method: str, path: str, *fields: str) -> bytes:
-        """The head of a request."""
-        lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {self.key}", *fields, "", "")
+    def head(self, method: str, path: str, *fields: str, key: str = "") -> bytes:
+        """Return the head of a request, with the attacker's key or another."""
+        lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {key or self.key}", *fields, "", "")
         return "\r\n".join(lines).encode()
 
-    async def status(self, reader: asyncio.StreamReader) -> None:
+    async def status(self, reader: asyncio.StreamReader) -> str:
         """Read the status of an answer, and count it."""
         line = await reader.readline()
-        self.answers[line.split(b" ")[1].decode() if line else "cut off"] += 1
+        status = line.split(b" ")[1].decode() if line else "cut off"
+        self.answers[status] += 1
+        return status
 
 
 Attack = Callable[[Attacker], Awaitable[None]]

@@ -90,7 +90,7 @@ def _role_of(process: psutil.Process, parent: str) -> str:
         return "engine"
     if parent == "frontend":
         return "pool"
-    return "grammars" if any("grammar_child" in word for word in process.cmdline()) else parent
+    return "grammars" if any("grammars.child" in word for word in process.cmdline()) else parent
 
 
 @contextlib.contextmanager

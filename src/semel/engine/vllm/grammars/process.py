@@ -1,4 +1,4 @@
-"""The worker's side of `grammar_child`: starts it, sends it grammars, and reads what became of each."""
+"""The worker's side of `child`: starts it, sends it grammars, and reads what became of each."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 What following costs cannot be seen when a grammar is compiled: 28 bytes of a regular expression compile in 2 ms and
 take 842 ms for each token after the seventeenth. A walk of the model's own tokens finds out, if it gets to the
 expensive part: it never takes white space or a quote where something else is allowed, since JSON would let it stay
-between two values, or close every string at once. Used in the forks of `grammar_child`; imports neither vLLM nor
+between two values, or close every string at once. Used in the forks of `child`; imports neither vLLM nor
 xgrammar.
 """
 
