@@ -43,7 +43,7 @@ PING: Final = "ping"
 _OUTCOME_BITS: Final = 3
 """Of a fork's exit code; the others are those of the size of what was compiled."""
 
-_NICENESS: Final = 10
+_NICENESS: Final = 5
 """The engine's steps go first."""
 
 _WALK_TOKENS: Final = 512

@@ -13,7 +13,7 @@ EXPENSIVE: Final = "semel-grammar:expensive"
 BUSY: Final = "semel-grammar:busy"
 """Stop reasons of requests that the engine core ended for what a grammar costs: its own, or others of its tenant."""
 
-MAX_CALL_S: Final = 0.25
+MAX_CALL_S: Final = 0.15
 """CPU time that one call may take which follows a grammar: a mask of the allowed tokens, or a token (threats S27)."""
 
 TOO_EXPENSIVE: Final = (
