@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from semel.core import Digest, Feature
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Holdings, Intake, Ledger, Opened, holdings
-from semel.worker.news import Bulletin, News
+from semel.worker.cache_updates import CacheUpdates, StateDelta
 from tests.effort import examples
 from tests.ledger.examples import DIGESTS
 from tests.ledger.world import World
@@ -190,7 +190,7 @@ PAIRS: Final = (World.evict, World.inject, World.lose_feature)
 def wander(seed: int, num_steps: int, **kinds: Callable[[], Any]) -> None:
     """A random walk through a world of a random shape, in which some things happen often and others never."""
     random = Random(seed)
-    kinds = {"news_kind": lambda: News(holdings=Holdings(max_log=random.choice((2, 4, 65_536)))), **kinds}
+    kinds = {"updates_kind": lambda: CacheUpdates(holdings=Holdings(max_log=random.choice((2, 4, 65_536)))), **kinds}
     world = World(random.randint(1, 4), random.randint(1, 3), random.choice(CAPACITIES), **kinds)
     weights = [weight * random.choice((0, 1, 1, 3)) for weight in WEIGHTS.values()]
     weights[0] += 1
@@ -315,15 +315,15 @@ class Lying(Holdings[int]):
         return told if told[0].since is None else [Announcement(known, self.number)]
 
 
-class Silent(News[int]):
+class Silent(CacheUpdates[int]):
     """Tells the one whom it concerns when it tells everybody."""
 
-    def concerning(self, _: int) -> list[Bulletin[int]]:
+    def concerning(self, _: int) -> list[StateDelta[int]]:
         return []
 
 
-def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
-    return lambda: News(holdings=holdings_kind(max_log=4))
+def updates_with(holdings_kind: type[Holdings[int]]) -> Callable[[], CacheUpdates[int]]:
+    return lambda: CacheUpdates(holdings=holdings_kind(max_log=4))
 
 
 @pytest.mark.slow
@@ -334,8 +334,8 @@ def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
         {"ledger_kind": Credulous},
         {"desk_kind": Hopeful},
         *({"desk_kind": kind} for kind in (CountsItems, CountsReady, CountsClosed, CountsForgotten)),
-        {"news_kind": Silent},
-        *({"news_kind": news_with(kind)} for kind in (Secretive, Skipping, Lying)),
+        {"updates_kind": Silent},
+        *({"updates_kind": updates_with(kind)} for kind in (Secretive, Skipping, Lying)),
     ],
     ids=[
         *("careless", "credulous", "hopeful"),

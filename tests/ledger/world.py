@@ -17,7 +17,7 @@ from typing import Literal
 from semel.core import Digest, Feature, FeatureInfo
 from semel.errors import FeatureMissing
 from semel.ledger import Announcement, Holdings, Intake, Ledger
-from semel.worker.news import Bulletin, News
+from semel.worker.cache_updates import CacheUpdates, StateDelta
 from tests.ledger.examples import DIGESTS, FEATURES, HOLDINGS, content_of
 
 
@@ -159,13 +159,13 @@ class Worker:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
-        self.news = world.news_kind()
+        self.updates = world.updates_kind()
         self.incarnation = world.next_incarnation()
         self.desk = world.desk_kind()
         self.store = Store(
             world.capacity,
-            lambda digest, holding: self.news.hold(digest, holding, world.now),
-            lambda digest: self.news.drop(digest, world.now),
+            lambda digest, holding: self.updates.hold(digest, holding, world.now),
+            lambda digest: self.updates.drop(digest, world.now),
         )
         self.open: dict[Owner, tuple[Digest, ...]] = {}
         self.running: dict[Owner, tuple[tuple[Digest, ...], set[Digest]]] = {}
@@ -173,7 +173,7 @@ class Worker:
 
     @property
     def holdings(self) -> Holdings[int]:
-        return self.news.holdings
+        return self.updates.holdings
 
     def meet(self, frontend: Frontend) -> None:
         """A session begins."""
@@ -183,33 +183,33 @@ class Worker:
         known = resume[1] if resume is not None and resume[0] == self.incarnation else None
         if known is None:
             frontend.slow[self.number].announced.clear()
-        self.publish(self.news.join(frontend.number, known))
+        self.publish(self.updates.join(frontend.number, known))
 
-    def publish(self, bulletins: Iterable[Bulletin[int]]) -> None:
-        for bulletin in bulletins:
-            for peer in bulletin.peers:
-                self.world.sessions[peer, self.number].to_frontend.append(bulletin.announcement)
+    def publish(self, deltas: Iterable[StateDelta[int]]) -> None:
+        for delta in deltas:
+            for peer in delta.peers:
+                self.world.sessions[peer, self.number].to_frontend.append(delta.announcement)
 
     def say(self, frontend: int, message: ToFrontend) -> None:
         """What is new goes ahead of a message about a request."""
-        self.publish(self.news.concerning(frontend))
+        self.publish(self.updates.concerning(frontend))
         self.world.sessions[frontend, self.number].to_frontend.append(message)
 
     def announce(self) -> None:
         """A turn of a round."""
-        self.publish(self.news.next_turn(self.world.now))
+        self.publish(self.updates.next_turn(self.world.now))
 
     def send_slice(self, frontend: int) -> bool:
         """The next slice of a snapshot; whether there was one."""
-        bulletin = self.news.next_slice(frontend)
-        self.publish([] if bulletin is None else [bulletin])
-        return bulletin is not None
+        delta = self.updates.next_slice(frontend)
+        self.publish([] if delta is None else [delta])
+        return delta is not None
 
     def tell_the_rest(self) -> None:
         for frontend in range(len(self.world.frontends)):
             while self.send_slice(frontend):
                 pass
-        while self.news.due < inf:
+        while self.updates.due < inf:
             self.announce()
 
     def read(self, frontend: int, message: ToWorker) -> None:
@@ -233,7 +233,7 @@ class Worker:
     def lose(self, frontend: int) -> None:
         """The session has ended, and a new one begins."""
         self.desk.forget(frontend)
-        self.news.leave(frontend)
+        self.updates.leave(frontend)
         self.open = {owner: digests for owner, digests in self.open.items() if owner[0] != frontend}
         self.running = {owner: taken for owner, taken in self.running.items() if owner[0] != frontend}
 
@@ -358,11 +358,11 @@ class World:
         *,
         ledger_kind: Callable[[], Ledger] = Ledger,
         desk_kind: Callable[[], Intake[int]] = Intake,
-        news_kind: Callable[[], News[int]] = News,
+        updates_kind: Callable[[], CacheUpdates[int]] = CacheUpdates,
     ) -> None:
         self.num_workers = num_workers
         self.capacity = capacity * Digest.size
-        self.ledger_kind, self.desk_kind, self.news_kind = ledger_kind, desk_kind, news_kind
+        self.ledger_kind, self.desk_kind, self.updates_kind = ledger_kind, desk_kind, updates_kind
         self.now = 0.0
         self.incarnations = 0
         self.sessions = {(f, w): Session() for f in range(num_frontends) for w in range(num_workers)}

@@ -130,7 +130,7 @@ async def serve_engine(
     With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a keeper
     encoder outputs are shared with other workers.
     """
-    from semel.worker.news import News
+    from semel.worker.cache_updates import CacheUpdates
     from semel.worker.turns import EngineTurns
     from semel.worker.worker import Worker
 
@@ -161,7 +161,7 @@ async def serve_engine(
             turns=turns,
             progress_s=progress_s,
             submit=submit,
-            news=News(settings.sessions.news_s),
+            updates=CacheUpdates(settings.sessions.announce_interval_s),
         )
         if settings.admin.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker, meter))

@@ -5,7 +5,7 @@ that turn out to be missing, and lets all of them go when the engine has taken t
 frontend aborts it, leaves, or is lost; cancelling closes the stream, and that aborts the request in the engine.
 What the ledger rests on: a request is opened on the desk, and closed there, in the same step in which its messages are
 read and sent; and what is new goes out before any message about a request, to the frontend that sent it, so a frontend
-that is told "accepted" knows what is held. The others are told a little later (`news`).
+that is told "accepted" knows what is held. The others are told a little later (`cache_updates`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from semel.wire.outputs import deltas_of
 from semel.wire.session import ToFrontend
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
-from semel.worker.news import Load, News
+from semel.worker.cache_updates import CacheUpdates, Load
 from semel.worker.progress_watch import until_hung
 from semel.worker.publisher import Publisher
 from semel.worker.turns import EngineTurns
@@ -96,7 +96,7 @@ class Worker:
         turns: EngineTurns | None = None,
         progress_s: float = 0.0,
         submit: Submitting | None = None,
-        news: News[Peer] | None = None,
+        updates: CacheUpdates[Peer] | None = None,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
@@ -111,7 +111,7 @@ class Worker:
         self._turns = EngineTurns() if turns is None else turns
         self._frontends: dict[Peer, dict[str, _Request]] = {}
         self._desk: Intake[Peer] = Intake()
-        self._publisher = Publisher(listener, News() if news is None else news)
+        self._publisher = Publisher(listener, CacheUpdates() if updates is None else updates)
         self._progress_s = progress_s
         """How long the engine may be busy without a step; 0 for as long as it likes."""
 
@@ -169,7 +169,7 @@ class Worker:
         except EngineDead:
             self._died.set()
             raise
-        self._publisher.tell_all()
+        self._publisher.publish()
         self._listener.broadcast(Forget())
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:

@@ -1,8 +1,8 @@
-"""What a worker tells its frontends: how busy its engine is, and what that has stored and evicted. Pure: time is given.
+"""Updates of a worker to its frontends: the load of its engine, and the items that it stored and evicted. Pure.
 
-Whom something concerns is told at once: a frontend knows what happened to what it sent before it hears that its request
-was taken. Everybody else is told in rounds, at most one in `news_s`, and only what is new to them. Frontends that know
-as much are told the same, so a message is made and packed once for all of them.
+The frontend of a request gets them at once: it knows what happened to the items that it sent before it reads that its
+request was accepted. The others get them in rounds, at most one per `announce_interval_s`, and only changes. Frontends
+in the same state get the same message, which is packed once for all of them. Callers pass the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from semel.core import Digest, FeatureInfo
 from semel.ledger import Announcement, Holdings
 
-__all__ = ["Bulletin", "Load", "News"]
+__all__ = ["CacheUpdates", "Load", "StateDelta"]
 
 _P = TypeVar("_P", bound=Hashable)
 
@@ -40,7 +40,7 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bulletin(Generic[_P]):
+class StateDelta(Generic[_P]):
     """What some peers are told."""
 
     announcement: Announcement
@@ -48,12 +48,12 @@ class Bulletin(Generic[_P]):
     peers: tuple[_P, ...]
 
 
-class News(Generic[_P]):
+class CacheUpdates(Generic[_P]):
     """What each peer has yet to be told, and when. A peer is any hashable value that identifies a session."""
 
-    def __init__(self, news_s: float = 0.25, holdings: Holdings[_P] | None = None) -> None:
+    def __init__(self, announce_interval_s: float = 0.25, holdings: Holdings[_P] | None = None) -> None:
         self.holdings: Holdings[_P] = Holdings() if holdings is None else holdings
-        self._news_s = news_s
+        self._announce_interval_s = announce_interval_s
         self._load = Load()
         self._loads: dict[_P, Load] = {}
         """The load that each peer has last heard of."""
@@ -75,7 +75,11 @@ class News(Generic[_P]):
     @property
     def interval_s(self) -> float:
         """Between two rounds, at the least."""
-        return min(self._news_s, _FEW_PEERS_S) if len(self._loads) <= _FEW_PEERS else self._news_s
+        return (
+            min(self._announce_interval_s, _FEW_PEERS_S)
+            if len(self._loads) <= _FEW_PEERS
+            else self._announce_interval_s
+        )
 
     # What changes.
 
@@ -97,7 +101,7 @@ class News(Generic[_P]):
 
     # Who is told.
 
-    def join(self, peer: _P, known: int | None = None) -> list[Bulletin[_P]]:
+    def join(self, peer: _P, known: int | None = None) -> list[StateDelta[_P]]:
         """A session begins with a peer that knows everything up to a number, or nothing. Returns what it is told first;
         the rest of a snapshot is for `next_slice`."""
         self._loads[peer] = self._load
@@ -108,17 +112,17 @@ class News(Generic[_P]):
         self.holdings.leave(peer)
         self._loads.pop(peer, None)
 
-    def next_slice(self, peer: _P) -> Bulletin[_P] | None:
+    def next_slice(self, peer: _P) -> StateDelta[_P] | None:
         """The next slice of what the engine has, for a peer that has read the one before; None after the last."""
         if peer not in self._loads or (announcement := self.holdings.next_slice(peer)) is None:
             return None
-        return Bulletin(announcement, self._load, (peer,))
+        return StateDelta(announcement, self._load, (peer,))
 
-    def concerning(self, peer: _P) -> list[Bulletin[_P]]:
+    def concerning(self, peer: _P) -> list[StateDelta[_P]]:
         """What a peer is to be told before a message about its request."""
         return self._to(peer, self.holdings.changes(peer)) if peer in self._loads else []
 
-    def next_turn(self, now: float) -> list[Bulletin[_P]]:
+    def next_turn(self, now: float) -> list[StateDelta[_P]]:
         """What is told to the next peers of a round."""
         if not self._round:
             self._last_round, self._has_changed = now, False
@@ -126,14 +130,14 @@ class News(Generic[_P]):
         self.holdings.number_changes()
         return self._tell([self._round.popleft() for _ in range(min(_PEERS_PER_TURN, len(self._round)))])
 
-    def tell_all(self, now: float) -> list[Bulletin[_P]]:
+    def publish(self, now: float) -> list[StateDelta[_P]]:
         """What is told to all peers now."""
         self._round.clear()
         self._last_round, self._has_changed = now, False
         self.holdings.number_changes()
         return self._tell(list(self._loads))
 
-    def _tell(self, peers: list[_P]) -> list[Bulletin[_P]]:
+    def _tell(self, peers: list[_P]) -> list[StateDelta[_P]]:
         groups: dict[tuple[int, bool], list[_P]] = {}
         for peer in peers:
             if (sent := self._loads.get(peer)) is not None:
@@ -142,15 +146,15 @@ class News(Generic[_P]):
                     groups.setdefault(state, []).append(peer)
                     self._loads[peer] = self._load
         return [
-            Bulletin(announcement, self._load, tuple(group))
+            StateDelta(announcement, self._load, tuple(group))
             for (known, more), group in groups.items()
             for announcement in self.holdings.catch_up(group) or [Announcement(known, known, more=more)]
         ]
 
-    def _to(self, peer: _P, announcements: list[Announcement]) -> list[Bulletin[_P]]:
+    def _to(self, peer: _P, announcements: list[Announcement]) -> list[StateDelta[_P]]:
         if announcements:
             self._loads[peer] = self._load
-        return [Bulletin(announcement, self._load, (peer,)) for announcement in announcements]
+        return [StateDelta(announcement, self._load, (peer,)) for announcement in announcements]
 
     def _note_change(self, now: float) -> None:
         if not self._has_changed:
