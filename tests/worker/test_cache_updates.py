@@ -1,4 +1,4 @@
-"""Cache updates: who replays them knows what is held and how busy the worker is, soon, and not more often than agreed."""
+"""Cache updates: a frontend that replays them knows what is held and how busy the worker is, soon, and cheaply."""
 
 from __future__ import annotations
 

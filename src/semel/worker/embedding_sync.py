@@ -33,7 +33,7 @@ from semel.engine.tier_events import Gone, Overrun, Reset, Saved
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
-__all__ = ["Keeper"]
+__all__ = ["EmbeddingSync"]
 
 _FETCHES: Final = 4
 """Calls of the store at a time for requests. One more publishes."""
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Keeper:
+class EmbeddingSync:
     """Joins one engine to the fleet's store. Its methods are called on the worker's event loop."""
 
     def __init__(
