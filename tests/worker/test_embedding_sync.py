@@ -21,16 +21,16 @@ from typing import Any, cast
 import pytest
 
 from semel.aio import in_slices
-from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
+from semel.core import Digest, Form, Item, Key, Placeholder, PrefetchedOutput, Prompt, Submission, Timeline
 from semel.embeddings import resp
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import StoreDown
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine
-from semel.engine.vllm.tier.arrival_params import Staging
 from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.page import TierPage
+from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.engine.vllm.tier.shared_file import create_file, path_of
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
@@ -39,7 +39,7 @@ from semel.worker import embedding_sync as module
 from semel.worker.embedding_sync import EmbeddingSync
 
 BLOCK_BYTES = 64
-SHELF, STAGED = 32, 32
+HOST_CACHE, STAGED = 32, 32
 """Blocks of either part of the memory."""
 
 KEY = Key(bytes(range(32)))
@@ -60,9 +60,9 @@ class Sink:
         self.submissions.append(submission)
 
     @property
-    def arrivals(self) -> tuple[Arrival, ...]:
+    def prefetched_outputs(self) -> tuple[PrefetchedOutput, ...]:
         """Of the last submission."""
-        return self.submissions[-1].arrivals
+        return self.submissions[-1].prefetched_outputs
 
 
 class Host:
@@ -77,9 +77,9 @@ class Host:
     ) -> None:
         self.engine, self.page = Sink(), TierPage.create()
         region = create_file("test-region")
-        os.ftruncate(region, BLOCK_BYTES * (SHELF + STAGED))
-        staging = Staging(SHELF, STAGED, BLOCK_BYTES)
-        self.tier = HostTier.open(path_of(region), BLOCK_BYTES * (SHELF + STAGED), staging, self.page)
+        os.ftruncate(region, BLOCK_BYTES * (HOST_CACHE + STAGED))
+        staging = Staging(HOST_CACHE, STAGED, BLOCK_BYTES)
+        self.tier = HostTier.open(path_of(region), BLOCK_BYTES * (HOST_CACHE + STAGED), staging, self.page)
         self.tier.identity, self.tier.probe = b"identity", probe
         self.nodes = Nodes([Node(f"memory-{index}", one) for index, one in enumerate(blobs)])
         self.sync = EmbeddingSync(
@@ -105,8 +105,8 @@ class Host:
         prompt = Prompt((0,) * (2 + rows * len(digests)), Timeline.decoder(places), items)
         await self.sync.submit(Submission("r", prompt, {}, sampling))
         contents = []
-        for arrival in self.engine.arrivals:
-            spans = [self.tier._memory[f * BLOCK_BYTES : (f + n) * BLOCK_BYTES] for f, n in arrival.extents]
+        for prefetched in self.engine.prefetched_outputs:
+            spans = [self.tier._memory[f * BLOCK_BYTES : (f + n) * BLOCK_BYTES] for f, n in prefetched.extents]
             contents.append(b"".join(spans)[:NBYTES])
         return tuple(contents)
 
@@ -164,16 +164,16 @@ async def test_what_one_worker_has_shown_twice_comes_to_another_with_its_first_r
         async with running(Host(blobs)) as second:
             await second.until_up()
             assert await second.ask(PICTURE, OTHER) == (content(1),)
-            assert [one.form for one in second.engine.arrivals] == [FORM]
+            assert [one.form for one in second.engine.prefetched_outputs] == [FORM]
             assert second.total(metrics.EMBEDDING_FETCHES, "hit") == 1
             assert second.total(metrics.EMBEDDING_FETCHES, "miss") == 1
-            second.page.use(second.engine.arrivals[0].ticket)
-            second.tier.submit(second.engine.arrivals)
-            second.page.finish(second.engine.arrivals[0].ticket)
+            second.page.use(second.engine.prefetched_outputs[0].lease)
+            second.tier.submit(second.engine.prefetched_outputs)
+            second.page.finish(second.engine.prefetched_outputs[0].lease)
             await second.until(lambda: second.tier.staged_blocks == 0)
 
 
-async def test_what_is_on_the_shelf_is_not_fetched() -> None:
+async def test_what_is_in_the_host_cache_is_not_fetched() -> None:
     blobs = MemoryBlobs()
     async with published(blobs), running(Host(blobs)) as host:
         await host.until_up()
@@ -414,7 +414,7 @@ async def test_what_the_store_has_lost_is_published_again(monkeypatch: pytest.Mo
     assert await manifests_after_a_loss(how) == 0
 
 
-async def test_what_has_expired_in_the_store_is_published_again_from_the_shelf() -> None:
+async def test_what_has_expired_in_the_store_is_published_again_from_the_host_cache() -> None:
     blobs = MemoryBlobs()
     async with running(Host(blobs, publish_after=1, ttl_s=1)) as host:
         await host.until_up()
@@ -424,11 +424,11 @@ async def test_what_has_expired_in_the_store_is_published_again_from_the_shelf()
         deadline = time.monotonic() + SOON_S
         while host.total(metrics.EMBEDDING_PUBLISHED) < 2:
             assert time.monotonic() < deadline
-            assert await host.ask(PICTURE) == (), "it is on the shelf, so nobody hears that the store has it not"
+            assert await host.ask(PICTURE) == (), "it is in the host cache, so nobody hears that the store has it not"
             await asyncio.sleep(0.05)
 
 
-async def test_a_worker_that_drains_publishes_what_is_on_its_shelf() -> None:
+async def test_a_worker_that_drains_publishes_what_is_in_its_host_cache() -> None:
     blobs = MemoryBlobs()
     host = Host(blobs, publish_after=100)
     for index, digest in enumerate((PICTURE, OTHER)):

@@ -40,7 +40,7 @@ class Breaker:
         return not self._wait_s
 
     def begin(self, now: float) -> int | None:
-        """Ask for leave to make a call. Returns a ticket for `end`, or None if there must be no call."""
+        """Ask for leave to make a call. Returns a permit for `end`, or None if there must be no call."""
         if self._wait_s:
             if self._is_trial or now < self._opened_until:
                 return None
@@ -48,9 +48,9 @@ class Breaker:
             self._epoch += 1
         return self._epoch
 
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        """Say what a call came to. Every ticket must end."""
-        if ticket != self._epoch:
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        """Say what a call came to. Every permit must end."""
+        if permit != self._epoch:
             return
         if is_ok:
             self._failures = 0

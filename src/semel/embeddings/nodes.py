@@ -56,8 +56,8 @@ class Node:
     def attempt(self) -> Iterator[BlobStore]:
         """Let the node be asked, unless it failed a moment ago; then `StoreSuspended` is raised."""
         with self._lock:
-            ticket = self._breaker.begin(self._clock())
-        if ticket is None:
+            permit = self._breaker.begin(self._clock())
+        if permit is None:
             raise StoreSuspended(f"the embedding store's node {self.name} failed a moment ago")
         failure: BaseException | None = None
         try:
@@ -70,7 +70,7 @@ class Node:
         finally:
             with self._lock:
                 was_up = self._breaker.is_closed
-                self._breaker.end(ticket, self._clock(), is_ok=failure is None)
+                self._breaker.end(permit, self._clock(), is_ok=failure is None)
                 is_up = self._breaker.is_closed
             self._report(was_up, is_up, failure)
 

@@ -1,6 +1,6 @@
 """Which encoder outputs go into the fleet's store, and when. Pure: the clock is passed in.
 
-An output is published when its item was shown often enough and it is on this host's shelf. So what is shown once never
+An output is published when its item was shown often enough and it is in this host's cache. So what is shown once never
 leaves the host. One output is published once at a time, and on average not more than some bytes per second. What could
 not be published is tried again when it is shown again. What was published is believed to be in the store for a while,
 for the store may lose it without a word. What is known about items is bounded: the ones that were shown or saved least
@@ -26,7 +26,7 @@ _BYTES_PER_S: Final = 256 << 20
 class _Entry:
     shows: int = 0
     nbytes: int | None = None
-    """Its size on the shelf; None if it is not there."""
+    """Its size in the host cache; None if it is not there."""
     published_until: float = -inf
     """Until when it is taken to be in the store."""
 
@@ -65,7 +65,7 @@ class Publishing:
         self._admit(digest, entry, now)
 
     def saved(self, digest: Digest, nbytes: int, now: float) -> None:
-        """Its encoder output is on the shelf."""
+        """Its encoder output is in the host cache."""
         entry = self._touch(digest)
         entry.nbytes = nbytes
         self._admit(digest, entry, now)
@@ -77,7 +77,7 @@ class Publishing:
             self._admit(digest, entry, now)
 
     def gone(self, digest: Digest) -> None:
-        """It is not on the shelf any more."""
+        """It is not in the host cache any more."""
         if (entry := self._entries.peek(digest)) is not None:
             entry.nbytes = None
             self._ready.pop(digest, None)
@@ -105,7 +105,7 @@ class Publishing:
             self._admit(digest, current, now)
 
     def drain(self, now: float) -> None:
-        """From now on all that is on the shelf is published, most shown first, at any speed: the worker ends."""
+        """From now on all that is in the host cache is published, most shown first, at any speed: the worker ends."""
         self._is_draining = True
         ranked = sorted(self._entries.items(), key=lambda one: one[1].shows, reverse=True)
         self._ready.clear()

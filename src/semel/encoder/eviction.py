@@ -28,7 +28,7 @@ class Entry:
     def __init__(self, key: Key, size: int, cost: float, planner: Reference | None = None) -> None:
         self.key = key
         self.size = size
-        """In embeddings; of a slot on a shelf in blocks."""
+        """In embeddings; of a slot in a host cache in blocks."""
         self.cost = cost
         """Cost of encoding it again, in any unit common to all entries."""
         self.shows = 0

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from semel.core import Arrival, Contract, Digest, Feature, FeatureInfo, Form, Output, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, Form, Output, PrefetchedOutput, Submission
 from semel.engine.progress import StepWatch
 from semel.engine.tier_events import TierEvent
 
-__all__ = ["Engine", "ItemCacheWatcher", "Shelved", "Staged", "Stream", "Tier"]
+__all__ = ["CachedOutput", "Engine", "ItemCacheWatcher", "StagedOutput", "Stream", "Tier"]
 
 
 class Stream(Protocol):
@@ -110,11 +110,11 @@ class Engine(Protocol):
         ...
 
 
-class Staged(Protocol):
+class StagedOutput(Protocol):
     """Blocks of the host's memory for an encoder output that is being fetched."""
 
     @property
-    def arrival(self) -> Arrival:
+    def prefetched(self) -> PrefetchedOutput:
         """What to submit with the request, when all bytes are there and were verified."""
         ...
 
@@ -129,7 +129,7 @@ class Staged(Protocol):
         ...
 
 
-class Shelved(Protocol):
+class CachedOutput(Protocol):
     """An encoder output that the engine has saved."""
 
     @property
@@ -177,11 +177,11 @@ class Tier(Protocol):
         """Whether weights were changed in place: the identity is that of others, and stays so."""
         ...
 
-    def stage(self, digest: Digest, form: Form) -> Staged | None:
+    def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
         """Blocks for an output of this form. None if there is no room, or no output has such a form."""
         ...
 
-    def release(self, staged: Staged) -> None:
+    def release(self, staged: StagedOutput) -> None:
         """Let go of blocks that were not submitted, and that no thread writes any more. Twice does no harm."""
         ...
 
@@ -190,9 +190,9 @@ class Tier(Protocol):
         ...
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the shelf has an output, as far as is known: up to the last `review`."""
+        """Whether the host cache has an output, as far as is known: up to the last `review`."""
         ...
 
-    def shelved(self, digest: Digest) -> Shelved | None:
-        """An output on the shelf, to be read."""
+    def cached_output(self, digest: Digest) -> CachedOutput | None:
+        """An output in the host cache, to be read."""
         ...

@@ -28,7 +28,7 @@ from semel.embeddings.protocol import StoreError
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine, Stream
-from semel.engine.protocol import Staged, Tier
+from semel.engine.protocol import StagedOutput, Tier
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
@@ -105,8 +105,10 @@ class EmbeddingSync:
     async def submit(self, submission: Submission) -> Stream:
         """Submit to the engine, with what the store has of the request's encoder outputs."""
         staged = await self._fetch(submission)
-        arrivals = tuple(one.arrival for one in staged)
-        return await self._engine.submit(replace(submission, arrivals=arrivals) if arrivals else submission)
+        prefetched_outputs = tuple(one.prefetched for one in staged)
+        return await self._engine.submit(
+            replace(submission, prefetched_outputs=prefetched_outputs) if prefetched_outputs else submission
+        )
 
     async def run(self) -> None:
         """Publish, for ever."""
@@ -120,7 +122,7 @@ class EmbeddingSync:
                 await asyncio.sleep(_AGAIN_S)
 
     async def drain(self, within_s: float) -> None:
-        """Publish all that is on the shelf: the worker ends, and its memory with it. A store that fails has so long."""
+        """Publish the whole host cache before the worker ends, and its memory with it; a failing store has so long."""
         self._review()
         self._publishing.drain(time.monotonic())
         self._is_draining = True
@@ -148,7 +150,7 @@ class EmbeddingSync:
             yield metrics.EMBEDDING_STORE_CALLS, count, (operation,)
             yield metrics.EMBEDDING_STORE_SECONDS, self._seconds[operation], (operation,)
 
-    async def _fetch(self, submission: Submission) -> list[Staged]:
+    async def _fetch(self, submission: Submission) -> list[StagedOutput]:
         """Memory with what the store has of the request's items, which this host lacks."""
         self._review()
         wanted = await in_slices(self._lacking(submission.prompt))
@@ -230,11 +232,13 @@ class EmbeddingSync:
             return True
 
     async def _publish(self, store: SealedStore, digest: Digest) -> str:
-        shelved = self._tier.shelved(digest)
-        if shelved is None:
+        cached_output = self._tier.cached_output(digest)
+        if cached_output is None:
             return "changed"
         deadline = time.monotonic() + _PUBLISH_S
-        call = partial(store.publish, digest, shelved.form, shelved.buffers, shelved.is_intact, deadline)
+        call = partial(
+            store.publish, digest, cached_output.form, cached_output.buffers, cached_output.is_intact, deadline
+        )
         return await self._call(self._writing, "publish", call)
 
     async def _usable_store(self) -> SealedStore | None:
@@ -305,7 +309,7 @@ class _Fetch:
     def __init__(self, tier: Tier, epoch: int) -> None:
         self._tier = tier
         self._epoch = epoch
-        self._staged: dict[Digest, Staged] = {}
+        self._staged: dict[Digest, StagedOutput] = {}
 
     def stage(self, digest: Digest, form: Form) -> list[memoryview] | None:
         """Reserve memory for an output."""
@@ -315,7 +319,7 @@ class _Fetch:
         self._staged[digest] = staged
         return list(staged.buffers) if staged.epoch == self._epoch else None
 
-    def hits(self, found: Sequence[Fetched]) -> list[Staged]:
+    def hits(self, found: Sequence[Fetched]) -> list[StagedOutput]:
         """What has come, whole and verified. The rest of the memory is let go."""
         whole = {one.digest for one in found if one.outcome == "hit"}
         for digest in self._staged.keys() - whole:

@@ -42,8 +42,8 @@ from semel.engine.vllm.requests.parsing import AnswerReader, ParserFlags, Parser
 from semel.engine.vllm.requests.progress import StepCounter, kill_processes
 from semel.engine.vllm.requests.sampling import Defaults, refusals, refuse_extra_args, sampling_params
 from semel.engine.vllm.requests.stream import VllmStream, failures
-from semel.engine.vllm.tier.arrival_params import set_arrivals
 from semel.engine.vllm.tier.host import HostTier
+from semel.engine.vllm.tier.prefetch_params import set_prefetched
 from semel.engine.vllm.warmup import ONE_TOKEN, SHORT_PROMPT, Warmup
 from semel.errors import (
     FeatureRejected,
@@ -225,14 +225,14 @@ class VllmEngine:
         return _Prepared.of(submission, *await self._prepared(submission))
 
     async def submit(self, submission: Submission) -> VllmStream:
-        """Check a submission and hand it to vLLM. Its arrivals are the engine's from here on, also if this raises."""
-        if self._tier is None or not submission.arrivals:
+        """Check a submission and hand it to vLLM. The engine owns its prefetched outputs from now on, also if this raises."""
+        if self._tier is None or not submission.prefetched_outputs:
             return await self._submit(submission)
-        self._tier.submit(submission.arrivals)
+        self._tier.submit(submission.prefetched_outputs)
         try:
             return await self._submit(submission)
         except BaseException:
-            self._tier.end(submission.arrivals)
+            self._tier.end(submission.prefetched_outputs)
             raise
 
     async def _submit(self, submission: Submission) -> VllmStream:
@@ -242,7 +242,7 @@ class VllmEngine:
             params, reader = submission.params, submission.reader
         else:
             params, reader = await self._prepared(submission)
-        set_arrivals(params, () if self._tier is None else submission.arrivals)
+        set_prefetched(params, () if self._tier is None else submission.prefetched_outputs)
         options: dict[str, Any] = {
             "trace_headers": None if submission.trace is None else submission.trace.headers,
             "priority": submission.priority,
@@ -256,8 +256,8 @@ class VllmEngine:
         stream = VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
         if params.structured_outputs is not None:
             stream.form = constrained_field(submission) or "structured_outputs"
-        if self._tier is not None and submission.arrivals:
-            stream.on_close = partial(self._tier.end, submission.arrivals)
+        if self._tier is not None and submission.prefetched_outputs:
+            stream.on_close = partial(self._tier.end, submission.prefetched_outputs)
         return stream
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:

@@ -25,7 +25,7 @@ ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
 SHORT_PROMPT: Final = Prompt((0,) * 8, Timeline.decoder(()), ())  # one of a single token ends Qwen3.5 on a CPU
 _SCHEMA: Final = '{"type": "boolean"}'
 _ATTEMPTS: Final = 2
-"""The shelf may learn only from an output how wide one is, and save the next."""
+"""The host cache may learn only from an output how wide one is, and save the next."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,11 +110,11 @@ def _digest(modality: Modality) -> Digest:
 
 
 def _hash(tier: HostTier, modality: Modality) -> bytes | None:
-    shelved = tier.shelved(_digest(modality))
-    if shelved is None:
+    cached_output = tier.cached_output(_digest(modality))
+    if cached_output is None:
         return None
-    probe = hash_parts([modality.encode(), repr(shelved.form).encode(), *shelved.buffers]).digest()
-    return probe if shelved.is_intact() else None
+    probe = hash_parts([modality.encode(), repr(cached_output.form).encode(), *cached_output.buffers]).digest()
+    return probe if cached_output.is_intact() else None
 
 
 def _joined(probes: list[bytes | None]) -> bytes | None:

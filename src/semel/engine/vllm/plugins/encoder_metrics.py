@@ -69,10 +69,10 @@ class EncoderTotals:
     tier_held_bytes: int = 0
     tier_pinned_bytes: int = 0
     """Bytes that are being read."""
-    tier_arrivals: int = 0
+    tier_prefetched: int = 0
     """Encoder outputs that came from the fleet instead of the encoder."""
-    tier_arrival_bytes: int = 0
-    tier_arrival_ns: int = 0
+    tier_prefetched_bytes: int = 0
+    tier_prefetched_ns: int = 0
     following_ns: int = 0
     """CPU time spent on following grammars."""
     following_ended: int = 0
@@ -141,11 +141,11 @@ class EncoderPage(SharedPage):
                 yield metric, value, (str(row),)
             for metric, tier, value in (
                 (metrics.EMBEDDING_LOADS, "host", totals.tier_loads),
-                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_arrivals),
+                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_prefetched),
                 (metrics.EMBEDDING_LOAD_BYTES, "host", totals.tier_load_bytes),
-                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_arrival_bytes),
+                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_prefetched_bytes),
                 (metrics.EMBEDDING_LOAD_SECONDS, "host", totals.tier_load_ns / 1e9),
-                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_arrival_ns / 1e9),
+                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_prefetched_ns / 1e9),
             ):
                 yield metric, value, (str(row), tier)
 

@@ -17,7 +17,7 @@ from semel.core.flag import GIB
 from semel.engine.vllm.compat.internals import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULER
 from semel.engine.vllm.compat.names import release_of
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED
-from semel.engine.vllm.tier.arrival_params import Staging
+from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.errors import ConfigError
 
 __all__ = ["TIER", "TIER_MODULE", "TierConfig", "block_bytes_of", "check_tier", "has_tier", "settle_tier"]
@@ -67,7 +67,7 @@ class TierConfig:
         return cls(nbytes, settings.get("region"), eviction, settings.get("page"), staging)
 
     def staging_of(self, block_bytes: int) -> Staging:
-        """Where the staging part begins, and how large it is. What is before it is the shelf."""
+        """Where the staging part begins, and how large it is. What is before it is the host cache."""
         blocks, staged = self.nbytes // block_bytes, self.staging // block_bytes
         return Staging(blocks - staged, staged, block_bytes)
 

@@ -109,7 +109,7 @@ class _Done:
         self.copied.update({f"tier_{kind}_{unit}": count for unit, count in (("bytes", nbytes), ("ns", elapsed_ns))})
 
     def count_load(self, load: Load, nbytes: int, elapsed_ns: int = 0) -> None:
-        self.count("arrival" if load.is_arrival else "load", nbytes, elapsed_ns)
+        self.count("prefetched" if load.is_prefetched else "load", nbytes, elapsed_ns)
 
     def report(self, rank: int, closed: int) -> RankReport:
         report = Report(rank, closed, tuple(self.saved), tuple(self.loaded))
@@ -132,7 +132,7 @@ class HostCopies:
             encoder_cache[str(key)] = output = self._loaded(load)
             self._done.loaded.append(load.transfer)
             self._done.count_load(load, output.nbytes, perf_counter_ns() - started_ns)
-            if load.is_arrival:  # who asks for it next finds it on the shelf
+            if load.is_prefetched:  # who asks for it next finds it in the host cache
                 self.save(step, str(key), output)
 
     def save(self, step: Step, key: str, output: torch.Tensor) -> None:

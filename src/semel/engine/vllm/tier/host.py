@@ -1,18 +1,18 @@
 """The embedding tier as the process sees it that embeds the engine: blocks to fetch into, and outputs to publish.
 
-One region of the host's memory is mapped by this process and by vLLM's worker processes: first the shelf, which the
-engine core fills and empties, then the staging part, of which only this process gives out blocks. Blocks are given out
-under tickets. A ticket has a slot in `TierPage` and a generation, so that the page can say of each that it is done,
+One region of the host's memory is mapped by this process and by vLLM's worker processes: first the host cache, which
+the engine core fills and empties, then the staging part, of which only this process gives out blocks. Blocks are given
+out under leases. A lease has a slot in `TierPage` and a generation, so that the page can say of each that it is done,
 also long before anybody looks.
 
 Who frees what: `release`, while an output was not submitted; the page, when the engine core had the request. Between
 the two are requests that the engine core never got, or refused before its scheduler saw them. So when a request ends
-other than well, this process asks the engine core something harmless, which it answers in order: whatever ticket is
+other than well, this process asks the engine core something harmless, which it answers in order: whatever lease is
 then neither used nor done will not be.
 
 All of it may be called from any thread: one lock, held for microseconds. Buffers are read and written without it. What
-was read of the shelf counts only if `is_intact` says so afterwards: that something is gone is written before its blocks
-are written again.
+was read of the host cache counts only if `is_intact` says so afterwards: that something is gone is written before its
+blocks are written again.
 
 On a GPU vLLM's own copies make the region, under a name that they choose and remove; there is no such tier there yet.
 """
@@ -28,16 +28,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from semel.core import Arrival, Digest, Form, form_bytes
+from semel.core import Digest, Form, PrefetchedOutput, form_bytes
 from semel.encoder.extents import FreeExtents
 from semel.engine import protocol
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.tier.arrival_params import Staging
 from semel.engine.vllm.tier.config import TierConfig, block_bytes_of, has_tier
-from semel.engine.vllm.tier.page import TICKET_SLOTS, TierPage, slot_of
+from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage, slot_of
+from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.engine.vllm.tier.shared_file import open_file
 
-__all__ = ["HostTier", "Shelved", "Staged"]
+__all__ = ["CachedOutput", "HostTier", "StagedOutput"]
 
 _MAX_PENDING: Final = 16_384
 """Events that are kept for `review`."""
@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """See `semel.engine.protocol.Staged`."""
+class StagedOutput:
+    """See `semel.engine.protocol.StagedOutput`."""
 
-    arrival: Arrival
+    prefetched: PrefetchedOutput
     epoch: int
     buffers: tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
-    """See `semel.engine.protocol.Shelved`."""
+class CachedOutput:
+    """See `semel.engine.protocol.CachedOutput`."""
 
     form: Form
     buffers: tuple[memoryview, ...]
@@ -67,7 +67,7 @@ class Shelved:
 
     def is_intact(self) -> bool:
         """Whether everything that was read until now is of this output."""
-        return self.tier._is_on_shelf(self.record)
+        return self.tier._is_in_host_cache(self.record)
 
 
 class HostTier:
@@ -85,11 +85,11 @@ class HostTier:
         self._page = page
         self._lock = threading.Lock()
         self._free = FreeExtents(staging.blocks)
-        self._slots = list(range(TICKET_SLOTS))
-        self._generations = [0] * TICKET_SLOTS
+        self._slots = list(range(LEASE_SLOTS))
+        self._generations = [0] * LEASE_SLOTS
         self._open: dict[int, Extents] = {}
         self._submitted: set[int] = set()
-        self._shelf: dict[Digest, Saved] = {}
+        self._host_cache: dict[Digest, Saved] = {}
         self._position = 0
         self._pending: list[TierEvent] = []
         self._first_epoch = 0
@@ -140,7 +140,7 @@ class HostTier:
         """The engine is warm: what it forgot until now does not count."""
         self._first_epoch = self._page.epoch
 
-    def stage(self, digest: Digest, form: Form) -> Staged | None:
+    def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
         """Blocks for an output of this form; None if there is no room."""
         try:
             nbytes = form_bytes(form)
@@ -152,33 +152,33 @@ class HostTier:
                 return None
             slot = self._slots.pop()
             self._generations[slot] += 1
-            ticket = self._generations[slot] * TICKET_SLOTS + slot
+            lease = self._generations[slot] * LEASE_SLOTS + slot
             first = self._staging.first
             extents = tuple((first + start, count) for start, count in self._free.take(blocks))
-            self._open[ticket] = extents
+            self._open[lease] = extents
             epoch = self._page.epoch
-        arrival = Arrival(ticket, digest, extents, form, epoch)
-        return Staged(arrival, epoch - self._first_epoch, self._buffers(extents, nbytes))
+        prefetched = PrefetchedOutput(lease, digest, extents, form, epoch)
+        return StagedOutput(prefetched, epoch - self._first_epoch, self._buffers(extents, nbytes))
 
-    def release(self, staged: protocol.Staged) -> None:
+    def release(self, staged: protocol.StagedOutput) -> None:
         """Let go of blocks that were not submitted. Twice does no harm."""
-        ticket = staged.arrival.ticket
+        lease = staged.prefetched.lease
         with self._lock:
-            if ticket not in self._submitted:
-                self._close(ticket)
+            if lease not in self._submitted:
+                self._close(lease)
 
-    def submit(self, arrivals: Iterable[Arrival]) -> None:
+    def submit(self, prefetched_outputs: Iterable[PrefetchedOutput]) -> None:
         """From now on these are the engine's."""
         with self._lock:
-            self._submitted.update(one.ticket for one in arrivals if one.ticket in self._open)
+            self._submitted.update(one.lease for one in prefetched_outputs if one.lease in self._open)
 
-    def end(self, arrivals: Iterable[Arrival]) -> None:
+    def end(self, prefetched_outputs: Iterable[PrefetchedOutput]) -> None:
         """A request with these has ended in some way, or was never begun. Needs a running event loop."""
         with self._lock:
             self._collect()
-            tickets = [one.ticket for one in arrivals if one.ticket in self._submitted]
-        if tickets and self.fence is not None:
-            task = asyncio.get_running_loop().create_task(self._recover(tickets))
+            leases = [one.lease for one in prefetched_outputs if one.lease in self._submitted]
+        if leases and self.fence is not None:
+            task = asyncio.get_running_loop().create_task(self._recover(leases))
             self._recovering.add(task)
             task.add_done_callback(self._recovering.discard)
 
@@ -191,30 +191,30 @@ class HostTier:
         return events
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the shelf has an output, as far as is known."""
+        """Whether the host cache has an output, as far as is known."""
         with self._lock:
-            return digest in self._shelf
+            return digest in self._host_cache
 
-    def shelved(self, digest: Digest) -> Shelved | None:
-        """An output on the shelf, to be read."""
+    def cached_output(self, digest: Digest) -> CachedOutput | None:
+        """An output in the host cache, to be read."""
         with self._lock:
             self._poll()
-            record = self._shelf.get(digest)
+            record = self._host_cache.get(digest)
         if record is None:
             return None
         buffers = self._buffers(record.extents, form_bytes(record.form))
-        return Shelved(record.form, tuple(buffer.toreadonly() for buffer in buffers), record, self)
+        return CachedOutput(record.form, tuple(buffer.toreadonly() for buffer in buffers), record, self)
 
     async def settled(self) -> None:
         """Wait until nothing is being recovered."""
         await asyncio.gather(*self._recovering)
 
-    def _is_on_shelf(self, record: Saved) -> bool:
+    def _is_in_host_cache(self, record: Saved) -> bool:
         with self._lock:
             self._poll()
-            return self._shelf.get(record.digest) == record
+            return self._host_cache.get(record.digest) == record
 
-    async def _recover(self, tickets: Sequence[int]) -> None:
+    async def _recover(self, leases: Sequence[int]) -> None:
         """Take back what the engine core has never seen, once it has seen everything that was sent to it."""
         assert self.fence is not None
         try:
@@ -224,21 +224,21 @@ class HostTier:
             return
         with self._lock:
             self._collect()
-            for ticket in tickets:
-                if ticket in self._submitted and not self._page.is_used(ticket):
-                    self._close(ticket)
+            for lease in leases:
+                if lease in self._submitted and not self._page.is_used(lease):
+                    self._close(lease)
 
     def _collect(self) -> None:
         """Take back what the page calls done."""
-        for ticket in [ticket for ticket in self._submitted if self._page.is_done(ticket)]:
-            self._close(ticket)
+        for lease in [lease for lease in self._submitted if self._page.is_done(lease)]:
+            self._close(lease)
 
-    def _close(self, ticket: int) -> None:
-        extents = self._open.pop(ticket, None)
-        self._submitted.discard(ticket)
+    def _close(self, lease: int) -> None:
+        extents = self._open.pop(lease, None)
+        self._submitted.discard(lease)
         if extents is not None:
             self._free.give_back([(first - self._staging.first, count) for first, count in extents])
-            self._slots.append(slot_of(ticket))
+            self._slots.append(slot_of(lease))
 
     def _poll(self) -> None:
         """Read the page's events."""
@@ -246,16 +246,16 @@ class HostTier:
         for event in events:
             match event:
                 case Saved():
-                    self._shelf[event.digest] = event
+                    self._host_cache[event.digest] = event
                 case Gone():
-                    known = self._shelf.get(event.digest)
+                    known = self._host_cache.get(event.digest)
                     if known is not None and known.transfer == event.transfer:
-                        del self._shelf[event.digest]
+                        del self._host_cache[event.digest]
                 case Reset() | Overrun():
-                    self._shelf.clear()
+                    self._host_cache.clear()
         self._pending += events
         if len(self._pending) > _MAX_PENDING:
-            self._pending = [Overrun(), *self._shelf.values()]
+            self._pending = [Overrun(), *self._host_cache.values()]
 
     def _buffers(self, extents: Extents, nbytes: int) -> tuple[memoryview, ...]:
         buffers = []

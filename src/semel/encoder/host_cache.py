@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from semel.encoder.eviction import CostAware, Entry, Eviction, Key
 from semel.encoder.extents import Extent, FreeExtents
 
-__all__ = ["Shelf", "ShelfCounts", "Slot"]
+__all__ = ["HostCache", "HostCacheCounts", "Slot"]
 
 
 class Slot(Entry):
@@ -43,20 +43,20 @@ class Slot(Entry):
 
 
 @dataclass(slots=True)
-class ShelfCounts:
+class HostCacheCounts:
     """Running totals."""
 
     evictions: int = 0
     full: int = 0
-    """Outputs that were not taken, because everything else was in use or they are larger than the shelf."""
+    """Outputs that were not taken, because everything else was in use or they are larger than the host cache."""
 
 
-class Shelf:
+class HostCache:
     """Bookkeeping of one region: it has keys and blocks, others have the memory."""
 
     def __init__(self, blocks: int, eviction: Eviction | None = None) -> None:
         self.blocks = blocks
-        self.counts = ShelfCounts()
+        self.counts = HostCacheCounts()
         self.reserved = 0
         """Blocks that are being written."""
         self.pinned = 0

@@ -1,9 +1,9 @@
 """Encoder outputs that came for one request, in blocks that belong to somebody else.
 
-Whoever fetched an output lends its blocks to the engine, with the request, under a ticket. The output can be loaded for
+Whoever fetched an output lends its blocks to the engine, with the request, under a lease. The output can be loaded for
 that request and no other, and once: the first step that needs it plans its load and forgets it. The lender may write
-the blocks again when the ticket is *done*: every rank has loaded them, or nobody will, because the request has ended,
-has computed past the item, found it elsewhere, or the weights have changed. A ticket is done once, and never while a
+the blocks again when the lease is *done*: every rank has loaded them, or nobody will, because the request has ended,
+has computed past the item, found it elsewhere, or the weights have changed. A lease is done once, and never while a
 rank may read its blocks.
 
 An allocation that was undone (its request was preempted in the same step) changes nothing here.
@@ -13,56 +13,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from semel.core import Arrival
+from semel.core import PrefetchedOutput
 from semel.encoder.eviction import Key
 
-__all__ = ["Arrivals"]
+__all__ = ["PrefetchedOutputs"]
 
 
-class Arrivals:
+class PrefetchedOutputs:
     """What came for the requests of one engine."""
 
     def __init__(self) -> None:
         self.on_use: Callable[[int], None] = _ignore
-        """Called with a ticket before its load is planned."""
+        """Called with a lease before its load is planned."""
         self.on_done: Callable[[int], None] = _ignore
-        """Called with a ticket whose blocks nobody reads any more."""
-        self._waiting: dict[str, dict[Key, tuple[Arrival, int]]] = {}
+        """Called with a lease whose blocks nobody reads any more."""
+        self._waiting: dict[str, dict[Key, tuple[PrefetchedOutput, int]]] = {}
         self._open: set[int] = set()
 
     def __contains__(self, request: str) -> bool:
         """Whether it was said what came for a request, and the request has not ended."""
         return request in self._waiting
 
-    def add(self, request: str, arrivals: Iterable[tuple[Key, Arrival, int]]) -> None:
+    def add(self, request: str, prefetched_outputs: Iterable[tuple[Key, PrefetchedOutput, int]]) -> None:
         """Say once what came for a request: keys, outputs, and the positions at which their items end."""
         waiting = self._waiting.setdefault(request, {})
-        for key, arrival, end in arrivals:
-            if arrival.ticket not in self._open and key not in waiting:
-                self._open.add(arrival.ticket)
-                waiting[key] = (arrival, end)
+        for key, prefetched, end in prefetched_outputs:
+            if prefetched.lease not in self._open and key not in waiting:
+                self._open.add(prefetched.lease)
+                waiting[key] = (prefetched, end)
 
-    def get(self, request: str, key: Key) -> Arrival | None:
+    def get(self, request: str, key: Key) -> PrefetchedOutput | None:
         """The output of this key that came for this request and was not used."""
         found = self._waiting.get(request, _NOTHING).get(key)
         return None if found is None else found[0]
 
-    def use(self, request: str, key: Key) -> Arrival:
-        """A step loads it. Nobody else will, and its ticket is open until `end`."""
-        arrival, _ = self._waiting[request].pop(key)
-        self.on_use(arrival.ticket)
-        return arrival
+    def use(self, request: str, key: Key) -> PrefetchedOutput:
+        """A step loads it. Nobody else will, and its lease is open until `end`."""
+        prefetched, _ = self._waiting[request].pop(key)
+        self.on_use(prefetched.lease)
+        return prefetched
 
-    def end(self, ticket: int) -> None:
+    def end(self, lease: int) -> None:
         """Every rank has loaded it."""
-        self._open.discard(ticket)
-        self.on_done(ticket)
+        self._open.discard(lease)
+        self.on_done(lease)
 
     def drop(self, request: str, key: Key) -> None:
         """The request does not need it."""
         found = self._waiting.get(request, _NOTHING).pop(key, None)
         if found is not None:
-            self.end(found[0].ticket)
+            self.end(found[0].lease)
 
     def advance(self, request: str, computed: int) -> None:
         """The request has computed so many of its tokens: it needs no item that ends before."""
@@ -73,8 +73,8 @@ class Arrivals:
 
     def finish(self, request: str) -> None:
         """The request has ended. What a step is loading for it stays open until it is loaded."""
-        for arrival, _ in self._waiting.pop(request, _NOTHING).values():
-            self.end(arrival.ticket)
+        for prefetched, _ in self._waiting.pop(request, _NOTHING).values():
+            self.end(prefetched.lease)
 
     def forget_all(self) -> None:
         """Use nothing that has come so far: the weights have changed."""
@@ -83,8 +83,8 @@ class Arrivals:
                 self.drop(request, key)
 
 
-def _ignore(ticket: int) -> None:
+def _ignore(lease: int) -> None:
     """Do nothing."""
 
 
-_NOTHING: dict[Key, tuple[Arrival, int]] = {}
+_NOTHING: dict[Key, tuple[PrefetchedOutput, int]] = {}
