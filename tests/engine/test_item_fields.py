@@ -12,7 +12,7 @@ import pytest
 
 from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
 from semel.engine.vllm.model.fields import ItemFields
-from semel.engine.vllm.model.item import ghost_of, make_item, parse, tensors_of
+from semel.engine.vllm.model.item import make_item, make_stub, parse, tensors_of
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.model.processor import VllmProcessor
 from semel.errors import ConfigError, FeatureRejected
@@ -84,11 +84,11 @@ def test_an_impossible_origin_is_refused_before_anything_is_made_of_it_S9(
         model.build(replace(feature, origin=origin))
 
 
-def test_a_ghost_of_a_gigapixel_takes_no_memory() -> None:
-    ghost = ghost_of("image", Origin((32_768, 32_768)))
-    assert ghost.shape == (32_768, 32_768, 3)
-    assert ghost.base is not None
-    assert ghost.base.nbytes == 1
+def test_a_stub_of_a_gigapixel_takes_no_memory() -> None:
+    stub = make_stub("image", Origin((32_768, 32_768)))
+    assert stub.shape == (32_768, 32_768, 3)
+    assert stub.base is not None
+    assert stub.base.nbytes == 1
 
 
 def test_a_tensor_wider_than_all_probes_is_taken_from_the_fleet_and_refused_from_others(

@@ -1,7 +1,7 @@
 """Prompts with items, assembled by vLLM's own `apply`.
 
 vLLM is told that its cache has every item, and takes the prompt updates from there. So nothing is processed, a small
-ghost stands for each medium, and what an item puts into the prompt is its layout, which a frontend always has. All
+stub stands for each medium, and what an item puts into the prompt is its layout, which a frontend always has. All
 that a model does to a prompt is then vLLM's doing: replacements, insertions, newlines that merge, numbers. What comes
 of it is checked: every item stands in the prompt exactly as its layout says, or the prompt is refused.
 """
@@ -37,7 +37,7 @@ class Assembler:
 
     processor: Any
     rules: Mapping[Modality, PromptRule]
-    _ghosts: LruMap[tuple[tuple[Modality, int], ...], Any] = field(
+    _stubs: LruMap[tuple[tuple[Modality, int], ...], Any] = field(
         default_factory=lambda: LruMap(_REMEMBERED), repr=False, compare=False
     )
 
@@ -131,15 +131,15 @@ class Assembler:
         uuids = {modality: [f"{modality} {index}" for index in range(len(its))] for modality, its in updates.items()}
         known = {uuid: updates[modality][index] for modality in uuids for index, uuid in enumerate(uuids[modality])}
         counts = tuple((modality, len(its)) for modality, its in updates.items())
-        inputs = ProcessorInputs(text, self._ghost_items(counts), uuids, cache=_KnownItems(known))
+        inputs = ProcessorInputs(text, self._stub_items(counts), uuids, cache=_KnownItems(known))
         return inputs, TimingContext(enabled=False)
 
-    def _ghost_items(self, counts: tuple[tuple[Modality, int], ...]) -> Any:
-        if (items := self._ghosts.get(counts)) is None:
-            data = {modality: [self.rules[modality].ghost] * count for modality, count in counts}
+    def _stub_items(self, counts: tuple[tuple[Modality, int], ...]) -> Any:
+        if (items := self._stubs.get(counts)) is None:
+            data = {modality: [self.rules[modality].stub] * count for modality, count in counts}
             items = self.processor.info.parse_mm_data(data, validate=False)
             if sum(count for _, count in counts) <= _MAX_REMEMBERED_ITEMS:
-                self._ghosts.put(counts, items)
+                self._stubs.put(counts, items)
         return items
 
     def _checked(self, result: Any, items: _Items, updates: Mapping[Modality, list[list[Any]]]) -> Assembly:
@@ -215,7 +215,7 @@ def _cached_items(assembler: Assembler, modality: Modality) -> int:
         inputs, timing = assembler._inputs([], {modality: [list(rule.updates) for _ in range(count)]})
         try:
             result = assembler.processor._cached_apply_hf_processor(inputs, timing)
-        except Exception as error:  # noqa: BLE001 - foreign code: what it cannot do with ghosts, it does past the cache
+        except Exception as error:  # noqa: BLE001 - foreign code: what it cannot do with stubs, it does past the cache
             logger.info("%s takes no %d %s from a cache: %r", _name(assembler.processor), count, modality, error)
             return count - 1
         is_cached = all(item is None for item in result.kwargs[modality])

@@ -1,8 +1,8 @@
-"""One item as vLLM has it: made from a medium, written as tensors, and a ghost of the medium to lay it out again.
+"""One item as vLLM has it: made from a medium, written as tensors, and a stub of the medium to lay it out again.
 
 vLLM calls a model's HF processor and cuts what it returns into items. An item is what the engine's cache holds and what
 its encoder takes, so it is what a feature carries. The layout of an item follows from the item and from what vLLM sees
-of its medium: sizes, lengths and times, never pixels. A ghost has these and takes no memory.
+of its medium: sizes, lengths and times, never pixels. A stub has these and takes no memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import from_torch
 
-__all__ = ["ghost_of", "lay_out", "make_item", "parse", "tensors_of"]
+__all__ = ["lay_out", "make_item", "make_stub", "parse", "tensors_of"]
 
 _MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
     "image": (1 << 17, 1 << 17),
@@ -64,7 +64,7 @@ def tensors_of(item: Any) -> Mapping[str, Tensor]:
     return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
 
 
-def ghost_of(modality: Modality, origin: Origin) -> Any:
+def make_stub(modality: Modality, origin: Origin) -> Any:
     """A medium with the shape of the original, without content and without memory."""
     import numpy as np
 

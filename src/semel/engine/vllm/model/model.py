@@ -18,7 +18,7 @@ from semel.cache import LayoutCache
 from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
 from semel.engine.vllm.model.assembly import company_limits
 from semel.engine.vllm.model.fields import ItemFields
-from semel.engine.vllm.model.item import ghost_of, lay_out, make_item, parse
+from semel.engine.vllm.model.item import lay_out, make_item, make_stub, parse
 from semel.engine.vllm.model.probes import probes
 from semel.engine.vllm.model.prompt_rules import item_part
 from semel.engine.vllm.model.rendering import rendering_of
@@ -195,7 +195,7 @@ class VllmModel:
         try:
             items = MultiModalDataItems({})
             if origin is not None:
-                items = parse(self.processor, modality, ghost_of(modality, origin))
+                items = parse(self.processor, modality, make_stub(modality, origin))
             part_of = partial(item_part, self.processor, self._family, self._hf_config)
             return lay_out(self.processor, modality, items, item, options, part_of)
         except _FOREIGN as error:

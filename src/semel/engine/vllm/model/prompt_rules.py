@@ -50,7 +50,7 @@ class PromptRule:
     """What an update's content has before the item's own tokens."""
 
     behind: tuple[int, ...] = ()
-    ghost: Any = None
+    stub: Any = None
     """The small item, as vLLM's parser takes it; it stands for any other in a prompt that is assembled."""
 
     is_numbered: bool = False
@@ -100,8 +100,8 @@ def prompt_rules(processor: Any, family: Family, config: Mapping[str, Any]) -> M
 
 def _rule(processor: Any, family: Family, config: Mapping[str, Any], modality: Modality) -> PromptRule | None:
     try:
-        ghost = _dummy(processor, modality)
-        updates = _updates(processor, modality, ghost)
+        stub = _dummy(processor, modality)
+        updates = _updates(processor, modality, stub)
     except Exception as error:  # noqa: BLE001 - foreign code: a modality that it cannot do must not take the others along
         logger.warning("vLLM makes nothing of its own dummy %s (%r): its dummy text has to tell", modality, error)
         return _rule_of_text(processor, family, modality)
@@ -115,7 +115,7 @@ def _rule(processor: Any, family: Family, config: Mapping[str, Any], modality: M
         updates=updates,
         before=tuple(content.full[:start]),
         behind=tuple(content.full[end:]),
-        ghost=ghost,
+        stub=stub,
         is_numbered=_renumbered(processor, updates[0]).content.full != content.full,
     )
 
@@ -173,11 +173,11 @@ def _renumbered(processor: Any, update: Any) -> Any:
     return processor._recompute_cached_prompt_update(update, 1)
 
 
-def _updates(processor: Any, modality: Modality, ghost: Any) -> tuple[Any, ...]:
+def _updates(processor: Any, modality: Modality, stub: Any) -> tuple[Any, ...]:
     """What the only item of a prompt puts in place of what, or inserts where."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
-    items = processor.info.parse_mm_data({modality: [ghost]}, validate=False)
+    items = processor.info.parse_mm_data({modality: [stub]}, validate=False)
     output = processor._apply_hf_processor_main(items, {})
     configs = processor._get_mm_fields_config(output, {})
     named = {name: config for name, config in configs.items() if config.modality == modality and name in output}
