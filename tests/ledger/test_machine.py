@@ -1,4 +1,4 @@
-"""Ledgers, holdings and desks of a small fleet, driven with whatever hypothesis thinks of (D1-D3, D5).
+"""Ledgers, holdings and intakes of a small fleet, driven with whatever hypothesis thinks of (D1-D3, D5).
 
 Up to four frontends and three workers; messages of different sessions interleave at will, sessions break, processes
 crash, engines evict, refuse and lose items, operators inject and reset. Whatever happened, a request that was not given
@@ -332,8 +332,8 @@ def updates_with(holdings_kind: type[Holdings[int]]) -> Callable[[], CacheUpdate
     [
         {"ledger_kind": Careless},
         {"ledger_kind": Credulous},
-        {"desk_kind": Hopeful},
-        *({"desk_kind": kind} for kind in (CountsItems, CountsReady, CountsClosed, CountsForgotten)),
+        {"intake_kind": Hopeful},
+        *({"intake_kind": kind} for kind in (CountsItems, CountsReady, CountsClosed, CountsForgotten)),
         {"updates_kind": Silent},
         *({"updates_kind": updates_with(kind)} for kind in (Secretive, Skipping, Lying)),
     ],
@@ -352,9 +352,9 @@ def test_the_world_notices_a_broken_rule(kinds: dict[str, Callable[[], Any]]) ->
 # What is too rare for chance.
 
 
-def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Intake[int]]) -> World:
+def with_a_request_that_the_engine_took_by_reference(intake_kind: type[Intake[int]]) -> World:
     """The engine has since evicted the item, the frontend knows, and sends it again with r2, which is not there yet."""
-    world = World(1, 1, 9, desk_kind=desk_kind)
+    world = World(1, 1, 9, intake_kind=intake_kind)
     for _ in range(2):
         world.submit(0, 0, [0])
         while world.deliver(0) or world.engine_submits(0):
@@ -368,8 +368,8 @@ def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Intake[int]
     return world
 
 
-def abort_what_brings_the_item(desk_kind: type[Intake[int]]) -> None:
-    world = with_a_request_that_the_engine_took_by_reference(desk_kind)
+def abort_what_brings_the_item(intake_kind: type[Intake[int]]) -> None:
+    world = with_a_request_that_the_engine_took_by_reference(intake_kind)
     world.engine_misses(0)
     world.abort(2)
     assert not world.sessions[0, 0].bulk
