@@ -66,7 +66,7 @@ class ShippedRig(Rig):
 
 @asynccontextmanager
 async def running_as_worker(start: Start, folder: Path) -> AsyncIterator[ShippedRig]:
-    """The engine of `semel worker`: its flags, its encoder cache, its scheduler and its shipping."""
+    """The engine of `semel worker`: its flags, its encoder cache, its scheduler and its lazy transfer."""
     page, region = EncoderPage.create(), create_file("semel-tier")
     arguments = parse_engine_flags(
         str(folder),

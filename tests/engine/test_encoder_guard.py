@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm.compat.internals import RECEIVING_WORKER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER
 from semel.engine.vllm.plugins.rejection import Rejection, rejections_of, with_rejections
 from semel.lab.bench.stepping import Kind, Step, Stepper
 
@@ -505,13 +505,13 @@ class Scheduled:
 def make(tiny: Callable[[str], Path]) -> MakeScheduler:
     def made(kind: Kind, *, is_async: bool = False, is_naive: bool = False, **arguments: Any) -> Scheduled:
         if not is_naive and kind != "planning":
-            arguments["scheduler_cls"] = SHIPPING_SCHEDULER
+            arguments["scheduler_cls"] = LAZY_TRANSFER_SCHEDULER
         stepper = Stepper.create(
             kind,
             tiny("qwen2-vl"),
             is_async=is_async,
             enable_prefix_caching=True,
-            worker_cls=RECEIVING_WORKER,
+            worker_cls=LAZY_TRANSFER_WORKER,
             **arguments,
         )
         return Scheduled(stepper, steps_ahead=int(is_async))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm.compat.internals import SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER
 from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
 from semel.engine.vllm.tier.config import TIER, TIER_MODULE, TierConfig
 from semel.errors import ConfigError
@@ -81,7 +81,7 @@ def test_a_picture_that_was_evicted_comes_back_without_an_encode(make: Make) -> 
 
 def test_after_new_weights_nothing_of_before_is_loaded(make: Make) -> None:
     """The control is vLLM's own scheduler, which does not tell its connectors."""
-    for scheduler, expected in ((SHIPPING_SCHEDULER, []), (None, [identifier(0)])):
+    for scheduler, expected in ((LAZY_TRANSFER_SCHEDULER, []), (None, [identifier(0)])):
         tiered = make(scheduler_cls=scheduler)
         for name, number in (("a", 0), ("b", 1), ("c", 2), ("d", 3)):
             tiered.add(name, [number], max_new_tokens=1)
@@ -375,7 +375,7 @@ def test_a_tier_changes_nothing_that_a_client_or_a_contract_sees(tiny: Callable[
         TIER,
         TIER_MODULE,
     )
-    assert config.scheduler_config.scheduler_cls == SHIPPING_SCHEDULER
+    assert config.scheduler_config.scheduler_cls == LAZY_TRANSFER_SCHEDULER
 
 
 def test_a_model_that_keeps_no_outputs_has_no_tier(tiny: Callable[[str], Path]) -> None:

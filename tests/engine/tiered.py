@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.core import Digest, Form, PrefetchedOutput
-from semel.engine.vllm.compat.internals import SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, SCHEDULER
 from semel.engine.vllm.tier.config import TierConfig
 from semel.engine.vllm.tier.host import HostTier, StagedOutput
 from semel.engine.vllm.tier.page import TierPage
@@ -201,7 +201,7 @@ def create(tiny: Callable[[str], Path]) -> Make:
             tier = TierConfig(nbytes, region, page=page.path, staging=STAGING_ROWS * BLOCK_BYTES)
         plugs = tier.arguments
         options = {
-            "scheduler_cls": SHIPPING_SCHEDULER if kind == "cache" else SCHEDULER,
+            "scheduler_cls": LAZY_TRANSFER_SCHEDULER if kind == "cache" else SCHEDULER,
             "tokens_per_step": 64,
             "kv_blocks": 20,
             "encoder_embeds": 3 * ROWS,

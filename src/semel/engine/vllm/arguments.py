@@ -12,9 +12,9 @@ from typing import Any, Final, NoReturn
 from semel.engine.vllm.compat.internals import (
     ENCODER_CACHE,
     GUARDED_WORKER,
-    RECEIVING_WORKER,
+    LAZY_TRANSFER_SCHEDULER,
+    LAZY_TRANSFER_WORKER,
     SCHEDULER,
-    SHIPPING_SCHEDULER,
     encoder_arguments,
     takes_late_items,
 )
@@ -93,7 +93,7 @@ def parse_engine_flags(
     """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
 
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
-    shipping wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
+    lazy transfer wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
     scheduler or worker (the engine switches it off where it saves nothing); its worker on every CPU, unless the flags
     name another one. Grammars are xgrammar's unless the flags say otherwise. `encoder_cache_embeddings` is the size of
     the encoder cache, vLLM's if nothing is said, `embedding_tier` the host's memory behind it, and `metrics` the path
@@ -117,13 +117,13 @@ def parse_engine_flags(
     plugs = encoder_arguments(
         _present(metrics=metrics, embeddings=encoder_cache_embeddings),
         with_scheduler=encoder_planning,
-        with_shipping=not ship_resident_items and takes_late_items(current_platform),
+        with_lazy_transfer=not ship_resident_items and takes_late_items(current_platform),
     )
     _plug_in(arguments, plugs)
     if embedding_tier is not None:
         check_tier(arguments, installed_version())
         arguments.ec_transfer_config = embedding_tier.arguments["ec_transfer_config"]
-    arguments.scheduler_cls = arguments.scheduler_cls or SHIPPING_SCHEDULER  # for what grammars cost, if nothing else
+    arguments.scheduler_cls = arguments.scheduler_cls or LAZY_TRANSFER_SCHEDULER  # it also limits what grammars cost
     if encoder_cache_embeddings is not None and not _has_our_cache(arguments):
         raise ConfigError(
             "--encoder-cache-embeddings sets the size of semel's encoder cache: leave it out, or name no "
@@ -131,7 +131,7 @@ def parse_engine_flags(
         )
     if arguments.worker_cls == "auto" and current_platform.is_cpu():
         # vLLM's dies of seeds there. A worker that takes late items would have the scheduler send them.
-        arguments.worker_cls = GUARDED_WORKER if ship_resident_items else RECEIVING_WORKER
+        arguments.worker_cls = GUARDED_WORKER if ship_resident_items else LAZY_TRANSFER_WORKER
     return arguments
 
 
@@ -217,9 +217,9 @@ def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
         merged = {**plugs["ec_manager_config"]["manager_config"], **(config.get("manager_config") or {})}
         arguments.ec_manager_config = {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": merged}
     has_no_worker = arguments.worker_cls == "auto"
-    if arguments.scheduler_cls is None and (has_no_worker or plugs.get("scheduler_cls") != SHIPPING_SCHEDULER):
+    if arguments.scheduler_cls is None and (has_no_worker or plugs.get("scheduler_cls") != LAZY_TRANSFER_SCHEDULER):
         arguments.scheduler_cls = plugs.get("scheduler_cls")
-    if has_no_worker and arguments.scheduler_cls in (SCHEDULER, SHIPPING_SCHEDULER):
+    if has_no_worker and arguments.scheduler_cls in (SCHEDULER, LAZY_TRANSFER_SCHEDULER):
         arguments.worker_cls = plugs.get("worker_cls", "auto")
 
 

@@ -225,7 +225,7 @@ class VllmEngine:
         return _Prepared.of(submission, *await self._prepared(submission))
 
     async def submit(self, submission: Submission) -> VllmStream:
-        """Check a submission and hand it to vLLM. The engine owns its prefetched outputs from now on, also if this raises."""
+        """Check a submission and hand it to vLLM. The engine owns its prefetched outputs from then on, also on errors."""
         if self._tier is None or not submission.prefetched_outputs:
             return await self._submit(submission)
         self._tier.submit(submission.prefetched_outputs)

@@ -22,10 +22,10 @@ __all__ = [
     "CORE_BINDING",
     "ENCODER_CACHE",
     "GUARDED_WORKER",
+    "LAZY_TRANSFER_SCHEDULER",
+    "LAZY_TRANSFER_WORKER",
     "LOGGING_CONFIG",
-    "RECEIVING_WORKER",
     "SCHEDULER",
-    "SHIPPING_SCHEDULER",
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "add_validated",
@@ -57,10 +57,10 @@ __all__ = [
 
 ENCODER_CACHE: Final = "semel.engine.vllm.plugins.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_scheduler"
-SHIPPING_SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_shipping_scheduler"
-RECEIVING_WORKER: Final = "semel.engine.vllm.plugins.worker.ReceivingWorker"
+LAZY_TRANSFER_SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_lazy_transfer_scheduler"
+LAZY_TRANSFER_WORKER: Final = "semel.engine.vllm.plugins.worker.LazyTransferWorker"
 GUARDED_WORKER: Final = "semel.engine.vllm.plugins.worker.GuardedWorker"
-"""The same without shipping."""
+"""The same without lazy transfer."""
 
 CORE_BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
 """The variable that says to which cores each process of an engine is bound: `0-3|4-7`, `auto` or `nobind`."""
@@ -97,14 +97,14 @@ logger = logging.getLogger(__name__)
 
 
 def encoder_arguments(
-    settings: Mapping[str, Any] | None = None, *, with_scheduler: bool = False, with_shipping: bool = False
+    settings: Mapping[str, Any] | None = None, *, with_scheduler: bool = False, with_lazy_transfer: bool = False
 ) -> dict[str, Any]:
-    """The engine arguments that plug semel's encoder cache into vLLM; its planning and its shipping if asked for."""
+    """Return engine arguments that plug semel's encoder cache into vLLM; with planning and lazy transfer as asked."""
     arguments: dict[str, Any] = {
         "ec_manager_config": {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": dict(settings or {})}
     }
-    if with_shipping:
-        arguments |= {"scheduler_cls": SHIPPING_SCHEDULER, "worker_cls": RECEIVING_WORKER}
+    if with_lazy_transfer:
+        arguments |= {"scheduler_cls": LAZY_TRANSFER_SCHEDULER, "worker_cls": LAZY_TRANSFER_WORKER}
     if with_scheduler:
         arguments["scheduler_cls"] = SCHEDULER
     return arguments
@@ -221,13 +221,13 @@ def dropped_rows(worker: Any) -> list[int]:
 def takes_seeds(config: Any) -> bool:
     """Whether an engine of this `VllmConfig` outlives a seeded request whose prompt is computed in chunks.
 
-    On a CPU, vLLM's first model runner does not without semel's workers (`receiving`).
+    On a CPU, vLLM's first model runner does not without semel's workers (`worker`).
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu() or config.use_v2_model_runner:
         return True
-    return config.parallel_config.worker_cls in (RECEIVING_WORKER, GUARDED_WORKER)
+    return config.parallel_config.worker_cls in (LAZY_TRANSFER_WORKER, GUARDED_WORKER)
 
 
 def mirror_of(sender: Any) -> Any | None:

@@ -351,10 +351,10 @@ NAMES: Final[tuple[Name, ...]] = (
         since="0.32",
     ),
     *_of("v1.core.sched.scheduler", "Scheduler", "new weights reach the embedding tier", "reset_encoder_cache"),
-    *_of("v1.core.sched.scheduler", "", "shipping and planning", "Scheduler"),
-    *_of("v1.core.sched.async_scheduler", "", "shipping and planning", "AsyncScheduler"),
+    *_of("v1.core.sched.scheduler", "", "lazy transfer and planning", "Scheduler"),
+    *_of("v1.core.sched.async_scheduler", "", "lazy transfer and planning", "AsyncScheduler"),
     *_of(
-        *("v1.core.sched.scheduler", "Scheduler", "shipping and planning"),
+        *("v1.core.sched.scheduler", "Scheduler", "lazy transfer and planning"),
         *("schedule", "update_from_output(scheduler_output, model_runner_output)", "encoder_cache_mismatch_reqs"),
         "_try_schedule_encoder_inputs(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, "
         "shift_computed_tokens)",
@@ -397,11 +397,11 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("v1.core.kv_cache_coordinator", "KVCacheCoordinator", "wrong prefixes", "single_type_managers"),
     *_of("v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager", "wrong prefixes", "block_size"),
     *_of(
-        *("v1.core.sched.output", "SchedulerOutput", "shipping and planning"),
+        *("v1.core.sched.output", "SchedulerOutput", "lazy transfer and planning"),
         *("ec_manager_metadata", "finished_req_ids", "scheduled_new_reqs", "scheduled_encoder_inputs"),
         *("num_scheduled_tokens", "free_encoder_mm_hashes"),
     ),
-    *_of("v1.core.sched.output", "NewRequestData", "shipping", "mm_features", "req_id"),
+    *_of("v1.core.sched.output", "NewRequestData", "lazy transfer", "mm_features", "req_id"),
     *_of("v1.request", "", "planning", "RequestStatus"),
     *_of(
         *("v1.request", "Request", "planning"),

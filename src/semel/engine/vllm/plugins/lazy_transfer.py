@@ -10,7 +10,7 @@ encoder's output, since what matters is not what is resident but what a step say
 items that vLLM itself leaves out, because its prefix cache covers them, are brought back by the same rule.
 
 What is left out is less than vLLM leaves out of covered items: not what models want on the CPU for their positions, and
-nothing small. The worker processes' side is `receiving`.
+nothing small. The worker processes' side is `worker`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from vllm.config.ec_manager_config import EncoderCacheManagerMetadata
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, RECEIVING_WORKER
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_WORKER
 from semel.engine.vllm.tier.config import has_tier
 
-__all__ = ["LateItems", "Shipped", "Shipping"]
+__all__ = ["LateItems", "LazyTransfer", "Shipped"]
 
 _LARGE_BYTES: Final = 64 * 1024
 """Smaller tensors always travel: models compute positions from some of them, and they cost next to nothing."""
@@ -55,7 +55,7 @@ class Shipped:
         return Shipped(self.left_out_bytes + other.left_out_bytes, self.late_bytes + other.late_bytes)
 
 
-class Shipping:
+class LazyTransfer:
     """Knows which items the worker processes have in part only."""
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class Shipping:
     @classmethod
     def of(cls, vllm_config: Any) -> Self | None:
         """For an engine with worker processes that can take late items; else None, and one line of the log says why."""
-        if vllm_config.parallel_config.worker_cls != RECEIVING_WORKER:
+        if vllm_config.parallel_config.worker_cls != LAZY_TRANSFER_WORKER:
             return None  # it was chosen so
         if (reason := _needlessness(vllm_config)) is not None:
-            logger.info("shipping of items is off, it would save nothing: %s", reason)
+            logger.info("lazy transfer of items is off, it would save nothing: %s", reason)
             return None
         if (reason := _hindrance(vllm_config)) is not None:
             logger.warning("every item is sent to the worker processes in full, as vLLM does: %s", reason)

@@ -1,13 +1,12 @@
-"""vLLM's scheduler, with semel's shipping of items at the end of a step, or with its encoder planning as well.
+"""vLLM's scheduler, with semel's lazy transfer of items at the end of a step, or with its encoder planning as well.
 
-vLLM calls this interface unstable, so the plug-ins are optional and override little. Shipping overrides the end of a
-step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's results
-(`update_from_output`), where requests end whose items the encoder's output did not fit. Around that, grammars are
-followed within limits (`grammar_following`): where masks are made, where a step is planned, and where a request waits.
-Planning overrides what to
-encode for one request (`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and also the
-end of a step, where an encode whose request was preempted in the same step passes to the next request that shows the
-item (B7).
+vLLM calls this interface unstable, so the plug-ins are optional and override little. Lazy transfer overrides the end of
+a step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's
+results (`update_from_output`), where requests end whose items the encoder's output did not fit. Around that, grammars
+are followed within limits (`grammar_following`): where masks are made, where a step is planned, and where a request
+waits. Planning overrides what to encode for one request (`_try_schedule_encoder_inputs`), what a request has used
+(`_free_encoder_inputs`), and also the end of a step, where an encode whose request was preempted in the same step
+passes to the next request that shows the item (B7).
 
 A hit is held when it is planned, since vLLM commits only what has to be encoded; requests that were not scheduled after
 all let go of theirs at the end of the step.
@@ -33,17 +32,17 @@ from semel.engine.vllm.compat.internals import drop_encoder_outputs, forget_pref
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, is_tested
 from semel.engine.vllm.grammars.following import Following
 from semel.engine.vllm.plugins.encoder_cache import EncoderCache
-from semel.engine.vllm.plugins.lazy_transfer import Shipping
+from semel.engine.vllm.plugins.lazy_transfer import LazyTransfer
 from semel.engine.vllm.plugins.rejection import Rejection, not_finite_of, rejections_of
 from semel.engine.vllm.tier.config import has_tier
 
 __all__ = [
+    "AsyncLazyTransferScheduler",
     "AsyncPlanningScheduler",
-    "AsyncShippingScheduler",
+    "LazyTransferScheduler",
     "PlanningScheduler",
-    "ShippingScheduler",
+    "create_lazy_transfer_scheduler",
     "create_scheduler",
-    "create_shipping_scheduler",
 ]
 
 logger = logging.getLogger(__name__)
@@ -58,20 +57,20 @@ def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 
 
-def create_shipping_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+def create_lazy_transfer_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     """What `--scheduler-cls` names: the scheduler that vLLM would use here, and items travel when they are encoded."""
     is_async = vllm_config.scheduler_config.async_scheduling
-    if is_tested("shipping of items", "worker processes get the tensors of an item only to encode it"):
-        return (AsyncShippingScheduler if is_async else ShippingScheduler)(vllm_config, *args, **kwargs)
+    if is_tested("lazy transfer of items", "worker processes get the tensors of an item only to encode it"):
+        return (AsyncLazyTransferScheduler if is_async else LazyTransferScheduler)(vllm_config, *args, **kwargs)
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 
 
-class ShippingScheduler(Scheduler):  # type: ignore[misc]
+class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
     """Schedules as vLLM does, and sends items to the worker processes as semel does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shipping = Shipping.of(self.vllm_config)
+        self._lazy_transfer = LazyTransfer.of(self.vllm_config)
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
         self._following = Following(self)
         if isinstance(self.encoder_cache_manager, EncoderCache):
@@ -100,8 +99,8 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         self._following.plan()
         output = super().schedule(*args, **kwargs)
         self._settle(output)
-        if self._shipping is not None:
-            shipped = self._shipping.ship(output, self.requests)
+        if self._lazy_transfer is not None:
+            shipped = self._lazy_transfer.ship(output, self.requests)
             if isinstance(self.encoder_cache_manager, EncoderCache):
                 self.encoder_cache_manager.count(shipped)
         return output
@@ -165,11 +164,11 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         """Amend what the step encodes, before it is decided what travels with it."""
 
 
-class AsyncShippingScheduler(ShippingScheduler, AsyncScheduler):  # type: ignore[misc]
+class AsyncLazyTransferScheduler(LazyTransferScheduler, AsyncScheduler):  # type: ignore[misc]
     """The same over vLLM's asynchronous scheduler."""
 
 
-class PlanningScheduler(ShippingScheduler):
+class PlanningScheduler(LazyTransferScheduler):
     """Schedules as vLLM does, and plans the encoder as semel does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """The workers of vLLM that semel uses: late items, a guard around the encoder, and generators of seeds in their place.
 
 vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Late items are the worker processes' side
-of `shipping`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not fit
-the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
+of `lazy_transfer`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not
+fit the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
 
 On a CPU, vLLM's worker processes exchange tensors through shared memory that none of them removes. Here the names go as
 soon as all of them have mapped it: nothing is left, however the processes end.
@@ -34,7 +34,7 @@ from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, guard_of
 from semel.engine.vllm.plugins.lazy_transfer import LateItems
 from semel.engine.vllm.tier.config import has_tier
 
-__all__ = ["GuardedWorker", "ReceivingWorker", "receive", "resting_generators"]
+__all__ = ["GuardedWorker", "LazyTransferWorker", "receive", "resting_generators"]
 
 _Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
 
@@ -90,7 +90,7 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
         return output if self._guard is None else self._guard.tell(output)
 
 
-class ReceivingWorker(GuardedWorker):
+class LazyTransferWorker(GuardedWorker):
     """The same, with late items."""
 
     def execute_model(self, scheduler_output: Any) -> Any:

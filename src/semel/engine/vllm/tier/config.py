@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from semel.core.flag import GIB
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, SCHEDULER
 from semel.engine.vllm.compat.names import release_of
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED
 from semel.engine.vllm.tier.prefetch_params import Staging
@@ -104,7 +104,7 @@ def check_tier(arguments: Any, version: str) -> None:
         raise ConfigError(f"{_FLAG} needs vLLM {PLANNING_SINCE}, and {version} is installed: leave the flag out")
     if arguments.ec_transfer_config is not None:
         raise ConfigError(f"{_FLAG} is an encoder-output connector, and --ec-transfer-config names another: choose one")
-    if arguments.scheduler_cls not in (None, SCHEDULER, SHIPPING_SCHEDULER):
+    if arguments.scheduler_cls not in (None, SCHEDULER, LAZY_TRANSFER_SCHEDULER):
         raise ConfigError(
             f"{_FLAG} needs semel's scheduler, which tells it of changed weights: leave --scheduler-cls out"
         )
