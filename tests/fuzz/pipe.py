@@ -34,9 +34,9 @@ from semel.processing.pool.pipe import (
     decode_answer,
     decode_order,
     encode,
+    encode_feature,
     error_of,
     feature_of,
-    made_of,
     payload_of,
     read_header,
 )
@@ -105,7 +105,7 @@ def mutate(data: bytes, random: Random) -> bytes | None:
 def seeds() -> Mapping[str, bytes]:
     """Every order and answer."""
     feature = feature_of_rows(2)
-    made = made_of(1, feature)
+    made = encode_feature(1, feature)
     payload = b"".join(payload_of(made, feature))
     messages: list[Order | Answer] = [
         Load("model", Target("float32"), DecodeLimits(), 30.0, 1 << 30),

@@ -39,9 +39,9 @@ from semel.processing.pool.pipe import (
     TensorHead,
     decode_answer,
     encode,
+    encode_feature,
     error_of,
     feature_of,
-    made_of,
     payload_of,
     read_header,
 )
@@ -427,7 +427,7 @@ NOTHING = runs_of(Layout(()))
 
 
 def through_the_pipe(feature: Feature) -> Feature:
-    made = made_of(7, feature)
+    made = encode_feature(7, feature)
     payload = b"".join(payload_of(made, feature))
     frame = encode(made, len(payload))
     message_bytes, payload_bytes = read_header(frame[:12], max_payload_bytes=1_000)

@@ -26,10 +26,10 @@ from semel.processing.pool.pipe import (
     Offer,
     decode_answer,
     encode,
+    encode_feature,
     error_of,
     failure_of,
     feature_of,
-    made_of,
 )
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
@@ -69,7 +69,7 @@ class _OldMade(msgspec.Struct, frozen=True, tag="made"):
     token_ids: tuple[int, ...]
 
 
-class _OldHeard(msgspec.Struct, frozen=True, tag="heard"):
+class _OldClipPieces(msgspec.Struct, frozen=True, tag="heard"):
     sizes: tuple[int, ...]
 
 
@@ -118,7 +118,7 @@ def decode_shipped(body: bytes | memoryview, payload_bytes: int) -> Answer:
 
 def decode_as_it_was(body: bytes | memoryview, payload_bytes: int) -> Answer:
     with suppress(msgspec.ValidationError):
-        msgspec.msgpack.decode(body, type=_OldMade | _OldHeard)
+        msgspec.msgpack.decode(body, type=_OldMade | _OldClipPieces)
     return decode_answer(body, payload_bytes=payload_bytes)
 
 
@@ -183,11 +183,11 @@ def test_what_is_too_long_to_be_said_is_refused_where_it_is_made_S32() -> None:
     """An honest process is not ended for it."""
     many = {str(number): Tensor("uint8", (0,), memoryview(b"")) for number in range(65)}
     with pytest.raises(ServiceError, match="65 tensors; the limit is 64"):
-        made_of(0, Feature("image", many, Layout((7,))))
+        encode_feature(0, Feature("image", many, Layout((7,))))
     with pytest.raises(MediaTooLarge, match="send fewer frames"):
-        made_of(0, Feature("video", {}, Layout((7, 8) * 40_000)))
+        encode_feature(0, Feature("video", {}, Layout((7, 8) * 40_000)))
     with pytest.raises(MediaTooLarge, match="send fewer frames"):
-        made_of(0, Feature("video", {}, Layout((7,)), Origin((1,), {"frames": [*range(1 << 16, 1 << 17)]})))
+        encode_feature(0, Feature("video", {}, Layout((7,)), Origin((1,), {"frames": [*range(1 << 16, 1 << 17)]})))
 
 
 ALLOWED = {"InvalidRequest", "MediaError", "MediaUndecodable", "MediaDegenerate", "MediaTooLarge", "PromptTooLong"}

@@ -36,12 +36,12 @@ from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Assemble,
     Assembled,
+    ClipPieces,
     Cut,
     Description,
     Detokenize,
     Drop,
     Dropped,
-    Heard,
     Load,
     Made,
     Offer,
@@ -52,9 +52,9 @@ from semel.processing.pool.pipe import (
     Write,
     decode_order,
     encode,
+    encode_feature,
+    encode_pieces,
     failure_of,
-    heard_of,
-    made_of,
     payload_of,
     read_header,
     write,
@@ -236,10 +236,10 @@ def _answer(
     return not last
 
 
-def _described(item: int, result: Feature | Pieces | Assembly) -> Made | Heard | Assembled:
+def _described(item: int, result: Feature | Pieces | Assembly) -> Made | ClipPieces | Assembled:
     if isinstance(result, Pieces):
-        return heard_of(item, result)
-    return assembled_of(item, result) if isinstance(result, Assembly) else made_of(item, result)
+        return encode_pieces(item, result)
+    return assembled_of(item, result) if isinstance(result, Assembly) else encode_feature(item, result)
 
 
 def _answer_text(

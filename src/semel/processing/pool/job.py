@@ -14,7 +14,17 @@ from semel.cache import Reservation
 from semel.core import Assembly, Feature, Layout, Media, Modality
 from semel.errors import MediaTooLarge, PromptTooLong, ProtocolError, SemelError
 from semel.media import Pieces
-from semel.processing.pool.pipe import Answer, Assembled, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
+from semel.processing.pool.pipe import (
+    Answer,
+    Assembled,
+    ClipPieces,
+    Failed,
+    Made,
+    Offer,
+    error_of,
+    feature_of,
+    pieces_of,
+)
 from semel.processing.pool.prompts import assembly_of
 from semel.telemetry.request_context import current_span, record_child
 
@@ -207,7 +217,7 @@ class CutJob(Job[Pieces]):
         del room
         if isinstance(answer, Failed):
             raise error_of(answer)
-        if not isinstance(answer, Heard) or answer.item != self.item:
+        if not isinstance(answer, ClipPieces) or answer.item != self.item:
             raise self._unexpected(answer)
         return pieces_of(answer, payload)
 

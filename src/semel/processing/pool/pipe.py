@@ -62,13 +62,13 @@ __all__ = [
     "Answer",
     "Assemble",
     "Assembled",
+    "ClipPieces",
     "Cut",
     "Description",
     "Detokenize",
     "Drop",
     "Dropped",
     "Failed",
-    "Heard",
     "Load",
     "Made",
     "Offer",
@@ -84,12 +84,12 @@ __all__ = [
     "decode_answer",
     "decode_order",
     "encode",
+    "encode_feature",
+    "encode_pieces",
     "encode_work",
     "error_of",
     "failure_of",
     "feature_of",
-    "heard_of",
-    "made_of",
     "payload_of",
     "pieces_of",
     "read_header",
@@ -323,7 +323,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
         return 0 if self.is_written else self.tensor_bytes
 
 
-class Heard(msgspec.Struct, frozen=True, tag="heard"):
+class ClipPieces(msgspec.Struct, frozen=True, tag="heard"):
     """A clip that was cut; the payload is its pieces, one behind the other."""
 
     item: int
@@ -403,7 +403,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 Order = Load | Work | Cut | Assemble | Write | Send | Drop | Tokenize | Detokenize
-Answer = Ready | Offer | Made | Heard | Assembled | Dropped | Failed | Tokens | Text
+Answer = Ready | Offer | Made | ClipPieces | Assembled | Dropped | Failed | Tokens | Text
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -459,13 +459,13 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process said what is not an answer") from error
-    expected = answer.payload_bytes if isinstance(answer, Made | Heard | Assembled | Tokens | Text) else 0
+    expected = answer.payload_bytes if isinstance(answer, Made | ClipPieces | Assembled | Tokens | Text) else 0
     if payload_bytes != expected:
         raise ProtocolError(f"an answer with {expected:,} bytes of payload came with {payload_bytes:,}")
     return answer
 
 
-def made_of(item: int, feature: Feature) -> Made:
+def encode_feature(item: int, feature: Feature) -> Made:
     """What to say of a feature, unless it is more than may be said."""
     origin = None if feature.origin is None else _encoder.encode(Origin(feature.origin.shape, feature.origin.metadata))
     if len(feature.tensors) > MAX_TENSORS:
@@ -520,14 +520,14 @@ def _origin_of(origin: bytes, options: Mapping[str, object] | None) -> Origin:
     return Origin(decoded.shape, decoded.metadata, dict(options) if options else None)
 
 
-def heard_of(item: int, pieces: Pieces) -> Heard:
+def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:
     """What to say of the pieces of a clip."""
     if len(pieces.files) > _MAX_PIECES:
         raise MediaTooLarge(f"the audio is cut into {len(pieces.files):,} pieces; the limit is {_MAX_PIECES:,}")
-    return Heard(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
+    return ClipPieces(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
-def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
+def pieces_of(heard: ClipPieces, payload: memoryview) -> Pieces:
     """The pieces over a payload, without a copy."""
     ends = list(accumulate(heard.sizes))
     if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
