@@ -21,7 +21,7 @@ from PIL import Image
 
 from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER, encoder_arguments
 from semel.engine.vllm.plugins.encoder_metrics import EncoderPage, EncoderTotals
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.bench.stepping import Kind
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -145,7 +145,7 @@ async def start(
     page, region = EncoderPage.create(), create_file("semel-tier")
     plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning", with_lazy_transfer=ships)
     if has_tier:
-        plugged |= TierConfig(TIER_BYTES, path_of(region)).arguments
+        plugged |= TierConfig(TIER_BYTES, descriptor_path(region)).arguments
         plugged.setdefault("scheduler_cls", LAZY_TRANSFER_SCHEDULER)
     common = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True}
     engine_args = AsyncEngineArgs(model=str(model), **common, **arguments, **({} if kind == "stock" else plugged))

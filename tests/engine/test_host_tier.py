@@ -14,7 +14,7 @@ from semel.engine.tier_events import Gone, Overrun, Reset, Saved
 from semel.engine.vllm.tier.host import HostTier, StagedOutput
 from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging, prefetch_params
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 
 BLOCK_BYTES = 64
 HOST_CACHE, STAGING = 16, 8
@@ -35,7 +35,7 @@ class Rig:
         self.memory = mmap.mmap(descriptor, nbytes)
         self.page = TierPage.create()
         self.staging = Staging(HOST_CACHE, STAGING, BLOCK_BYTES)
-        self.tier = HostTier.open(path_of(descriptor), nbytes, self.staging, TierPage.open(self.page.path))
+        self.tier = HostTier.open(descriptor_path(descriptor), nbytes, self.staging, TierPage.open(self.page.path))
 
     def stage(self, digest: Digest = X, form: Form = FORM) -> StagedOutput:
         staged = self.tier.stage(digest, form)

@@ -303,7 +303,7 @@ def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_lo
     for name, value in change.items():
         setattr(config.parallel_config, name, value)
     with caplog.at_level(logging.WARNING, "semel"):
-        assert LazyTransfer.of(config) is None
+        assert LazyTransfer.from_config(config) is None
     assert said in caplog.text
 
 
@@ -327,7 +327,7 @@ def test_where_it_would_save_nothing_lazy_transfer_is_off_and_one_line_of_the_lo
         setattr(functools.reduce(getattr, parents, config), name, value)
     caplog.clear()
     with caplog.at_level(logging.INFO, "semel"):
-        assert (LazyTransfer.of(config) is None) == bool(said)
+        assert (LazyTransfer.from_config(config) is None) == bool(said)
     assert [said in line for line in caplog.messages] == [True] * bool(said)
 
 

@@ -17,7 +17,7 @@ from semel.engine.vllm.tier.config import TierConfig
 from semel.engine.vllm.tier.host import HostTier, StagedOutput
 from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging, prefetch_params
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.bench.stepping import Kind, Step, Stepper
 
 WIDTH = 128
@@ -194,7 +194,7 @@ def create(tiny: Callable[[str], Path]) -> Make:
     def made(
         kind: Kind = "cache", *, ranks: int = 1, is_async: bool = False, fleet: bool = False, **arguments: Any
     ) -> Tiered:
-        region, page = path_of(create_file("test-tier")), TierPage.create() if fleet else None
+        region, page = descriptor_path(create_file("test-tier")), TierPage.create() if fleet else None
         tier = TierConfig(TIER_ROWS * BLOCK_BYTES, region)
         if page is not None:
             nbytes = (TIER_ROWS + STAGING_ROWS) * BLOCK_BYTES

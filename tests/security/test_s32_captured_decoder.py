@@ -25,11 +25,11 @@ from semel.processing.pool.pipe import (
     Made,
     Offer,
     decode_answer,
+    decode_error,
+    decode_feature,
     encode,
+    encode_error,
     encode_feature,
-    error_of,
-    failure_of,
-    feature_of,
 )
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
@@ -174,7 +174,7 @@ def test_the_longest_answer_that_is_read_costs_the_event_loop_less_than_ten_mill
         answer = decode_answer(body, payload_bytes=0)
         offer.check_answer(answer)
         assert isinstance(answer, Made)
-        assert len(feature_of(answer, memoryview(b"")).layout) == tokens
+        assert len(decode_feature(answer, memoryview(b"")).layout) == tokens
         costs.append(time.thread_time() - began)
     assert min(costs) < LOOP_S
 
@@ -195,11 +195,11 @@ ALLOWED = {"InvalidRequest", "MediaError", "MediaUndecodable", "MediaDegenerate"
 
 @pytest.mark.parametrize("name", sorted({kind.__name__ for kind in told_kinds()} | {"ProtocolError", "FeatureMissing"}))
 def test_a_process_says_that_an_item_is_at_fault_or_that_it_failed_and_nothing_else_S32(name: str) -> None:
-    error = error_of(Failed(name, "no"))
+    error = decode_error(Failed(name, "no"))
     assert type(error).__name__ == (name if name in ALLOWED else "ServiceError")
     assert not isinstance(error, RequestError) or error.status in {400, 413}
 
 
 def test_the_text_of_an_error_is_cut_S32() -> None:
-    assert len(str(error_of(Failed("InvalidRequest", "x" * 60_000)))) == 1_024
-    assert len(encode(failure_of(SemelError("\U0001f600" * MIB)))) < 64 << 10
+    assert len(str(decode_error(Failed("InvalidRequest", "x" * 60_000)))) == 1_024
+    assert len(encode(encode_error(SemelError("\U0001f600" * MIB)))) < 64 << 10

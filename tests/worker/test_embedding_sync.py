@@ -31,7 +31,7 @@ from semel.engine import Engine
 from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
 from semel.telemetry.metric import Metric
@@ -79,7 +79,7 @@ class Host:
         region = create_file("test-region")
         os.ftruncate(region, BLOCK_BYTES * (HOST_CACHE + STAGED))
         staging = Staging(HOST_CACHE, STAGED, BLOCK_BYTES)
-        self.tier = HostTier.open(path_of(region), BLOCK_BYTES * (HOST_CACHE + STAGED), staging, self.page)
+        self.tier = HostTier.open(descriptor_path(region), BLOCK_BYTES * (HOST_CACHE + STAGED), staging, self.page)
         self.tier.identity, self.tier.probe = b"identity", probe
         self.nodes = Nodes([Node(f"memory-{index}", one) for index, one in enumerate(blobs)])
         self.sync = EmbeddingSync(

@@ -313,7 +313,7 @@ async def test_a_request_that_is_cancelled_in_the_moment_of_its_turn_takes_no_pl
 def test_the_window_is_that_of_vllm_s_scheduler() -> None:
     from types import SimpleNamespace
 
-    from semel.engine.vllm.engine import window_of
+    from semel.engine.vllm.engine import engine_window
 
     scheduler = SimpleNamespace(
         max_num_seqs=256,
@@ -323,9 +323,9 @@ def test_the_window_is_that_of_vllm_s_scheduler() -> None:
         max_num_queued_reqs=None,
         max_num_queued_tokens=9,
     )
-    window = window_of(SimpleNamespace(scheduler_config=scheduler))
+    window = engine_window(SimpleNamespace(scheduler_config=scheduler))
     assert window == EngineWindow(256, 8192, None, 9)
     assert (window.lead, window.common_places, window.prompt_tokens) == (16, 224, 32768)
     scheduler.max_num_active_seqs, scheduler.max_num_scheduled_tokens = 64, 1024
-    assert window_of(SimpleNamespace(scheduler_config=scheduler)) == EngineWindow(64, 1024, None, 9)
+    assert engine_window(SimpleNamespace(scheduler_config=scheduler)) == EngineWindow(64, 1024, None, 9)
     assert [window.ends(tokens) for tokens in (1, 4, 16, 1_000, None)] == [128, 128, 32, 0, 0]

@@ -14,7 +14,7 @@ from semel.cache.shared import (
     SharedCache,
     Window,
     borrowed_feature,
-    heads_of,
+    tensor_heads,
     tensor_offsets,
     with_small_copies,
 )
@@ -34,7 +34,7 @@ __all__ = [
     "SharedCache",
     "Window",
     "borrowed_feature",
-    "heads_of",
+    "tensor_heads",
     "tensor_offsets",
     "with_small_copies",
 ]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from semel.cells.file import API_KEY_HEADERS, CellsFile, LargeTenant, Listening, split_address
-from semel.cells.placement import Cell, home_of
+from semel.cells.placement import Cell, home_cells
 
 __all__ = ["UNSENT", "envoy_config"]
 
@@ -187,7 +187,7 @@ def _choice(name: str, file: CellsFile, cells: Iterable[Cell], others: Iterable[
 
 
 def _large_choice(file: CellsFile, tenant: LargeTenant) -> _Json:
-    home = home_of(tenant.name, file.cells, tenant.cells)
+    home = home_cells(tenant.name, file.cells, tenant.cells)
     return _choice(f"tenant-{tenant.name}", file, home, [cell for cell in file.cells if cell not in home])
 
 

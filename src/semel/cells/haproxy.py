@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from semel.cells.file import API_KEY_HEADERS, CellsFile, LargeTenant, Listening, split_address
-from semel.cells.placement import Cell, home_of
+from semel.cells.placement import Cell, home_cells
 from semel.errors import ConfigError
 
 __all__ = ["haproxy_config", "server_numbers"]
@@ -129,7 +129,7 @@ def _choice(
 
 
 def _large_choice(file: CellsFile, tenant: LargeTenant) -> list[str]:
-    home = home_of(tenant.name, file.cells, tenant.cells)
+    home = home_cells(tenant.name, file.cells, tenant.cells)
     others = tuple(cell for cell in file.cells if cell not in home)
     return _choice(f"tenant-{tenant.name}", file, "var(txn.session)", home, others)
 

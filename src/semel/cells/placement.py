@@ -19,7 +19,7 @@ from typing import Final
 
 from semel.core.rendezvous import scores
 
-__all__ = ["MAX_WEIGHT", "Cell", "cell_of", "home_of"]
+__all__ = ["MAX_WEIGHT", "Cell", "home_cells", "session_cell"]
 
 MAX_WEIGHT: Final = 100
 """Of a cell: as many hashes are made for it."""
@@ -42,20 +42,20 @@ class Cell:
     """Its share of the tenants, compared with other cells."""
 
 
-def home_of(tenant: str, cells: Collection[Cell], weight: int = 1) -> tuple[Cell, ...]:
+def home_cells(tenant: str, cells: Collection[Cell], weight: int = 1) -> tuple[Cell, ...]:
     """The cells that a tenant of this weight lives in, the best first."""
     return tuple(nlargest(weight, cells, key=partial(_score, _key(_TENANT, tenant))))
 
 
-def cell_of(
+def session_cell(
     tenant: str, session: str, cells: Sequence[Cell], *, weight: int = 1, down: Collection[str] = ()
 ) -> Cell | None:
     """The cell of a tenant's session, none of those whose names are `down`; None if all are.
 
     If the session's own cell is down, the tenant's other cells are next, and then the rest.
     """
-    home = home_of(tenant, cells, weight)
-    rest = home_of(tenant, cells, len(cells))[weight:]
+    home = home_cells(tenant, cells, weight)
+    rest = home_cells(tenant, cells, len(cells))[weight:]
     by_session = sorted(home, key=partial(_score, _key(_SESSION, tenant, session)), reverse=True)
     return next((cell for cell in (*by_session, *rest) if cell.name not in down), None)
 

@@ -276,11 +276,11 @@ def _tier(settings: EncoderSettings) -> TierConfig | None:
     """Host memory for the engine's encoder outputs, which lasts as long as this process."""
     from semel.engine.vllm.tier.config import TierConfig
     from semel.engine.vllm.tier.page import TierPage
-    from semel.engine.vllm.tier.shared_file import create_file, path_of
+    from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 
     if not settings.embedding_tier_bytes:
         return None
-    region = path_of(create_file("semel-embedding-tier"))
+    region = descriptor_path(create_file("semel-embedding-tier"))
     if settings.store.locations is None:
         return TierConfig(settings.embedding_tier_bytes, region)
     page, staging = TierPage.create().path, settings.store.staging_bytes

@@ -95,7 +95,7 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def of(self, name: Digest) -> Node:
+    def choose(self, name: Digest) -> Node:
         """The node that has an entry."""
         return max(self._nodes, key=lambda node: rank(node.name, name))
 

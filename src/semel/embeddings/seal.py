@@ -27,10 +27,10 @@ __all__ = [
     "Header",
     "Manifest",
     "Seal",
-    "chunks_of",
-    "nbytes_of",
     "open_probe",
+    "output_nbytes",
     "seal_probe",
+    "split_chunks",
 ]
 
 CHUNK_BYTES: Final = 1 << 20
@@ -52,7 +52,7 @@ _CONTENT_DOMAIN: Final = b"contents"
 _PROBE_DOMAIN: Final = b"theprobe"
 
 
-def nbytes_of(form: Form) -> int | None:
+def output_nbytes(form: Form) -> int | None:
     """How many bytes an encoder output of this form has; None if the store takes none such."""
     try:
         nbytes = form_bytes(form)
@@ -72,14 +72,14 @@ class Header:
     @classmethod
     def new(cls, form: Form) -> Self:
         """The header of a new entry. A form that the store does not take is a `ValueError`."""
-        if nbytes_of(form) is None:
+        if output_nbytes(form) is None:
             raise ValueError(f"an encoder output of the form {form} is none that can be stored")
         return cls(form, secrets.token_bytes(_NONCE_BYTES))
 
     @property
     def nbytes(self) -> int:
         """The size of all chunks together."""
-        return nbytes_of(self.form) or 0
+        return output_nbytes(self.form) or 0
 
     @property
     def chunk_count(self) -> int:
@@ -98,7 +98,7 @@ class Header:
             return None
         _, dtype, rows, columns, _, _, nonce = _HEADER.unpack(raw)
         form = (rows, columns, dtype.rstrip(b"\0").decode("latin-1"))
-        if nbytes_of(form) is None:
+        if output_nbytes(form) is None:
             return None
         header = cls(form, nonce)
         return header if header.pack() == raw else None
@@ -151,7 +151,7 @@ class Manifest:
         return seal.nbytes == self.header.nbytes and compare_digest(seal.digest(), self.seal)
 
 
-def chunks_of(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
+def split_chunks(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
     """The first bytes of some buffers, in chunks. A chunk may lie across buffers."""
     if sum(buffer.nbytes for buffer in buffers) < nbytes:
         raise ValueError(f"the buffers have less than {nbytes:,} bytes")

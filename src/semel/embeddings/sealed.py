@@ -25,10 +25,10 @@ from semel.embeddings.seal import (
     Header,
     Manifest,
     Seal,
-    chunks_of,
-    nbytes_of,
     open_probe,
+    output_nbytes,
     seal_probe,
+    split_chunks,
 )
 
 __all__ = ["FetchOutcome", "Fetched", "PublishOutcome", "SealedStore", "Stage"]
@@ -103,7 +103,7 @@ class SealedStore:
         groups: dict[Node, list[_Wanted]] = {}
         for digest, count in rows.items():
             name = embedding_name(self._key, self._identity, digest)
-            groups.setdefault(self._nodes.of(name), []).append(_Wanted(digest, name, count, width))
+            groups.setdefault(self._nodes.choose(name), []).append(_Wanted(digest, name, count, width))
         found: dict[Digest, Fetched] = {}
         for index, (node, group) in enumerate(groups.items()):
             now = time.monotonic()
@@ -123,12 +123,12 @@ class SealedStore:
 
         Never raises but what `is_intact` does.
         """
-        if nbytes_of(form) is None:
+        if output_nbytes(form) is None:
             return "unsupported"
         name = embedding_name(self._key, self._identity, digest)
         entry = _Entry(name, Header.new(form), buffers)
         try:
-            with self._nodes.of(name).attempt() as blobs:
+            with self._nodes.choose(name).attempt() as blobs:
                 return self._publish(blobs, entry, is_intact, deadline)
         except StoreFull:
             return "full"
@@ -141,7 +141,7 @@ class SealedStore:
         Returns the fleet's, which is ours if it had none; also if a full store does not take ours. Raises `StoreError`.
         """
         name = probe_name(self._key, self._identity)
-        with self._nodes.of(name).attempt() as blobs:
+        with self._nodes.choose(name).attempt() as blobs:
             found = self._read_probe(blobs, name, deadline)
             if found is None:
                 ours = seal_probe(self._seal_key, name, probe)
@@ -201,7 +201,7 @@ class SealedStore:
         if (buffers := stage(one.digest, header.form)) is None:
             return "no_room", None
         seal = Seal(self._seal_key, one.name, header)
-        came = blobs.get_into(entry_keys[1:], chunks_of(buffers, header.nbytes), seal.add, deadline)
+        came = blobs.get_into(entry_keys[1:], split_chunks(buffers, header.nbytes), seal.add, deadline)
         if came == "whole" and manifest.holds(seal):
             return "hit", header.form
         _delete(blobs, entry_keys, deadline)
@@ -258,7 +258,7 @@ class _Entry:
 
     def chunks(self, seal: Seal) -> Iterator[Chunk]:
         """The chunks, each sealed when it is about to be sent."""
-        for chunk in chunks_of(self.buffers, self.header.nbytes):
+        for chunk in split_chunks(self.buffers, self.header.nbytes):
             seal.add(chunk)
             yield chunk
 

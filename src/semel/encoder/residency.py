@@ -74,7 +74,7 @@ class Residency:
         entry = self._entries.get(key)
         return None if entry is None else entry.planner
 
-    def inputs_of(self, request: str) -> KeysView[int]:
+    def held_inputs(self, request: str) -> KeysView[int]:
         """The inputs of a request that hold an entry: a live view, in O(1) (B4)."""
         return self._inputs.get(request, _NOTHING).keys()
 
@@ -135,7 +135,7 @@ class Residency:
 
     def release_all(self, request: str) -> None:
         """Release all entries of a request, because it ended, was preempted, or was not scheduled after all."""
-        for index in tuple(self.inputs_of(request)):
+        for index in tuple(self.held_inputs(request)):
             self.release(request, index)
 
     def discard(self, key: Key) -> None:

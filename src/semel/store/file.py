@@ -17,7 +17,7 @@ class StoredFile:
     """Keyed by its owner and its content: no two owners have a file in common."""
 
     owner: str
-    """A tenant, as `names.owner_of` calls it."""
+    """A tenant, as `names.owner_name` calls it."""
 
     nbytes: int
     revision: int

@@ -32,7 +32,7 @@ __all__ = [
     "NoRoom",
     "Order",
     "Page",
-    "charge_of",
+    "charged_bytes",
     "newest",
     "renewed",
 ]
@@ -95,7 +95,7 @@ _NOBODY_S: Final = _Entry(
 """Stands for a file that is not there, so that to look for it takes the steps of a foreign one (threats S12)."""
 
 
-def charge_of(nbytes: int) -> int:
+def charged_bytes(nbytes: int) -> int:
     """What a file of so many bytes takes of the room."""
     return max(nbytes, SMALLEST_BYTES)
 
@@ -158,7 +158,7 @@ class FileIndex:
 
     def fits(self, nbytes: int) -> bool:
         """Whether a file of so many bytes has room without another that goes."""
-        return self._room.fits(charge_of(nbytes))
+        return self._room.fits(charged_bytes(nbytes))
 
     def nbytes_of(self, owner: str) -> int:
         """The bytes that an owner is charged."""
@@ -184,7 +184,7 @@ class FileIndex:
         has become free is charged already, so that it is there for the file, or for those that come back.
         """
         self._now_s = max(now_s, self._now_s)
-        left, charged = charge_of(nbytes), 0
+        left, charged = charged_bytes(nbytes), 0
         if not self._room.fits(left) and not self._room.can_have(owner, left):
             raise NoRoom
         gone: list[StoredFile] = []
@@ -210,7 +210,7 @@ class FileIndex:
         freed = 0
         for victim in islice(self._room.victims(owner, nbytes), _EVICTIONS):
             gone.append(file := self._leave(victim))
-            freed += charge_of(file.nbytes)
+            freed += charged_bytes(file.nbytes)
             if self._room.fits(nbytes):
                 break
         if not freed:
@@ -225,25 +225,25 @@ class FileIndex:
         """
         gone: list[StoredFile] = []
         freed = 0
-        margin = min(self.nbytes // _MARGIN, charge_of(nbytes))
+        margin = min(self.nbytes // _MARGIN, charged_bytes(nbytes))
         try:
-            while freed < min(charge_of(nbytes), _disk_bytes(nbytes)):
+            while freed < min(charged_bytes(nbytes), _disk_bytes(nbytes)):
                 if gone:
                     self.cancel(owner, nbytes)
                 self._room.resize(min(self.capacity, self.nbytes + freed))
                 try:
-                    gone += yield from self.reserving(owner, charge_of(nbytes) + margin, now_s)
+                    gone += yield from self.reserving(owner, charged_bytes(nbytes) + margin, now_s)
                 except NoRoom:
                     if not margin:
                         raise
                     margin = 0  # the owner's share has room for the file alone
-                    gone += yield from self.reserving(owner, charge_of(nbytes), now_s)
+                    gone += yield from self.reserving(owner, charged_bytes(nbytes), now_s)
                 self._room.release(owner, margin)
                 self._room.resize(self.capacity - margin)
                 margin, freed = 0, sum(_disk_bytes(file.nbytes) for file in gone)
         except BaseException:
             back = [file for file in gone if file.id not in self._entries]
-            self._room.resize(max(self.capacity, self.nbytes + sum(charge_of(file.nbytes) for file in back)))
+            self._room.resize(max(self.capacity, self.nbytes + sum(charged_bytes(file.nbytes) for file in back)))
             for file in back:
                 self._enter(file)
             raise
@@ -257,7 +257,7 @@ class FileIndex:
 
     def cancel(self, owner: str, nbytes: int) -> None:
         """A file that was to be written is not."""
-        self._room.release(owner, charge_of(nbytes))
+        self._room.release(owner, charged_bytes(nbytes))
 
     def commit(self, file: StoredFile) -> StoredFile | None:
         """A file has been written, and is in the index from now on. Returns the one whose place it takes, if any."""
@@ -307,7 +307,7 @@ class FileIndex:
     def _enter(self, file: StoredFile) -> None:
         """There must be room for it."""
         self._serial += 1
-        self._room.charge(file.owner, charge_of(file.nbytes))
+        self._room.charge(file.owner, charged_bytes(file.nbytes))
         self._room.add(file.owner, file.id)
         self._entries[file.id] = _Entry(file, self._serial)
         for purpose in ("", file.purpose):
@@ -317,7 +317,7 @@ class FileIndex:
     def _leave(self, digest: Digest) -> StoredFile:
         file = self._entries.pop(digest).file
         self._room.remove(file.owner, digest)
-        self._room.release(file.owner, charge_of(file.nbytes))
+        self._room.release(file.owner, charged_bytes(file.nbytes))
         del self._expiries[bisect_left(self._expiries, (file.expires_s, digest))]
         for purpose in ("", file.purpose):
             ranks = self._ranks[file.owner, purpose]
@@ -353,7 +353,7 @@ class Listing:
             other = self._found.get(file.id)
             if other is None:
                 heappush(self._oldest, (file.created_s, file.id))
-                self.nbytes += charge_of(file.nbytes)
+                self.nbytes += charged_bytes(file.nbytes)
             elif _order(other) >= _order(file):
                 replaced.append(file)
                 continue

@@ -24,12 +24,12 @@ __all__ = [
     "PURPOSES",
     "ROOT",
     "file_id",
-    "file_of",
-    "folder_of",
-    "is_content_of",
-    "owner_of",
+    "matches_content",
+    "object_folder",
+    "object_path",
+    "owner_name",
     "parse_id",
-    "path_of",
+    "parse_object_path",
     "public_id",
     "short_name",
 ]
@@ -57,7 +57,7 @@ _PATH: Final = re.compile(
 )
 
 
-def owner_of(tenant: str, key: Key) -> str:
+def owner_name(tenant: str, key: Key) -> str:
     """What a tenant is called in the store. Fleets with different keys have different owners."""
     return f"{key.id}-{hash_parts((_OWNER_DOMAIN, tenant.encode()), key).hexdigest(length=_OWNER_BYTES)}"
 
@@ -67,7 +67,7 @@ def file_id(content: bytes, tenant: str, key: Key) -> Digest:
     return Digest(hash_parts((_FILE_DOMAIN, tenant.encode(), content), key).digest())
 
 
-def is_content_of(digest: Digest, content: bytes, tenant: str, key: Key) -> bool:
+def matches_content(digest: Digest, content: bytes, tenant: str, key: Key) -> bool:
     """Whether bytes with this hash are those of the file."""
     return compare_digest(digest, file_id(content, tenant, key))
 
@@ -92,19 +92,19 @@ def short_name(name: str) -> str:
     return (raw[: MAX_NAME_BYTES - len(end)] + end).decode(errors="ignore")
 
 
-def folder_of(owner: str, digest: Digest) -> str:
+def object_folder(owner: str, digest: Digest) -> str:
     """Where the object of a file is; for a moment there may be two."""
     return f"{ROOT}/{owner}/{digest.hex()}"
 
 
-def path_of(file: StoredFile) -> str:
+def object_path(file: StoredFile) -> str:
     """The name of a file's object."""
     name = urlsafe_b64encode(file.name.encode()).rstrip(b"=").decode()
     fields = (file.revision, file.created_s, file.expires_s, file.modality or _OTHER, file.purpose, name)
-    return f"{folder_of(file.owner, file.id)}/{'.'.join(map(str, fields))}"
+    return f"{object_folder(file.owner, file.id)}/{'.'.join(map(str, fields))}"
 
 
-def file_of(path: str, nbytes: int) -> StoredFile | None:
+def parse_object_path(path: str, nbytes: int) -> StoredFile | None:
     """The file whose object is called so; None if it is none of ours."""
     if (found := _PATH.fullmatch(path)) is None:
         return None

@@ -27,7 +27,16 @@ from semel.media.signature import SIGNATURE_BYTES, modality_of
 from semel.store.clock import FileClock
 from semel.store.file import StoredFile
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
-from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, owner_of, path_of, short_name
+from semel.store.names import (
+    ROOT,
+    file_id,
+    matches_content,
+    object_folder,
+    object_path,
+    owner_name,
+    parse_object_path,
+    short_name,
+)
 from semel.store.objects import DiskFull, Objects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
@@ -102,7 +111,7 @@ class ObjectMediaStore:
         """Store a file."""
         self._check_ready()
         now_s, nbytes = self._clock(), len(upload.data)
-        owner, digest = owner_of(tenant, self._key), file_id(upload.content, tenant, self._key)
+        owner, digest = owner_name(tenant, self._key), file_id(upload.content, tenant, self._key)
         file = StoredFile(
             id=digest,
             owner=owner,
@@ -120,13 +129,13 @@ class ObjectMediaStore:
             file = renewed(file, others, now_s)
         await self._make_room(nbytes)
         await self._write(file, upload.data, payer)
-        await self._try_to_delete((other for other in others if path_of(other) != path_of(file)), payer)
+        await self._try_to_delete((other for other in others if object_path(other) != object_path(file)), payer)
         return file
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
         """Find a file."""
         self._check_ready()
-        owner, now_s = owner_of(tenant, self._key), self._clock()
+        owner, now_s = owner_name(tenant, self._key), self._clock()
         payer = Payer(owner)
         file = newest(await self._objects_of(payer, digest), now_s)
         self._counts.queries += 1
@@ -140,7 +149,7 @@ class ObjectMediaStore:
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
         """Find a file, in the index if it has it."""
-        file = self._index.get(owner_of(tenant, self._key), digest, self._clock())
+        file = self._index.get(owner_name(tenant, self._key), digest, self._clock())
         return await self.find(tenant, digest) if file is None else file
 
     async def read(
@@ -174,7 +183,7 @@ class ObjectMediaStore:
             if not spent:
                 spend(min(file.nbytes, most))
                 spent = True
-            data = await self._objects.get(path_of(file), min(file.nbytes, most), payer=Payer(file.owner, pin))
+            data = await self._objects.get(object_path(file), min(file.nbytes, most), payer=Payer(file.owner, pin))
         return None if file is None or data is None else (file, data)
 
     async def _pieces(
@@ -185,7 +194,9 @@ class ObjectMediaStore:
         while end < file.nbytes:
             hasher.update(piece)  # 0.3 ms
             yield piece
-            more = await self._objects.get(path_of(file), min(_PIECE_BYTES, file.nbytes - end), start=end, payer=payer)
+            more = await self._objects.get(
+                object_path(file), min(_PIECE_BYTES, file.nbytes - end), start=end, payer=payer
+            )
             if not more:
                 raise MediaStoreUnavailable("the file was deleted while it was read; ask for it again")
             piece, end = more, end + len(more)
@@ -196,7 +207,7 @@ class ObjectMediaStore:
     async def _is_stored(self, file: StoredFile, tenant: str, hasher: blake3, last: memoryview) -> bool:
         """Check that the bytes that were hashed, with the last ones, are those of the file."""
         content = await _hash(hasher, last)
-        if is_content_of(file.id, content, tenant, self._key):
+        if matches_content(file.id, content, tenant, self._key):
             return True
         logger.error("an object of the media store has not the bytes that were stored: it is answered as unknown")
         self._index.remove(file.owner, file.id)
@@ -205,11 +216,11 @@ class ObjectMediaStore:
     async def delete(self, tenant: str, digest: Digest) -> bool:
         """Delete a file."""
         self._check_ready()
-        owner = owner_of(tenant, self._key)
+        owner = owner_name(tenant, self._key)
         payer = Payer(owner)
         files = await self._objects_of(payer, digest)
         was_there = newest(files, self._clock()) is not None
-        await self._objects.delete([path_of(file) for file in files], payer=payer)
+        await self._objects.delete([object_path(file) for file in files], payer=payer)
         self._index.remove(owner, digest)
         return was_there
 
@@ -218,7 +229,7 @@ class ObjectMediaStore:
     ) -> Page | None:
         """List files."""
         self._check_ready()
-        owner, now_s = owner_of(tenant, self._key), self._clock()
+        owner, now_s = owner_name(tenant, self._key), self._clock()
         return self._index.page(owner, now_s, limit=limit, order=order, purpose=purpose, after=after)
 
     async def refresh(self) -> None:
@@ -227,7 +238,7 @@ class ObjectMediaStore:
         self._may_shrink = True
         replaced: list[StoredFile] = []
         async for page in self._objects.list(ROOT):
-            files = [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
+            files = [file for path, nbytes in page if (file := parse_object_path(path, nbytes)) is not None]
             replaced += listing.add(file for file in files if file.expires_s > now_s)
             replaced += (expired := [file for file in files if file.expires_s <= now_s])
             self._counts.expirations += len(expired)
@@ -332,7 +343,7 @@ class ObjectMediaStore:
         except BaseException:
             self._index.cancel(file.owner, file.nbytes)
             raise
-        await self._objects.put(path_of(file), data, partial(self._end_write, file), payer=payer)
+        await self._objects.put(object_path(file), data, partial(self._end_write, file), payer=payer)
 
     def _no_space(self, file: StoredFile) -> MediaStoreUnavailable:
         self._counts.refusals += 1
@@ -355,8 +366,8 @@ class ObjectMediaStore:
     async def _objects_of(self, payer: Payer, digest: Digest) -> list[StoredFile]:
         """The objects of one file: usually one, two after a process was killed while it renewed it."""
         found: list[StoredFile] = []
-        async for page in self._objects.list(folder_of(payer.owner, digest), payer=payer):
-            found += [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
+        async for page in self._objects.list(object_folder(payer.owner, digest), payer=payer):
+            found += [file for path, nbytes in page if (file := parse_object_path(path, nbytes)) is not None]
         return found
 
     async def _adopt(self, file: StoredFile, now_s: float) -> None:
@@ -381,7 +392,7 @@ class ObjectMediaStore:
     async def _try_to_delete(self, files: Iterable[StoredFile], payer: Payer) -> None:
         """Delete objects. What cannot be deleted now is found by the next listing."""
         try:
-            await self._objects.delete([path_of(file) for file in files], payer=payer)
+            await self._objects.delete([object_path(file) for file in files], payer=payer)
         except MediaStoreUnavailable:
             return
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Self
 
 from semel.cache.room import Room
 from semel.cache.shared.arena import Arena, align
-from semel.cache.shared.packing import Head, borrowed_feature, copy_into, heads_of, packed_bytes
+from semel.cache.shared.packing import Head, borrowed_feature, copy_into, packed_bytes, tensor_heads
 from semel.cache.shared.segment import Lease, Segment
 from semel.core import Digest, Feature, Layout, Modality
 
@@ -163,7 +163,7 @@ class SharedCache:
         """
         if (cached := self.adopt(digest, feature)) is not None:
             return cached
-        heads = heads_of(feature)
+        heads = tensor_heads(feature)
         reservation = self.reserve(packed_bytes(heads), tenant=tenant)
         if reservation is None:
             return feature

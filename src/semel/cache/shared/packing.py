@@ -17,8 +17,8 @@ __all__ = [
     "Head",
     "borrowed_feature",
     "copy_into",
-    "heads_of",
     "packed_bytes",
+    "tensor_heads",
     "tensor_offsets",
     "with_small_copies",
 ]
@@ -41,7 +41,7 @@ def tensor_offsets(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
     return tuple(offsets), end
 
 
-def heads_of(feature: Feature) -> tuple[Head, ...]:
+def tensor_heads(feature: Feature) -> tuple[Head, ...]:
     """The heads of a feature's tensors."""
     return tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
 

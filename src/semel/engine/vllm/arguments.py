@@ -18,7 +18,7 @@ from semel.engine.vllm.compat.internals import (
     encoder_arguments,
     takes_late_items,
 )
-from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED, check_vllm, installed_version
 from semel.engine.vllm.model.encoder_size import check_encoder_cache
 from semel.engine.vllm.model.rendering import check_rendering_flags
@@ -160,7 +160,7 @@ def configuration_refusals(arguments: Any) -> Iterator[None]:
 
 def check_planning(version: str) -> None:
     """Refuse to plan the encoder of a vLLM whose scheduler tells a step's inputs in another form."""
-    if release_of(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
+    if to_release(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
         raise ConfigError(
             f"--encoder-planning needs vLLM {PLANNING_SINCE}, and {version} is installed: its scheduler does not know "
             "the items that repeat in a step. Install it, or leave the flag out"

@@ -12,10 +12,10 @@ from semel.engine.vllm.requests.parsing import ParserFlags
 from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import Processor
 
-__all__ = ["contract_of"]
+__all__ = ["build_contract"]
 
 
-def contract_of(
+def build_contract(
     llm: Any,
     model: VllmModel,
     processor: Processor,

@@ -25,14 +25,14 @@ from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.compat.internals import skip_grammar_checks, takes_seeds
-from semel.engine.vllm.contract import contract_of
+from semel.engine.vllm.contract import build_contract
 from semel.engine.vllm.grammars.content import client_outputs, constrained_field
 from semel.engine.vllm.grammars.limits import GrammarLimits
 from semel.engine.vllm.grammars.trial import Grammars
 from semel.engine.vllm.model.encoder_size import log_encoder_cache
 from semel.engine.vllm.model.identity import encoder_identity
 from semel.engine.vllm.model.model import VllmModel
-from semel.engine.vllm.model.rendering import aliases_of
+from semel.engine.vllm.model.rendering import model_aliases
 from semel.engine.vllm.model.self_test import SelfTest
 from semel.engine.vllm.requests.intake import RequestIntake
 from semel.engine.vllm.requests.item_builder import ItemBuilder
@@ -54,7 +54,7 @@ from semel.fairness.turns import EngineWindow
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
 
-__all__ = ["VllmEngine", "VllmStream", "window_of"]
+__all__ = ["VllmEngine", "VllmStream", "engine_window"]
 
 _NO_PARSERS: Final = ParserFlags()
 _GRAMMAR_LIMITS: Final = GrammarLimits()
@@ -86,7 +86,7 @@ class VllmEngine:
         compiling = None if model.is_encoder_decoder else self._compile  # no prompt without an item
         self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars, compiling)
         self._compiling = itertools.count()
-        self._defaults = Defaults.of(llm.model_config)
+        self._defaults = Defaults.from_config(llm.model_config)
         self._takes_seeds = takes_seeds(llm.vllm_config)
         self._steps = StepCounter(llm)
         self._order = asyncio.Lock()
@@ -121,7 +121,7 @@ class VllmEngine:
                 stat_loggers=stat_loggers(arguments),
             )
         log_encoder_cache(llm)
-        names = aliases_of(arguments)
+        names = model_aliases(arguments)
         return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars, aliases=names)
 
     @classmethod
@@ -138,17 +138,17 @@ class VllmEngine:
 
         `aliases` are names that clients may call the model by besides the one that vLLM has.
         """
-        model = VllmModel.of(llm)
-        item_cache = ItemCache.of(llm)
+        model = VllmModel.from_llm(llm)
+        item_cache = ItemCache.from_llm(llm)
         folder = find_folder(llm.model_config.model, model.target.rendering)
         loaded = load_processor(processor, folder, model.target)
-        contract = contract_of(llm, model, loaded, folder, parsers, cache_bytes=item_cache.capacity, aliases=aliases)
+        contract = build_contract(llm, model, loaded, folder, parsers, cache_bytes=item_cache.capacity, aliases=aliases)
         verdict = SelfTest(loaded, model.processor, model, contract).run()
         contract = verdict.admitted(contract)
-        tier = HostTier.of(llm.vllm_config)
+        tier = HostTier.from_config(llm.vllm_config)
         if tier is not None:
             tier.identify = partial(encoder_identity, llm.vllm_config, folder)
-        return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features, tier)
+        return cls(llm, model, contract, item_cache, Parsers.from_llm(llm, parsers), grammars, verdict.features, tier)
 
     @property
     def contract(self) -> Contract:
@@ -183,7 +183,7 @@ class VllmEngine:
     @property
     def window(self) -> EngineWindow:
         """What vLLM takes at a time."""
-        return window_of(self._llm.vllm_config)
+        return engine_window(self._llm.vllm_config)
 
     def count_items(self, queries: int, hits: int) -> None:
         """Count lookups of the item cache in vLLM's own counters."""
@@ -222,10 +222,10 @@ class VllmEngine:
         self._grammars.see(submission)
         if constrained_field(submission) is None:
             return submission
-        return _Prepared.of(submission, *await self._prepared(submission))
+        return _Prepared.from_submission(submission, *await self._prepared(submission))
 
     async def submit(self, submission: Submission) -> VllmStream:
-        """Check a submission and hand it to vLLM. The engine owns its prefetched outputs from then on, also on errors."""
+        """Check a submission and submit it to vLLM. It owns its prefetched outputs from then on, even on errors."""
         if self._tier is None or not submission.prefetched_outputs:
             return await self._submit(submission)
         self._tier.submit(submission.prefetched_outputs)
@@ -263,7 +263,7 @@ class VllmEngine:
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
         items = {digest: feature}
-        submission = Submission(f"inject-{digest.hex()}", self._delivery.prompt_of(items), items, ONE_TOKEN)
+        submission = Submission(f"inject-{digest.hex()}", self._delivery.shortest_prompt(items), items, ONE_TOKEN)
         with failures():
             try:
                 prompt = (await self._builder.build(submission)).prompt
@@ -310,7 +310,7 @@ class VllmEngine:
         params = sampling_params({"max_tokens": 1})
         params.structured_outputs = outputs
         skip_grammar_checks(params)
-        stream = await self.submit(_Prepared.of(submission, params, None))
+        stream = await self.submit(_Prepared.from_submission(submission, params, None))
         try:
             async for _ in stream:
                 pass
@@ -368,12 +368,12 @@ class _Prepared(Submission):
     reader: AnswerReader | None = None
 
     @classmethod
-    def of(cls, submission: Submission, params: Any, reader: AnswerReader | None) -> Self:
+    def from_submission(cls, submission: Submission, params: Any, reader: AnswerReader | None) -> Self:
         values = {field.name: getattr(submission, field.name) for field in fields(Submission)}
         return cls(**values, params=params, reader=reader)
 
 
-def window_of(config: Any) -> EngineWindow:
+def engine_window(config: Any) -> EngineWindow:
     """What an engine with this configuration of vLLM's takes at a time."""
     scheduler = config.scheduler_config
     return EngineWindow(

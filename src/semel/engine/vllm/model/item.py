@@ -15,7 +15,7 @@ from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import from_torch
 
-__all__ = ["lay_out", "make_item", "make_stub", "parse", "tensors_of"]
+__all__ = ["lay_out", "make_item", "make_stub", "parse", "to_tensors"]
 
 _MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
     "image": (1 << 17, 1 << 17),
@@ -59,7 +59,7 @@ def lay_out(
     return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
 
 
-def tensors_of(item: Any) -> Mapping[str, Tensor]:
+def to_tensors(item: Any) -> Mapping[str, Tensor]:
     """An item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
     return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
 

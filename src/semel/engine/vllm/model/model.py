@@ -21,7 +21,7 @@ from semel.engine.vllm.model.fields import ItemFields
 from semel.engine.vllm.model.item import lay_out, make_item, make_stub, parse
 from semel.engine.vllm.model.probes import probes
 from semel.engine.vllm.model.prompt_rules import item_part
-from semel.engine.vllm.model.rendering import rendering_of
+from semel.engine.vllm.model.rendering import read_rendering
 from semel.engine.vllm.model.shapes import ShapeRegistry
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import Family, family_of, to_torch
@@ -55,7 +55,7 @@ class VllmModel:
         self.known = ShapeRegistry()
 
     @classmethod
-    def of(cls, llm: Any) -> Self:
+    def from_llm(cls, llm: Any) -> Self:
         """The model that an `AsyncLLM` serves."""
         from vllm.multimodal import MULTIMODAL_REGISTRY
 
@@ -73,7 +73,7 @@ class VllmModel:
             dtype=str(self._config.dtype).removeprefix("torch."),
             normalisation="engine" if multimodal.mm_device_do_normalize else "processor",
             options=multimodal.mm_processor_kwargs or {},
-            rendering=rendering_of(self._config),
+            rendering=read_rendering(self._config),
         )
 
     @property
@@ -153,7 +153,7 @@ class VllmModel:
             logger.error("this model takes no %s: its processor refuses semel's probes: %r", modality, cause)
             return
         try:
-            self._items[modality] = ItemFields.of(made)
+            self._items[modality] = ItemFields.from_items(made)
         except ConfigError as error:
             logger.error("this model takes no %s through semel: %s", modality, error)  # noqa: TRY400 - it says all
             return

@@ -17,8 +17,8 @@ from typing import Any, Self
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat.versions import check_processor
 from semel.engine.vllm.model.assembly import Assembler
-from semel.engine.vllm.model.item import lay_out, make_item, parse, tensors_of
-from semel.engine.vllm.model.prompt_rules import modalities_of
+from semel.engine.vllm.model.item import lay_out, make_item, parse, to_tensors
+from semel.engine.vllm.model.prompt_rules import supported_modalities
 from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image
@@ -72,7 +72,7 @@ class VllmProcessor:
                 f"every worker and frontend with --processor hf. vLLM says: {' '.join(str(error).split())}"
             ) from error
         if "video" in (rendering.media_io_kwargs or {}):
-            VideoLoader.of(model_config).check()
+            VideoLoader.from_config(model_config).check()
         within = Within("vllm", version, type(processor).__qualname__)
         own_config = model_config.hf_config.to_dict() if rendering.hf_overrides else config
         model_type = {**config, **(rendering.hf_overrides or {})}.get("model_type", "")
@@ -84,7 +84,9 @@ class VllmProcessor:
             config=own_config,
             family=family,
             limits=limits or DecodeLimits(),
-            assembler=Assembler(processor, {}) if encoder_decoder else Assembler.of(processor, family, own_config),
+            assembler=Assembler(processor, {})
+            if encoder_decoder
+            else Assembler.from_processor(processor, family, own_config),
             fingerprint=fingerprint(
                 hf_processor,
                 config,
@@ -113,7 +115,7 @@ class VllmProcessor:
     @property
     def modalities(self) -> tuple[Modality, ...]:
         """What the processor takes."""
-        return modalities_of(self.processor)
+        return supported_modalities(self.processor)
 
     @property
     def placeholders(self) -> Mapping[Modality, str]:
@@ -152,7 +154,7 @@ class VllmProcessor:
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
-        return Feature(modality, tensors_of(item), layout, origin_of(modality, pixels, options or {}, metadata))
+        return Feature(modality, to_tensors(item), layout, origin_of(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """The layout of the feature that `process` would make."""
@@ -170,7 +172,7 @@ class VllmProcessor:
             rate = self.processor.data_parser.audio_resampler.target_sr
             rate = rate or self.processor.info.get_feature_extractor().sampling_rate
             return decode_audio(media.data, self.limits, sampling_rate=int(rate))
-        return VideoLoader.of(self.processor.info.ctx.model_config).load(media.data, self.limits)
+        return VideoLoader.from_config(self.processor.info.ctx.model_config).load(media.data, self.limits)
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Any]:
         """The medium as vLLM parses it, and the item that it makes of it."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from semel.core import AssemblyKind, Modality
 from semel.processing import Family
 
-__all__ = ["PromptRule", "has_own_prompt", "item_part", "modalities_of", "overrides", "prompt_rules"]
+__all__ = ["PromptRule", "has_own_prompt", "item_part", "overrides", "prompt_rules", "supported_modalities"]
 
 _MODALITIES: Final[tuple[Modality, ...]] = ("audio", "image", "video")
 _PROBE_SIDE: Final = 112
@@ -57,7 +57,7 @@ class PromptRule:
     """Whether the number of an item in its prompt is written among its own tokens."""
 
 
-def modalities_of(processor: Any) -> tuple[Modality, ...]:
+def supported_modalities(processor: Any) -> tuple[Modality, ...]:
     """What a processor takes."""
     supported = processor.info.supported_mm_limits
     return tuple(modality for modality in _MODALITIES if supported.get(modality, 0) != 0)
@@ -89,7 +89,7 @@ def item_part(processor: Any, family: Family, config: Mapping[str, Any], content
 
 def prompt_rules(processor: Any, family: Family, config: Mapping[str, Any]) -> Mapping[Modality, PromptRule]:
     """The rule of each modality. One whose items cannot enter a prompt is missing, and a warning says why."""
-    found = {modality: _rule(processor, family, config, modality) for modality in modalities_of(processor)}
+    found = {modality: _rule(processor, family, config, modality) for modality in supported_modalities(processor)}
     rules = {modality: rule for modality, rule in found.items() if rule is not None}
     texts = [rule.text for rule in rules.values() if rule.text is not None]
     if len(set(texts)) == len(texts):

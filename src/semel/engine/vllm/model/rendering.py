@@ -13,7 +13,7 @@ from typing import Any, Final
 from semel.core import Rendering
 from semel.errors import ConfigError
 
-__all__ = ["FORWARDED", "HARMLESS", "REFUSED", "aliases_of", "check_rendering_flags", "rendering_of"]
+__all__ = ["FORWARDED", "HARMLESS", "REFUSED", "check_rendering_flags", "model_aliases", "read_rendering"]
 
 FORWARDED: Final = frozenset(
     {
@@ -94,7 +94,7 @@ def check_rendering_flags(arguments: Any) -> None:
     _check_format(arguments)
 
 
-def rendering_of(config: Any) -> Rendering:
+def read_rendering(config: Any) -> Rendering:
     """What frontends have to know of an engine's flags; `config` is vLLM's `ModelConfig`."""
     if config.tokenizer_mode not in _MODES:
         raise ConfigError(
@@ -118,7 +118,7 @@ def rendering_of(config: Any) -> Rendering:
     )
 
 
-def aliases_of(arguments: Any) -> tuple[str, ...]:
+def model_aliases(arguments: Any) -> tuple[str, ...]:
     """The names of `--served-model-name` but the first, which vLLM's own config keeps."""
     names = arguments.served_model_name
     return tuple(dict.fromkeys(names[1:])) if isinstance(names, list) else ()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from semel.core import Contract, Digest, Feature, Item, Layout, Media, Modality, Placeholder, Prompt
-from semel.engine.vllm.model.item import make_item, parse, tensors_of
+from semel.engine.vllm.model.item import make_item, parse, to_tensors
 from semel.engine.vllm.model.model import VllmModel
 from semel.errors import ConfigError, FeatureRejected, RequestError, SemelError
 from semel.media.decode.warmup_media import image_file, sample_clip, video_file
@@ -148,7 +148,7 @@ class SelfTest:
             built = self.model.build(feature)
         except FeatureRejected as error:
             raise _DifferenceError(f"{name} does not fit the engine's contract: {error}") from error
-        ours, theirs = tensors_of(built), tensors_of(own)
+        ours, theirs = to_tensors(built), to_tensors(own)
         if ours.keys() != theirs.keys():
             raise _DifferenceError(f"{name} has the fields {sorted(ours)}, vLLM's has {sorted(theirs)}")
         for key in ours:

@@ -33,7 +33,7 @@ class VideoLoader:
     media_io: Any
 
     @classmethod
-    def of(cls, model_config: Any) -> Self:
+    def from_config(cls, model_config: Any) -> Self:
         """The loader that vLLM takes for this model."""
         from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
         from vllm.multimodal.video import get_video_loader_backend_for_processor

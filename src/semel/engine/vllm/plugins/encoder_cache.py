@@ -224,7 +224,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
 
     def get_cached_input_ids(self, request: Any) -> Any:
         """The inputs of the request that refer to a resident encoder output."""
-        return self.residency.inputs_of(request.request_id)
+        return self.residency.held_inputs(request.request_id)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
         """The request has used the input."""

@@ -37,7 +37,7 @@ from semel.engine.vllm.compat.internals import (
 from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
 
-__all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "guard_of"]
+__all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "create_guard"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Input:
     embeds: int
 
     @classmethod
-    def of(cls, request_id: str, index: int, feature: Any) -> Self:
+    def from_feature(cls, request_id: str, index: int, feature: Any) -> Self:
         """An item of a request."""
         return cls(request_id, index, feature.identifier, feature.modality, num_embeds(feature))
 
@@ -65,7 +65,7 @@ class EncoderGuard(Protocol):
         """What a step gave, with what was rejected in it if that is already its output."""
 
 
-def guard_of(worker: Any, *, outlives_errors: bool) -> EncoderGuard | None:
+def create_guard(worker: Any, *, outlives_errors: bool) -> EncoderGuard | None:
     """For a worker process whose model is loaded; None if its encoder cannot be guarded."""
     if not runs_encoder(worker):
         return None
@@ -168,7 +168,7 @@ class FirstRunnerGuard:
             for index in indices:
                 feature = features[index]
                 if feature.data is not None:  # vLLM leaves these out as well
-                    inputs.append(_Input.of(request_id, index, feature))
+                    inputs.append(_Input.from_feature(request_id, index, feature))
         return inputs
 
     def _encodes(self, scheduler_output: Any, inputs: Sequence[_Input]) -> bool:
@@ -218,7 +218,7 @@ class SecondRunnerGuard:
             for index in indices:
                 found, item = self._prepare({request_id: [index]})  # none, if the output is there already
                 if found:
-                    self._inputs.append(_Input.of(request_id, index, features[index]))
+                    self._inputs.append(_Input.from_feature(request_id, index, features[index]))
                     identifiers += found
                     items += item
         return identifiers, items

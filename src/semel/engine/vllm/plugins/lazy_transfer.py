@@ -62,7 +62,7 @@ class LazyTransfer:
         self._partial: dict[str, set[int]] = {}
 
     @classmethod
-    def of(cls, vllm_config: Any) -> Self | None:
+    def from_config(cls, vllm_config: Any) -> Self | None:
         """For an engine with worker processes that can take late items; else None, and one line of the log says why."""
         if vllm_config.parallel_config.worker_cls != LAZY_TRANSFER_WORKER:
             return None  # it was chosen so

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from semel.engine.vllm.compat.internals import num_embeds
 
-__all__ = ["Rejection", "not_finite_of", "rejections_of", "with_rejections"]
+__all__ = ["Rejection", "read_not_finite", "read_rejections", "with_rejections"]
 
 _ATTRIBUTE: Final = "semel_rejections"
 _NOT_FINITE: Final = "semel_not_finite"
@@ -89,13 +89,13 @@ def with_rejections(output: Any, rejections: tuple[Rejection, ...], not_finite: 
     return Awaited()
 
 
-def rejections_of(output: Any) -> tuple[Rejection, ...]:
+def read_rejections(output: Any) -> tuple[Rejection, ...]:
     """What `with_rejections` has added to the output of a step."""
     rejections: tuple[Rejection, ...] = getattr(output, _ATTRIBUTE, ())
     return rejections
 
 
-def not_finite_of(output: Any) -> int:
+def read_not_finite(output: Any) -> int:
     """The number of encoder outputs that `with_rejections` has added to the output of a step."""
     count: int = getattr(output, _NOT_FINITE, 0)
     return count

@@ -33,7 +33,7 @@ from semel.engine.vllm.compat.versions import PLANNING_SINCE, is_tested
 from semel.engine.vllm.grammars.following import Following
 from semel.engine.vllm.plugins.encoder_cache import EncoderCache
 from semel.engine.vllm.plugins.lazy_transfer import LazyTransfer
-from semel.engine.vllm.plugins.rejection import Rejection, not_finite_of, rejections_of
+from semel.engine.vllm.plugins.rejection import Rejection, read_not_finite, read_rejections
 from semel.engine.vllm.tier.config import has_tier
 
 __all__ = [
@@ -70,7 +70,7 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._lazy_transfer = LazyTransfer.of(self.vllm_config)
+        self._lazy_transfer = LazyTransfer.from_config(self.vllm_config)
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
         self._following = Following(self)
         if isinstance(self.encoder_cache_manager, EncoderCache):
@@ -107,8 +107,8 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take what a step made; end requests with items that the encoder's output did not fit, or costly grammars."""
-        rejections, endings = rejections_of(model_runner_output), self._following.take_endings()
-        not_finite = not_finite_of(model_runner_output)
+        rejections, endings = read_rejections(model_runner_output), self._following.take_endings()
+        not_finite = read_not_finite(model_runner_output)
         if (not_finite or self._following.write_due()) and isinstance(self.encoder_cache_manager, EncoderCache):
             self.encoder_cache_manager.not_finite += not_finite
             self.encoder_cache_manager.write_totals()

@@ -25,18 +25,18 @@ from semel.engine.owner import end_with_owner
 from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat.internals import (
     communicator_segments,
+    default_worker,
     dropped_rows,
     received_features,
     row_generators,
-    worker_of,
 )
-from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, guard_of
+from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, create_guard
 from semel.engine.vllm.plugins.lazy_transfer import LateItems
 from semel.engine.vllm.tier.config import has_tier
 
 __all__ = ["GuardedWorker", "LazyTransferWorker", "receive", "resting_generators"]
 
-_Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
+_Worker: Any = resolve_obj_by_qualname(default_worker(current_platform))
 
 
 class GuardedWorker(_Worker):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model into the model runner."""
         super().load_model(*args, **kwargs)
-        self._guard = self._guard or guard_of(self, outlives_errors=current_platform.is_cpu())
+        self._guard = self._guard or create_guard(self, outlives_errors=current_platform.is_cpu())
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""

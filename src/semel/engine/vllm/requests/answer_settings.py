@@ -28,7 +28,7 @@ _SAMPLE_BYTES: Final = 4_096
 def answer_settings(llm: Any, flags: ParserFlags, folder: Path, rendering: Rendering) -> AnswerSettings:
     """Those of a running `AsyncLLM` and the flags that name its parsers."""
     config, structured = llm.model_config, llm.vllm_config.structured_outputs_config
-    defaults = Defaults.of(config)
+    defaults = Defaults.from_config(config)
     plugins = (flags.tool_parser_plugin, structured.reasoning_parser_plugin)
     is_dummy = llm.vllm_config.load_config.load_format == "dummy"
     return AnswerSettings(

@@ -16,7 +16,7 @@ from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 
-__all__ = ["build_item", "check_prompt", "check_shapes", "engine_input", "items_of", "new_features", "set_items"]
+__all__ = ["build_item", "check_prompt", "check_shapes", "engine_input", "input_items", "new_features", "set_items"]
 
 
 def check_prompt(submission: Submission, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
@@ -71,7 +71,7 @@ def engine_input(submission: Submission, items: Mapping[Digest, Any]) -> Any:
     return {"type": "enc_dec", "encoder_prompt": encoder, "decoder_prompt": decoder}
 
 
-def items_of(prompt: Any) -> Mapping[Modality, list[Any]]:
+def input_items(prompt: Any) -> Mapping[Modality, list[Any]]:
     """The items of an input that `engine_input` made, by modality, to be replaced in place."""
     items: Mapping[Modality, list[Any]] = prompt.get("decoder_prompt", prompt).get("mm_kwargs", {})
     return items

@@ -16,7 +16,7 @@ from typing import Any, Final
 from semel.aio import at_once, in_slices, to_the_end
 from semel.core import Digest, Submission
 from semel.engine.vllm.compat.internals import add_validated, pause_after_large
-from semel.engine.vllm.requests.inputs import items_of, set_items
+from semel.engine.vllm.requests.inputs import input_items, set_items
 from semel.engine.vllm.requests.item_builder import FEW_ITEMS, BuiltInput, ItemBuilder
 from semel.engine.vllm.requests.item_cache import Admission, ItemCache
 from semel.engine.vllm.requests.item_delivery import ItemDelivery
@@ -89,7 +89,7 @@ class RequestIntake:
         """
         items = submission.prompt.items
         admitting = self._cache.admission(
-            items, items_of(prompt), submission.features, submission.client_features, delivered
+            items, input_items(prompt), submission.features, submission.client_features, delivered
         )
         request_id = submission.request_id
         if len(items) <= FEW_ITEMS:
@@ -120,7 +120,7 @@ class RequestIntake:
         try:
             if request is None:
                 return await self._llm.add_request(request_id, prompt, params, **options)
-            await in_slices(set_items(request, items_of(prompt)))
+            await in_slices(set_items(request, input_items(prompt)))
             return await add_validated(self._llm, request, params, options)
         except BaseException:
             await asyncio.shield(self._llm.abort(request_id))

@@ -19,7 +19,7 @@ from typing import Any, Self
 from semel.aio import at_once
 from semel.core import Digest, Feature, FeatureInfo, Item, Modality
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.compat.internals import item_size, mirror_of, unknown_contents, watch_removals
+from semel.engine.vllm.compat.internals import find_mirror, item_size, unknown_contents, watch_removals
 from semel.errors import FeatureMissing
 
 __all__ = ["Admission", "ItemCache"]
@@ -55,7 +55,7 @@ class ItemCache:
 
     def __init__(self, renderer: Any) -> None:
         self._sender = renderer.mm_processor_cache
-        self._mirror = mirror_of(self._sender)
+        self._mirror = find_mirror(self._sender)
         self._entries: dict[Digest, _Entry] = {}
         self._names: dict[str, Digest] = {}
         """The digests by vLLM's names for them."""
@@ -69,7 +69,7 @@ class ItemCache:
             watch_removals(self._mirror, self._on_removal)
 
     @classmethod
-    def of(cls, llm: Any) -> Self:
+    def from_llm(cls, llm: Any) -> Self:
         """The item cache of an `AsyncLLM`."""
         return cls(llm.renderer)
 

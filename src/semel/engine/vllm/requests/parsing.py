@@ -62,7 +62,7 @@ class Parsers:
     tells_reasoning: bool
 
     @classmethod
-    def of(cls, llm: Any, flags: ParserFlags) -> Self:
+    def from_llm(cls, llm: Any, flags: ParserFlags) -> Self:
         """The parsers that the flags name, and the engine's own for reasoning, for a running `AsyncLLM`."""
         from vllm.parser import ParserManager
 

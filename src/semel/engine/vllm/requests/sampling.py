@@ -20,7 +20,7 @@ import msgspec
 from semel.core import Output, PromptLogprob
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
-__all__ = ["Defaults", "outputs_of", "refusals", "refuse_extra_args", "sampling_params"]
+__all__ = ["Defaults", "refusals", "refuse_extra_args", "sampling_params", "to_outputs"]
 
 _MAX_PROMPT_LOGPROBS: Final = 131_072
 """What fits into one message to a frontend, at 128 bytes each (S18)."""
@@ -50,7 +50,7 @@ class Defaults:
     """The operator's limit for an answer."""
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def from_config(cls, config: Any) -> Self:
         """Those of vLLM's `ModelConfig`."""
         parameters = config.get_diff_sampling_param()
         is_own = config.generation_config not in ("auto", "vllm")
@@ -179,7 +179,7 @@ def _is_of_grammar(error: BaseException) -> bool:
     return _modules_of(error)[-1].startswith(_GRAMMARS)
 
 
-def outputs_of(result: Any, *, is_first: bool) -> list[Output]:
+def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
     """What vLLM tells of all sequences at one time; of the prompt with the first of them, if nothing was told yet."""
     outputs: list[Output] = []
     for part in result.outputs:

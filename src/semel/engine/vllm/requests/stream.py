@@ -12,7 +12,7 @@ from semel.engine.vllm.plugins.rejection import Rejection
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.parsing import AnswerReader
 from semel.engine.vllm.requests.progress import StepCounter
-from semel.engine.vllm.requests.sampling import outputs_of
+from semel.engine.vllm.requests.sampling import to_outputs
 from semel.errors import (
     Busy,
     EngineDead,
@@ -65,7 +65,7 @@ class VllmStream:
                 if failed := [part for part in result.outputs if part.finish_reason == "error"]:
                     self._begun = self._begun or bool(failed[0].token_ids)
                     raise self._failure(failed[0].stop_reason)
-                for output in outputs_of(result, is_first=not self._has_output):
+                for output in to_outputs(result, is_first=not self._has_output):
                     self._has_output = True
                     self._begun = self._begun or bool(output.token_ids)
                     if self._reader is not None:

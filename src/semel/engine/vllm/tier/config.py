@@ -15,12 +15,12 @@ from typing import Any, Final, Self
 
 from semel.core.flag import GIB
 from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, SCHEDULER
-from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED
 from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.errors import ConfigError
 
-__all__ = ["TIER", "TIER_MODULE", "TierConfig", "block_bytes_of", "check_tier", "has_tier", "settle_tier"]
+__all__ = ["TIER", "TIER_MODULE", "TierConfig", "check_tier", "has_tier", "settle_tier", "tier_block_bytes"]
 
 TIER: Final = "EmbeddingTier"
 TIER_MODULE: Final = "semel.engine.vllm.tier.connector"
@@ -66,7 +66,7 @@ class TierConfig:
             raise ConfigError(f"staging must be a part of the {nbytes:,} bytes of the tier, not {staging!r}")
         return cls(nbytes, settings.get("region"), eviction, settings.get("page"), staging)
 
-    def staging_of(self, block_bytes: int) -> Staging:
+    def locate_staging(self, block_bytes: int) -> Staging:
         """Where the staging part begins, and how large it is. What is before it is the host cache."""
         blocks, staged = self.nbytes // block_bytes, self.staging // block_bytes
         return Staging(blocks - staged, staged, block_bytes)
@@ -87,7 +87,7 @@ class TierConfig:
         }
 
 
-def block_bytes_of(model_config: Any) -> int:
+def tier_block_bytes(model_config: Any) -> int:
     """The unit of the tier's memory, as vLLM's own copies have it."""
     return int(model_config.get_inputs_embeds_size() * model_config.dtype.itemsize)
 
@@ -100,7 +100,7 @@ def has_tier(vllm_config: Any) -> bool:
 
 def check_tier(arguments: Any, version: str) -> None:
     """Refuse flags beside which the tier cannot be, and a vLLM whose connectors are called otherwise."""
-    if release_of(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
+    if to_release(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
         raise ConfigError(f"{_FLAG} needs vLLM {PLANNING_SINCE}, and {version} is installed: leave the flag out")
     if arguments.ec_transfer_config is not None:
         raise ConfigError(f"{_FLAG} is an encoder-output connector, and --ec-transfer-config names another: choose one")

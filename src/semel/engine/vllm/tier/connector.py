@@ -35,8 +35,8 @@ from semel.core import Digest
 from semel.encoder import CostAware, Eviction, HostCache, OldestReleased, Slot, Step, Transfers
 from semel.engine.vllm.compat.internals import num_embeds
 from semel.engine.vllm.model.encoder_size import embedding_bytes
-from semel.engine.vllm.tier.config import TierConfig, block_bytes_of
-from semel.engine.vllm.tier.copies import Copies, RankReport, StepMetadata, TierReports, copies_of
+from semel.engine.vllm.tier.config import TierConfig, tier_block_bytes
+from semel.engine.vllm.tier.copies import Copies, RankReport, StepMetadata, TierReports, create_copies
 from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging
 
@@ -218,14 +218,14 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         model = vllm_config.model_config
-        block_bytes = block_bytes_of(model)
+        block_bytes = tier_block_bytes(model)
         self.books: TierBooks | None = None
         self._copies: Copies | None = None
         if role == ECConnectorRole.WORKER:
-            self._copies = copies_of(vllm_config, block_bytes)
+            self._copies = create_copies(vllm_config, block_bytes)
             return
         config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
-        staging = config.staging_of(block_bytes)
+        staging = config.locate_staging(block_bytes)
         self.books = TierBooks(
             staging.first,
             block_bytes,

@@ -38,7 +38,7 @@ __all__ = [
     "RankReport",
     "StepMetadata",
     "TierReports",
-    "copies_of",
+    "create_copies",
     "map_region",
 ]
 
@@ -262,7 +262,7 @@ class DeviceCopies:
             Path(region._mmap_path).unlink(missing_ok=True)
 
 
-def copies_of(vllm_config: Any, block_bytes: int) -> Copies:
+def create_copies(vllm_config: Any, block_bytes: int) -> Copies:
     """What a worker process of this engine copies with."""
     config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
     parallel = vllm_config.parallel_config

@@ -32,8 +32,8 @@ from semel.core import Digest, Form, PrefetchedOutput, form_bytes
 from semel.encoder.extents import FreeExtents
 from semel.engine import protocol
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.tier.config import TierConfig, block_bytes_of, has_tier
-from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage, slot_of
+from semel.engine.vllm.tier.config import TierConfig, has_tier, tier_block_bytes
+from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage, lease_slot
 from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.engine.vllm.tier.shared_file import open_file
 
@@ -96,7 +96,7 @@ class HostTier:
         self._recovering: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def of(cls, vllm_config: Any) -> Self | None:
+    def from_config(cls, vllm_config: Any) -> Self | None:
         """The tier of a running engine; None if it has none, or nobody wanted to see it."""
         from vllm.platforms import current_platform
 
@@ -108,9 +108,9 @@ class HostTier:
         if not current_platform.is_cpu() or config.region is None:
             logger.warning("encoder outputs are not shared between workers: on a GPU that was never run")
             return None
-        block_bytes = block_bytes_of(vllm_config.model_config)
+        block_bytes = tier_block_bytes(vllm_config.model_config)
         nbytes = config.nbytes // block_bytes * block_bytes
-        return cls.open(config.region, nbytes, config.staging_of(block_bytes), TierPage.open(config.page))
+        return cls.open(config.region, nbytes, config.locate_staging(block_bytes), TierPage.open(config.page))
 
     @classmethod
     def open(cls, region: str, nbytes: int, staging: Staging, page: TierPage) -> Self:
@@ -238,7 +238,7 @@ class HostTier:
         self._submitted.discard(lease)
         if extents is not None:
             self._free.give_back([(first - self._staging.first, count) for first, count in extents])
-            self._slots.append(slot_of(lease))
+            self._slots.append(lease_slot(lease))
 
     def _poll(self) -> None:
         """Read the page's events."""

@@ -24,7 +24,7 @@ from semel.core import FORM_DTYPES, Digest, Form
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
 from semel.engine.vllm.tier.shared_file import SharedPage
 
-__all__ = ["LEASE_SLOTS", "TierPage", "generation_of", "slot_of"]
+__all__ = ["LEASE_SLOTS", "TierPage", "lease_generation", "lease_slot"]
 
 LEASE_SLOTS: Final = 1_024
 """Leases that can be open at a time."""
@@ -45,12 +45,12 @@ _DIGEST: Final = struct.Struct("4q")
 _DTYPES: Final = tuple(FORM_DTYPES)
 
 
-def slot_of(lease: int) -> int:
+def lease_slot(lease: int) -> int:
     """The cell of a lease."""
     return lease % LEASE_SLOTS
 
 
-def generation_of(lease: int) -> int:
+def lease_generation(lease: int) -> int:
     """How many leases have had its slot, with it."""
     return lease // LEASE_SLOTS
 
@@ -86,11 +86,11 @@ class TierPage(SharedPage):
 
     def use(self, lease: int) -> None:
         """A step loads what came under a lease."""
-        self._cells[_USED + slot_of(lease)] = generation_of(lease)
+        self._cells[_USED + lease_slot(lease)] = lease_generation(lease)
 
     def finish(self, lease: int) -> None:
         """Nobody reads any more what came under a lease."""
-        self._cells[_DONE + slot_of(lease)] = generation_of(lease)
+        self._cells[_DONE + lease_slot(lease)] = lease_generation(lease)
 
     # The embedding process reads.
 
@@ -106,11 +106,11 @@ class TierPage(SharedPage):
 
     def is_used(self, lease: int) -> bool:
         """Whether a step has begun to load what came under a lease."""
-        return self._cells[_USED + slot_of(lease)] == generation_of(lease)
+        return self._cells[_USED + lease_slot(lease)] == lease_generation(lease)
 
     def is_done(self, lease: int) -> bool:
         """Whether nobody reads any more what came under a lease."""
-        return self._cells[_DONE + slot_of(lease)] == generation_of(lease)
+        return self._cells[_DONE + lease_slot(lease)] == lease_generation(lease)
 
     def read(self, position: int) -> tuple[list[TierEvent], int]:
         """The events after `position`, which is 0 at first, and the position after them."""

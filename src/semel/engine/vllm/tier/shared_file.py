@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from semel.errors import ConfigError
 
-__all__ = ["SharedPage", "create_file", "open_file", "path_of"]
+__all__ = ["SharedPage", "create_file", "descriptor_path", "open_file"]
 
 
 def create_file(name: str) -> int:
@@ -30,7 +30,7 @@ def open_file(path: str, purpose: str) -> int:
         raise ConfigError(f"cannot open {path} for {purpose}: {error.strerror}") from error
 
 
-def path_of(descriptor: int) -> str:
+def descriptor_path(descriptor: int) -> str:
     """Where other processes of the same user find an open file, while this process lives."""
     return str(Path("/proc") / str(os.getpid()) / "fd" / str(descriptor))
 
@@ -62,4 +62,4 @@ class SharedPage:
     @property
     def path(self) -> str:
         """Where other processes of the same user find it, while this process lives."""
-        return path_of(self._descriptor)
+        return descriptor_path(self._descriptor)
