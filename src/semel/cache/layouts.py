@@ -37,7 +37,7 @@ class LayoutCache(Generic[_K]):
         return f"LayoutCache({len(self):,} layouts, {self.tokens:,} tokens)"
 
     def get(self, key: _K) -> Layout | None:
-        """The layout, which becomes the most recently used."""
+        """Return the layout, which becomes the most recently used."""
         return self._layouts.get(key)
 
     def put(self, key: _K, layout: Layout) -> None:

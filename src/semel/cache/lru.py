@@ -52,11 +52,11 @@ class LruCache:
         return f"LruCache({len(self)} features, {self.nbytes:,} of {self.capacity:,} bytes)"
 
     def nbytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant's features."""
+        """Return the bytes of a tenant's features."""
         return self._room.nbytes_of(tenant)
 
     def get(self, digest: Digest) -> Feature | None:
-        """The feature, which becomes the most recently used."""
+        """Return the feature, which becomes the most recently used."""
         entry = self._entries.get(digest)
         if entry is None:
             return None

@@ -35,7 +35,7 @@ class NoCache:
         return "NoCache()"
 
     def nbytes_of(self, tenant: str) -> int:  # noqa: ARG002
-        """Bytes of a tenant's features: 0."""
+        """Return the bytes of a tenant's features: 0."""
         return 0
 
     def get(self, digest: Digest) -> Feature | None:  # noqa: ARG002
@@ -43,7 +43,7 @@ class NoCache:
         return None
 
     def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:  # noqa: ARG002
-        """The argument itself."""
+        """Return the argument itself."""
         return feature
 
     def discard(self, digest: Digest) -> None:

@@ -1,4 +1,4 @@
-"""Which cell a tenant is in: rendezvous hashing with weights, and shuffle sharding. Pure.
+"""Placement of tenants in cells: rendezvous hashing with weights, and shuffle sharding. Pure.
 
 A cell is a fleet of its own: frontends and workers that know nothing of other cells. A cell of weight 3 draws three
 tickets for each key, and the best of all tickets wins: so it wins three times as often, and a cell that comes, goes or
@@ -43,14 +43,14 @@ class Cell:
 
 
 def home_cells(tenant: str, cells: Collection[Cell], weight: int = 1) -> tuple[Cell, ...]:
-    """The cells that a tenant of this weight lives in, the best first."""
+    """Return the cells that a tenant of this weight lives in, the best first."""
     return tuple(nlargest(weight, cells, key=partial(_score, _key(_TENANT, tenant))))
 
 
 def session_cell(
     tenant: str, session: str, cells: Sequence[Cell], *, weight: int = 1, down: Collection[str] = ()
 ) -> Cell | None:
-    """The cell of a tenant's session, none of those whose names are `down`; None if all are.
+    """Return the cell of a tenant's session, none of those whose names are `down`; None if all are.
 
     If the session's own cell is down, the tenant's other cells are next, and then the rest.
     """
@@ -61,7 +61,7 @@ def session_cell(
 
 
 def _score(key: bytes, cell: Cell) -> tuple[bytes, str]:
-    """The best of a cell's tickets; the name decides between equal ones."""
+    """Return the best of a cell's tickets; the name decides between equal ones."""
     tickets = (f"{cell.name}/{number}".encode() for number in range(cell.weight))
     return max(scores(tickets, key)), cell.name
 

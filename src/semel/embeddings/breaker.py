@@ -1,4 +1,4 @@
-"""When a store that fails is asked again: a circuit breaker. Pure: the clock is passed in.
+"""Circuit breaker for a store that fails. Pure: the clock is passed in.
 
 Closed, it lets every call through. After some failures in a row it opens, for 1 s; then one call at a time is let
 through as a trial. A trial that fails opens it for twice as long, up to a minute. One that succeeds closes it. How long
@@ -36,7 +36,7 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the store is taken to be up."""
+        """True if the store is taken to be up."""
         return not self._wait_s
 
     def begin(self, now: float) -> int | None:

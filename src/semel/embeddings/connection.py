@@ -56,7 +56,7 @@ class Connection:
             raise refusal
 
     def is_idle(self) -> bool:
-        """Whether nobody has closed it, and nothing has come that was not asked for."""
+        """Return whether nobody has closed it, and nothing has come that was not asked for."""
         if not self.replies.is_empty:
             return False
         try:

@@ -48,7 +48,7 @@ class Node:
 
     @property
     def is_up(self) -> bool:
-        """Whether calls are let through."""
+        """True if calls are let through."""
         with self._lock:
             return self._breaker.is_closed
 
@@ -96,17 +96,17 @@ class Nodes:
         return len(self._nodes)
 
     def choose(self, name: Digest) -> Node:
-        """The node that has an entry."""
+        """Return the node that has an entry."""
         return max(self._nodes, key=lambda node: rank(node.name, name))
 
     @property
     def is_up(self) -> bool:
-        """Whether any node is up."""
+        """True if any node is up."""
         return any(node.is_up for node in self._nodes)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every node is up."""
+        """True if every node is up."""
         return all(node.is_up for node in self._nodes)
 
     def ping(self, timeout_s: float) -> dict[str, StoreError | None]:
@@ -135,7 +135,7 @@ class Nodes:
 
 
 def open_nodes(settings: EmbeddingStoreSettings, password: str | None = None) -> Nodes | None:
-    """The nodes that the settings name; None without a store. Connections are opened when they are needed."""
+    """Return the nodes that the settings name; None without a store. Connections are opened when they are needed."""
     addresses = settings.addresses()
     if not addresses:
         return None

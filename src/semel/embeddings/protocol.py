@@ -1,4 +1,4 @@
-"""What a store of bytes does for us, whatever it is made of. Its implementations pass one contract suite.
+"""Protocol of a store of bytes. Its implementations pass one contract suite.
 
 Calls block and are made from threads. Every call has a deadline, in seconds of `time.monotonic`, and ends by it. What
 goes wrong is one of these::

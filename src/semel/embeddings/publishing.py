@@ -1,4 +1,4 @@
-"""Which encoder outputs go into the fleet's store, and when. Pure: the clock is passed in.
+"""Choice of the encoder outputs that go into the fleet's store. Pure: the clock is passed in.
 
 An output is published when its item was shown often enough and it is in this host's cache. So what is shown once never
 leaves the host. One output is published once at a time, and on average not more than some bytes per second. What could
@@ -55,23 +55,23 @@ class Publishing:
 
     @property
     def has_ready(self) -> bool:
-        """Whether something waits for being published."""
+        """True if something waits for being published."""
         return bool(self._ready)
 
     def show(self, digest: Digest, now: float) -> None:
-        """An item came with a request."""
+        """Count a request with an item."""
         entry = self._touch(digest)
         entry.shows += 1
         self._admit(digest, entry, now)
 
     def saved(self, digest: Digest, nbytes: int, now: float) -> None:
-        """Its encoder output is in the host cache."""
+        """Take note that an encoder output is in the host cache."""
         entry = self._touch(digest)
         entry.nbytes = nbytes
         self._admit(digest, entry, now)
 
     def lost(self, digest: Digest, now: float) -> None:
-        """The store does not have it, whatever was published."""
+        """Take note that the store does not have an output, whatever was published."""
         if (entry := self._entries.peek(digest)) is not None:
             entry.published_until = -inf
             self._admit(digest, entry, now)
@@ -83,7 +83,7 @@ class Publishing:
             self._ready.pop(digest, None)
 
     def take(self, now: float) -> Digest | None:
-        """The output to publish now, if there is one. `done` must follow."""
+        """Return the output to publish now, if there is one. `done` must follow."""
         if now < self._free_at and not self._is_draining:
             return None
         digest = next(iter(self._ready), None)

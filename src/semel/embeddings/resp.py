@@ -156,7 +156,7 @@ def _read_chunk(replies: Replies, chunk: Chunk) -> bool:
 
 
 def _until(stop: Sequence[object], commands: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
-    """The commands, until there is a reason to stop."""
+    """Yield the commands, until there is a reason to stop."""
     for one in commands:
         if stop:
             return
@@ -164,4 +164,4 @@ def _until(stop: Sequence[object], commands: Iterable[list[bytes]]) -> Iterator[
 
 
 def _ignore(_: object) -> None:
-    """What a reply says is of no interest."""
+    """Ignore a reply."""

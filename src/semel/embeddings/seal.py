@@ -1,4 +1,4 @@
-"""What an entry of the store consists of, and when it is believed. Pure.
+"""Format of an entry of the store, and its authentication. Pure.
 
 An entry is a manifest of fixed size and chunks of 1 MiB. The manifest has two seals, both keyed blake3 under a key
 that only the fleet has. The first covers the name and the manifest itself, so shape and size are believed, and room
@@ -53,7 +53,7 @@ _PROBE_DOMAIN: Final = b"theprobe"
 
 
 def output_nbytes(form: Form) -> int | None:
-    """How many bytes an encoder output of this form has; None if the store takes none such."""
+    """Return how many bytes an encoder output of this form has; None if the store takes none such."""
     try:
         nbytes = form_bytes(form)
     except ValueError:
@@ -63,7 +63,7 @@ def output_nbytes(form: Form) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a manifest says about its chunks."""
+    """The part of a manifest about its chunks."""
 
     form: Form
     nonce: bytes
@@ -71,7 +71,7 @@ class Header:
 
     @classmethod
     def new(cls, form: Form) -> Self:
-        """The header of a new entry. A form that the store does not take is a `ValueError`."""
+        """Return the header of a new entry. A form that the store does not take is a `ValueError`."""
         if output_nbytes(form) is None:
             raise ValueError(f"an encoder output of the form {form} is none that can be stored")
         return cls(form, secrets.token_bytes(_NONCE_BYTES))
@@ -83,7 +83,7 @@ class Header:
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return -(-self.nbytes // CHUNK_BYTES)
 
     def pack(self) -> bytes:
@@ -93,7 +93,7 @@ class Header:
 
     @classmethod
     def unpack(cls, raw: bytes) -> Self | None:
-        """The header that these bytes are; None for any others than those of `pack`."""
+        """Return the header that these bytes are; None for any others than those of `pack`."""
         if len(raw) != _HEADER.size:
             return None
         _, dtype, rows, columns, _, _, nonce = _HEADER.unpack(raw)
@@ -121,7 +121,7 @@ class Seal:
             self.nbytes += piece.nbytes
 
     def digest(self) -> bytes:
-        """The seal of all bytes that were added."""
+        """Return the seal of all bytes that were added."""
         return self._hash.digest()
 
 
@@ -139,7 +139,7 @@ class Manifest:
 
     @classmethod
     def unpack(cls, raw: bytes, key: Key, name: Digest) -> Self | None:
-        """The manifest that these bytes are; None for any that nobody with the key has written under this name."""
+        """Parse a manifest; None for one that nobody with the key has written under this name."""
         body, seal = raw[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]
         if len(raw) != MANIFEST_BYTES or not compare_digest(seal, _seal_manifest(key, name, body)):
             return None
@@ -147,12 +147,12 @@ class Manifest:
         return None if header is None else cls(header, body[_HEADER.size :])
 
     def holds(self, seal: Seal) -> bool:
-        """Whether all bytes came, and are those that were sealed."""
+        """Return whether all bytes came, and are those that were sealed."""
         return seal.nbytes == self.header.nbytes and compare_digest(seal.digest(), self.seal)
 
 
 def split_chunks(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
-    """The first bytes of some buffers, in chunks. A chunk may lie across buffers."""
+    """Yield the first bytes of some buffers, in chunks. A chunk may lie across buffers."""
     if sum(buffer.nbytes for buffer in buffers) < nbytes:
         raise ValueError(f"the buffers have less than {nbytes:,} bytes")
     chunk: list[memoryview] = []
@@ -172,12 +172,12 @@ def split_chunks(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[me
 
 
 def seal_probe(key: Key, name: Digest, probe: bytes) -> bytes:
-    """The hash of an encoder's probe, as it is stored."""
+    """Return the hash of an encoder's probe, as it is stored."""
     return probe + blake3(_PROBE_DOMAIN + name + probe, key=key.secret).digest()
 
 
 def open_probe(key: Key, name: Digest, raw: bytes) -> bytes | None:
-    """The hash that was stored; None for bytes that nobody with the key has written under this name."""
+    """Return the hash that was stored; None for bytes that nobody with the key has written under this name."""
     probe = raw[:-_SEAL_BYTES]
     return probe if compare_digest(raw, seal_probe(key, name, probe)) else None
 

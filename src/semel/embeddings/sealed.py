@@ -48,7 +48,7 @@ _CLEANING_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What became of one output that was asked for."""
+    """The outcome of fetching one output."""
 
     digest: Digest
     outcome: FetchOutcome
@@ -56,7 +56,7 @@ class Fetched:
     """Of a hit."""
 
     is_staged: bool = False
-    """Whether memory was reserved for it. Unless it is a hit, the caller frees that memory now: nobody writes it."""
+    """True if memory was reserved for it. Unless it is a hit, the caller frees that memory now: nobody writes it."""
 
 
 class SealedStore:
@@ -71,12 +71,12 @@ class SealedStore:
 
     @property
     def is_up(self) -> bool:
-        """Whether any node is asked at all."""
+        """True if any node is asked at all."""
         return self._nodes.is_up
 
     @property
     def is_whole(self) -> bool:
-        """Whether all nodes are."""
+        """True if all nodes are."""
         return self._nodes.is_whole
 
     def revive(self, timeout_s: float) -> None:
@@ -151,7 +151,7 @@ class SealedStore:
         return probe if found is None else found
 
     def _read_probe(self, blobs: BlobStore, name: Digest, deadline: float) -> bytes | None:
-        """The fleet's probe. What somebody else has put there is deleted."""
+        """Return the fleet's probe. What somebody else has put there is deleted."""
         raw = blobs.get_many([probe_key(name)], MAX_PROBE_BYTES, deadline)[0]
         if raw is None:
             return None
@@ -161,7 +161,7 @@ class SealedStore:
         return found
 
     def _fetch_from(self, node: Node, group: Sequence[_Wanted], stage: Stage, deadline: float) -> list[Fetched]:
-        """What one node has. After a failure, the rest of the group shares its outcome."""
+        """Return what one node has. After a failure, the rest of the group shares its outcome."""
         staged: set[Digest] = set()
 
         def reserve(digest: Digest, form: Form) -> Sequence[memoryview] | None:
@@ -246,7 +246,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is about to be stored."""
+    """An entry that is about to be stored."""
 
     name: Digest
     header: Header
@@ -257,7 +257,7 @@ class _Entry:
         return chunk_keys(self.name, self.header.nonce, self.header.chunk_count)
 
     def chunks(self, seal: Seal) -> Iterator[Chunk]:
-        """The chunks, each sealed when it is about to be sent."""
+        """Yield the chunks, each sealed when it is about to be sent."""
         for chunk in split_chunks(self.buffers, self.header.nbytes):
             seal.add(chunk)
             yield chunk
@@ -269,7 +269,7 @@ def _outcome(error: StoreDown) -> Literal["late", "down"]:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """A store that is too full to be read from is down."""
+    """Treat a store that is too full to be read from as down."""
     try:
         yield
     except StoreFull as error:

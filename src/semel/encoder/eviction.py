@@ -49,16 +49,16 @@ class Eviction(Protocol):
     """The order in which reclaimable entries are evicted."""
 
     def show(self, entry: Entry) -> None:
-        """A request begins to refer to the entry. It is not a candidate now, whether or not it was one before."""
+        """Take note that a request refers to the entry. It is not a candidate now, whether or not it was one before."""
 
     def admit(self, entry: Entry) -> bool:
-        """The entry's last reference ended. True makes it a candidate; False evicts it at once."""
+        """Return the entry's last reference ended. True makes it a candidate; False evicts it at once."""
 
     def pop(self) -> Entry:
         """Remove and return the candidate to evict next. Called only if there is one."""
 
     def discard(self, entry: Entry) -> None:
-        """The entry is gone. It is not a candidate any more, whether or not it was one."""
+        """Forget an entry that is gone, whether or not it was a candidate."""
 
     def clear(self) -> None:
         """Remove every candidate."""

@@ -74,12 +74,12 @@ class HostCache:
         return self._extents.free
 
     def filled(self, key: Key) -> Slot | None:
-        """The slot of an output that may be loaded; None if there is none."""
+        """Return the slot of an output that may be loaded; None if there is none."""
         slot = self._slots.get(key)
         return slot if slot is not None and slot.is_filled else None
 
     def reserve(self, key: Key, rows: int, blocks: int) -> Slot | None:
-        """A slot to copy an output to. None if there is one for the key, or no room even if others are evicted."""
+        """Reserve a slot for an output. None if there is one for the key, or no room even if others are evicted."""
         if key in self._slots:
             return None
         if blocks > self.free + self._reclaimable:
@@ -94,7 +94,7 @@ class HostCache:
         return slot
 
     def fill(self, slot: Slot, form: Hashable = None) -> None:
-        """All bytes of a reserved slot are there."""
+        """Mark a reserved slot as filled: all its bytes are there."""
         slot.form = form
         slot.is_filled = True
         self.reserved -= slot.size
@@ -116,7 +116,7 @@ class HostCache:
         self._eviction.show(slot)
 
     def unpin(self, slot: Slot) -> None:
-        """A reader has read it."""
+        """End one reader's use of a slot."""
         slot.pins -= 1
         if not slot.pins:
             self.pinned -= slot.size
@@ -146,7 +146,7 @@ class HostCache:
             self._extents.give_back(slot.extents)
 
     def _settle(self, slot: Slot) -> None:
-        """A slot is in nobody's use."""
+        """Free a slot that nobody uses, or let it be evicted."""
         if slot.is_forgotten:
             self._extents.give_back(slot.extents)
         else:

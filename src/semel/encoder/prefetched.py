@@ -20,7 +20,7 @@ __all__ = ["PrefetchedOutputs"]
 
 
 class PrefetchedOutputs:
-    """What came for the requests of one engine."""
+    """The prefetched outputs of one engine's requests."""
 
     def __init__(self) -> None:
         self.on_use: Callable[[int], None] = _ignore
@@ -31,7 +31,7 @@ class PrefetchedOutputs:
         self._open: set[int] = set()
 
     def __contains__(self, request: str) -> bool:
-        """Whether it was said what came for a request, and the request has not ended."""
+        """Return whether it was said what came for a request, and the request has not ended."""
         return request in self._waiting
 
     def add(self, request: str, prefetched_outputs: Iterable[tuple[Key, PrefetchedOutput, int]]) -> None:
@@ -43,36 +43,36 @@ class PrefetchedOutputs:
                 waiting[key] = (prefetched, end)
 
     def get(self, request: str, key: Key) -> PrefetchedOutput | None:
-        """The output of this key that came for this request and was not used."""
+        """Return the output of this key that came for this request and was not used."""
         found = self._waiting.get(request, _NOTHING).get(key)
         return None if found is None else found[0]
 
     def use(self, request: str, key: Key) -> PrefetchedOutput:
-        """A step loads it. Nobody else will, and its lease is open until `end`."""
+        """Take it for a step that loads it. Nobody else will, and its lease is open until `end`."""
         prefetched, _ = self._waiting[request].pop(key)
         self.on_use(prefetched.lease)
         return prefetched
 
     def end(self, lease: int) -> None:
-        """Every rank has loaded it."""
+        """End a lease: every rank has loaded the output."""
         self._open.discard(lease)
         self.on_done(lease)
 
     def drop(self, request: str, key: Key) -> None:
-        """The request does not need it."""
+        """Drop an output that the request does not need."""
         found = self._waiting.get(request, _NOTHING).pop(key, None)
         if found is not None:
             self.end(found[0].lease)
 
     def advance(self, request: str, computed: int) -> None:
-        """The request has computed so many of its tokens: it needs no item that ends before."""
+        """Drop the outputs of items that end before the tokens that the request has computed."""
         waiting = self._waiting.get(request)
         if waiting:
             for key in [key for key, (_, end) in waiting.items() if end <= computed]:
                 self.drop(request, key)
 
     def finish(self, request: str) -> None:
-        """The request has ended. What a step is loading for it stays open until it is loaded."""
+        """Drop the outputs of a request that has ended. A load that is under way stays open until it ends."""
         for prefetched, _ in self._waiting.pop(request, _NOTHING).values():
             self.end(prefetched.lease)
 

@@ -1,4 +1,4 @@
-"""What each step copies between devices and a host cache, and what is known of copies that are on their way.
+"""Copies of each step between devices and a host cache, and the state of those that are under way.
 
 A scheduler allocates space for one output after the other, then says what the step encodes and who was scheduled
 (`plan`). An allocation of a scheduled request that the step does not encode is a load. One whose request was preempted
@@ -47,12 +47,12 @@ class Load:
     extents: tuple[Extent, ...]
     form: Hashable
     is_prefetched: bool = False
-    """Whether the blocks are not of the host cache: it came for a request."""
+    """True if the blocks are not of the host cache: it was prefetched for a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ranks have to copy in one step."""
+    """The copies of all ranks in one step."""
 
     number: int = 0
     """0 for a step without copies."""
@@ -70,7 +70,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one rank has done."""
+    """The copies that one rank has made."""
 
     rank: int
     closed: int = 0
@@ -124,11 +124,11 @@ class Transfers:
         self._loading: dict[int, _Loading] = {}
 
     def allocate(self, request: str, index: int, key: Key, rows: int, blocks: int) -> None:
-        """A request has got space on the device for an output, to encode or to load it in this step."""
+        """Take note that a request has space on the device for an output, to encode or to load it in this step."""
         self._allocated[request, index] = (key, rows, blocks)
 
     def plan(self, encodes: Mapping[str, Collection[int]], scheduled: Container[str]) -> Step:
-        """What this step copies, now that it is known what it encodes and for whom it runs."""
+        """Return what this step copies, now that it is known what it encodes and for whom it runs."""
         allocated, self._allocated = self._allocated, {}
         if not allocated:
             return _NOTHING
@@ -149,7 +149,7 @@ class Transfers:
         return Step(self._step, saves, loads) if saves or loads else _NOTHING
 
     def take(self, report: Report) -> None:
-        """What a rank has done."""
+        """Take the report of a rank."""
         for saved in report.saved:
             if (found := self._saving.pop(saved.transfer, None)) is not None:  # else it was reported, or given up
                 self.counts.saves += 1
@@ -200,7 +200,7 @@ class Transfers:
                 self.prefetched_outputs.end(loading.source)
 
     def _close(self, rank: int, step: int) -> None:
-        """A rank has ended all copies of a step, and so of all steps before."""
+        """End the copies of a rank up to a step: it has closed that step."""
         if rank == FIRST:
             self._cancel_until(step)
         for transfer in [transfer for transfer, loading in self._loading.items() if loading.step <= step]:

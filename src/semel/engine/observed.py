@@ -1,4 +1,4 @@
-"""What a span tells of an answer, in the words of OpenTelemetry's conventions for generative AI: never its text."""
+"""Span attributes of an answer, by OpenTelemetry's conventions for generative AI: never its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What semel asks of an engine, and the values that go in and out.
+"""Protocols of an engine, its streams and its host tier, as the rest of semel uses them.
 
 An engine gets prompts that are rendered and features that are preprocessed; it never sees a URL, a message or a pixel
 that semel has not checked. An engine keeps items in a cache of its own and tells what it holds; an item that it holds
@@ -24,7 +24,7 @@ class Stream(Protocol):
     """The answer to a submission, as it is generated. Whoever has one closes it."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs, until the last one has a finish reason for every sequence.
+        """Return the outputs, until the last one has a finish reason for every sequence.
 
         Raises `FeatureMissing` before the first of them if items that went by reference were not there after all: the
         submission can be made again, with their features.
@@ -40,11 +40,11 @@ class ItemCacheWatcher(Protocol):
     """Is told what an engine's item cache holds: every insertion and every removal, in order, as it happens."""
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The item is held from now on."""
+        """Take note that an item is held from now on."""
         ...
 
     def drop(self, digest: Digest) -> None:
-        """The item is gone."""
+        """Take note that an item is gone."""
         ...
 
 
@@ -57,7 +57,7 @@ class Engine(Protocol):
 
     @property
     def contract(self) -> Contract:
-        """What this engine expects."""
+        """The features and prompts that this engine expects."""
         ...
 
     @property
@@ -66,11 +66,11 @@ class Engine(Protocol):
         ...
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the engine's item cache holds the item, as far as this process knows."""
+        """Return whether the engine's item cache holds the item, as far as this process knows."""
         ...
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of an item that is held."""
+        """Return what is known of an item that is held."""
         ...
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
@@ -115,7 +115,7 @@ class StagedOutput(Protocol):
 
     @property
     def prefetched(self) -> PrefetchedOutput:
-        """What to submit with the request, when all bytes are there and were verified."""
+        """The output to submit with the request, when all bytes are there and were verified."""
         ...
 
     @property
@@ -125,7 +125,7 @@ class StagedOutput(Protocol):
 
     @property
     def buffers(self) -> Sequence[memoryview]:
-        """Where its bytes go, in order. Any thread may write them, until the request is submitted."""
+        """The memory for its bytes, in order. Any thread may write it, until the request is submitted."""
         ...
 
 
@@ -143,7 +143,7 @@ class CachedOutput(Protocol):
         ...
 
     def is_intact(self) -> bool:
-        """Whether everything that was read of the buffers until now is of this output. From any thread."""
+        """Return whether everything that was read of the buffers until now is of this output. From any thread."""
         ...
 
 
@@ -159,7 +159,7 @@ class Tier(Protocol):
 
     @property
     def identity(self) -> bytes | None:
-        """What the engine's encoder is, to the last bit that may change its outputs. None if that cannot be said."""
+        """A hash of everything that may change a bit of the encoder's outputs. None if that cannot be computed."""
         ...
 
     @property
@@ -169,12 +169,12 @@ class Tier(Protocol):
 
     @property
     def epoch(self) -> int:
-        """How often everything was forgotten since the engine was warm."""
+        """Number of resets since the engine was warm."""
         ...
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether weights were changed in place: the identity is that of others, and stays so."""
+        """True if weights were changed in place: the identity is that of others, and stays so."""
         ...
 
     def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
@@ -190,9 +190,9 @@ class Tier(Protocol):
         ...
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the host cache has an output, as far as is known: up to the last `review`."""
+        """Return whether the host cache has an output, as far as is known: up to the last `review`."""
         ...
 
     def cached_output(self, digest: Digest) -> CachedOutput | None:
-        """An output in the host cache, to be read."""
+        """Return an output in the host cache, to be read."""
         ...

@@ -1,4 +1,4 @@
-"""What an engine tells of the encoder outputs in its host's memory."""
+"""Events of the encoder outputs in an engine's host memory."""
 
 from __future__ import annotations
 

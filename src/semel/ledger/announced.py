@@ -37,7 +37,7 @@ class Announced:
         return len(self._infos)
 
     def get(self, digest: Digest) -> FeatureInfo | None:
-        """The announced feature info of a digest."""
+        """Return the announced feature info of a digest."""
         return self._infos.get(digest)
 
     def update(self, infos: Mapping[Digest, FeatureInfo]) -> None:

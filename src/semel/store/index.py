@@ -1,4 +1,4 @@
-"""Which files a media store has, which of them expire, and which have to go for others. Pure: no I/O, no clock.
+"""Index of a media store: its files, expiry and eviction. Pure: no I/O, no clock.
 
 Files are a tenant's property, and tenants share the room as they share a cache's (`semel.cache.room`): alone, a tenant
 has all of it; while others have files, whoever has more than an equal share yields first, its least recently used
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 SMALLEST_BYTES: Final = 64 * 1024
-"""What the smallest file is charged: so the room bounds the number of files, and the memory of their index."""
+"""Bytes charged for the smallest file: so the capacity bounds the number of files, and the memory of their index."""
 
 IDLE_S: Final = 86_400.0
 """A tenant that has used none of its files for a day is entitled to no share, once others need the room."""
@@ -96,12 +96,12 @@ _NOBODY_S: Final = _Entry(
 
 
 def charged_bytes(nbytes: int) -> int:
-    """What a file of so many bytes takes of the room."""
+    """Return what a file of so many bytes takes of the room."""
     return max(nbytes, SMALLEST_BYTES)
 
 
 def renewed(file: StoredFile, others: Sequence[StoredFile], now_s: float) -> StoredFile:
-    """A file of which there are objects: under the same date, with the later expiry, unless they have expired.
+    """Return a file of which there are objects: under the same date, with the later expiry, unless they have expired.
 
     It counts more than any of them, also if they cannot be deleted.
     """
@@ -148,7 +148,7 @@ class FileIndex:
 
     @property
     def is_shrunk(self) -> bool:
-        """Whether the capacity is less than it was made with."""
+        """True if the capacity is less than it was made with."""
         return self._room.capacity < self._max_capacity
 
     @property
@@ -157,15 +157,15 @@ class FileIndex:
         return self._room.nbytes
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a file of so many bytes has room without another that goes."""
+        """Return whether a file of so many bytes has room without another that goes."""
         return self._room.fits(charged_bytes(nbytes))
 
     def nbytes_of(self, owner: str) -> int:
-        """The bytes that an owner is charged."""
+        """Return the bytes that an owner is charged."""
         return self._room.nbytes_of(owner)
 
     def get(self, owner: str, digest: Digest, now_s: float) -> StoredFile | None:
-        """A file of an owner, which becomes its most recently used; None if it has none, or it is expired."""
+        """Return a file of an owner, which becomes its most recently used; None if it has none, or it is expired."""
         self._now_s = max(now_s, self._now_s)
         entry = self._entries.get(digest, _NOBODY_S)
         if entry.file.owner != owner or entry.file.expires_s <= now_s:
@@ -256,18 +256,18 @@ class FileIndex:
             self._room.resize(min(self._max_capacity, max(self.capacity, fitting)))
 
     def cancel(self, owner: str, nbytes: int) -> None:
-        """A file that was to be written is not."""
+        """Undo the reservation of a file that is not written after all."""
         self._room.release(owner, charged_bytes(nbytes))
 
     def commit(self, file: StoredFile) -> StoredFile | None:
-        """A file has been written, and is in the index from now on. Returns the one whose place it takes, if any."""
+        """Add a file that has been written. Returns the one whose place it takes, if any."""
         self.cancel(file.owner, file.nbytes)
         replaced = self._leave(file.id) if file.id in self._entries else None
         self._enter(file)
         return replaced
 
     def remove(self, owner: str, digest: Digest) -> StoredFile | None:
-        """A file is gone. Returns it, if the index had it."""
+        """Remove a file that is gone. Returns it, if the index had it."""
         entry = self._entries.get(digest, _NOBODY_S)
         return None if entry.file.owner != owner else self._leave(digest)
 
@@ -279,7 +279,7 @@ class FileIndex:
     def page(
         self, owner: str, now_s: float, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None
     ) -> Page | None:
-        """The files of an owner that come after another; None if it does not have that one."""
+        """Return the files of an owner that come after another; None if it does not have that one."""
         ranks = self._ranks.get((owner, purpose), [])
         if after is None:
             place = 0 if order == "asc" else len(ranks)
@@ -381,7 +381,7 @@ class Listing:
             index._listing = None
 
     def note_gone(self, file: StoredFile) -> None:
-        """A file left the index meanwhile."""
+        """Take note of a file that left the index meanwhile."""
         self._gone.add(file)
 
     def _adopt(self, file: StoredFile, now_s: float) -> list[StoredFile]:
@@ -400,7 +400,7 @@ class Listing:
 
 
 def _disk_bytes(nbytes: int) -> int:
-    """The bytes that a file of so many takes on a disk: whole blocks, and one for its folder."""
+    """Return the bytes that a file of so many takes on a disk: whole blocks, and one for its folder."""
     return _BLOCK_BYTES * (1 - -nbytes // _BLOCK_BYTES)
 
 

@@ -36,7 +36,7 @@ __all__ = [
 
 ROOT: Final = "media-1"
 PURPOSES: Final = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
-"""What OpenAI's API knows. semel treats them alike."""
+"""The purposes of OpenAI's API. semel treats them alike."""
 
 MAX_NAME_BYTES: Final = 96
 """Of a file name, in UTF-8: encoded, an object's name stays within 255 bytes, which is what disks take."""
@@ -58,27 +58,27 @@ _PATH: Final = re.compile(
 
 
 def owner_name(tenant: str, key: Key) -> str:
-    """What a tenant is called in the store. Fleets with different keys have different owners."""
+    """Return what a tenant is called in the store. Fleets with different keys have different owners."""
     return f"{key.id}-{hash_parts((_OWNER_DOMAIN, tenant.encode()), key).hexdigest(length=_OWNER_BYTES)}"
 
 
 def file_id(content: bytes, tenant: str, key: Key) -> Digest:
-    """The id of a file of a tenant; `content` is the blake3 hash of its bytes."""
+    """Return the id of a file of a tenant; `content` is the blake3 hash of its bytes."""
     return Digest(hash_parts((_FILE_DOMAIN, tenant.encode(), content), key).digest())
 
 
 def matches_content(digest: Digest, content: bytes, tenant: str, key: Key) -> bool:
-    """Whether bytes with this hash are those of the file."""
+    """Return whether bytes with this hash are those of the file."""
     return compare_digest(digest, file_id(content, tenant, key))
 
 
 def public_id(digest: Digest) -> str:
-    """The id as clients know it."""
+    """Return the id as clients know it."""
     return f"{_PREFIX}{digest.hex()}"
 
 
 def parse_id(text: str) -> Digest | None:
-    """The id that a client has written; None if it cannot be one."""
+    """Return the id that a client has written; None if it cannot be one."""
     return Digest(bytes.fromhex(found[1])) if (found := _ID.fullmatch(text)) else None
 
 
@@ -93,19 +93,19 @@ def short_name(name: str) -> str:
 
 
 def object_folder(owner: str, digest: Digest) -> str:
-    """Where the object of a file is; for a moment there may be two."""
+    """Return where the object of a file is; for a moment there may be two."""
     return f"{ROOT}/{owner}/{digest.hex()}"
 
 
 def object_path(file: StoredFile) -> str:
-    """The name of a file's object."""
+    """Return the name of a file's object."""
     name = urlsafe_b64encode(file.name.encode()).rstrip(b"=").decode()
     fields = (file.revision, file.created_s, file.expires_s, file.modality or _OTHER, file.purpose, name)
     return f"{object_folder(file.owner, file.id)}/{'.'.join(map(str, fields))}"
 
 
 def parse_object_path(path: str, nbytes: int) -> StoredFile | None:
-    """The file whose object is called so; None if it is none of ours."""
+    """Return the file whose object is called so; None if it is none of ours."""
     if (found := _PATH.fullmatch(path)) is None:
         return None
     encoded = found["name"]

@@ -86,11 +86,11 @@ class Objects(Protocol):
         ...
 
     def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """The names and sizes of all objects in a folder and the folders in it, some at a time."""
+        """Return the names and sizes of all objects in a folder and the folders in it, some at a time."""
         ...
 
     async def free_bytes(self) -> int:
-        """The bytes that can still be written; a bucket has no limit of its own."""
+        """Return the bytes that can still be written; a bucket has no limit of its own."""
         ...
 
 
@@ -284,7 +284,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def open_objects(location: str, timeout_s: float) -> BucketObjects:
-    """The objects in a folder, which is made, or in a bucket. What cannot be one is refused with the flag's name."""
+    """Open the objects in a folder, which is created, or in a bucket. Errors name the flag."""
     from obstore.store import LocalStore, from_url
 
     scheme, colon, _ = location.partition("://")

@@ -1,4 +1,4 @@
-"""What a media store does, whatever it is made of. Its implementations pass one contract suite."""
+"""Protocol of a media store. Its implementations pass one contract suite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Payer:
     """For whom an operation of a store is: its bound is theirs, and so are its bytes."""
 
     owner: str = ""
-    """What a tenant is called in the store; empty for the frontend itself."""
+    """The tenant's name in the store; empty for the frontend itself."""
 
     pin: Pin = no_pin
 
@@ -55,7 +55,7 @@ class Upload:
     name: str
     purpose: str
     ttl_s: int | None = None
-    """How long it is to be kept, if not as long as the store keeps it."""
+    """Seconds for which it is kept, if not the store's own."""
 
 
 class MediaStore(Protocol):
@@ -75,7 +75,7 @@ class MediaStore(Protocol):
         ...
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """A file of a tenant, without its bytes; None if it has none of this id."""
+        """Return a file of a tenant, without its bytes; None if it has none of this id."""
         ...
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
@@ -88,13 +88,13 @@ class MediaStore(Protocol):
     async def read(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, memoryview] | None:
-        """A file of a tenant with its bytes, which are those that were stored, or it is none."""
+        """Return a file of a tenant with its bytes, which are those that were stored, or it is none."""
         ...
 
     async def stream(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, AsyncIterator[memoryview]] | None:
-        """A file of a tenant with its bytes in pieces of 1 MiB, of which one at a time is in memory and is spent.
+        """Return a file of a tenant with its bytes in pieces of 1 MiB, one of which is in memory and charged at a time.
 
         The iterator raises `MediaStoreUnavailable` instead of its last piece if the bytes are not those of the upload.
         """

@@ -54,10 +54,10 @@ _PIECE_BYTES: Final = 1 << 20
 _EXPIRE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 1.0
 _DISK_RETRIES: Final = 3
-"""How often files go for one that a full disk did not take: what is free then is not known before."""
+"""Rounds of eviction for a file that a full disk did not take: what is free then is not known before."""
 
 _RENEWALS: Final = 2
-"""How often a file may be uploaded again while it is read, and is found under its new name."""
+"""Number of times that a file may be uploaded again while it is read, and is found under its new name."""
 
 _Charging = Callable[[str, int, float], Generator[None, None, list[StoredFile]]]
 
@@ -273,7 +273,7 @@ class ObjectMediaStore:
                 await self.expire()
 
     def samples(self) -> Iterator[Sample]:
-        """What the store has, and what became of it."""
+        """Return what the store has, and what became of it."""
         yield metrics.MEDIA_STORE_FILES, len(self._index), ()
         yield metrics.MEDIA_STORE_BYTES, self._index.nbytes, ()
         yield metrics.MEDIA_STORE_CAPACITY, self._index.capacity, ()
@@ -353,7 +353,7 @@ class ObjectMediaStore:
         )
 
     def _end_write(self, file: StoredFile, is_written: bool) -> None:
-        """A file's object is there or not, whether or not its client has waited for it."""
+        """End a write, also if its client has not waited for it."""
         if is_written:
             self._index.commit(file)
         else:
@@ -364,7 +364,7 @@ class ObjectMediaStore:
             raise MediaStoreUnavailable("the media store is being read; try again in a moment")
 
     async def _objects_of(self, payer: Payer, digest: Digest) -> list[StoredFile]:
-        """The objects of one file: usually one, two after a process was killed while it renewed it."""
+        """Return the objects of one file: usually one, two after a process was killed while it renewed it."""
         found: list[StoredFile] = []
         async for page in self._objects.list(object_folder(payer.owner, digest), payer=payer):
             found += [file for path, nbytes in page if (file := parse_object_path(path, nbytes)) is not None]
@@ -405,7 +405,7 @@ async def _hash(hasher: blake3, data: memoryview) -> bytes:
 
 
 def open_store(settings: MediaStoreSettings, key: Key) -> ObjectMediaStore | None:
-    """The store that the settings name, if they do."""
+    """Return the store that the settings name, if they do."""
     if settings.location is None:
         return None
     objects = open_objects(settings.location, settings.timeout_s)

@@ -56,7 +56,7 @@ class AdminKey:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is one."""
+        """True if there is one."""
         return self._text is not None
 
     def replace(self, text: str) -> None:
@@ -65,7 +65,7 @@ class AdminKey:
         self._text = text
 
     def matches(self, presented: str) -> bool:
-        """Whether this is it; how long that takes does not tell how much of it was right."""
+        """Return whether this is it; how long that takes does not tell how much of it was right."""
         return self._text is not None and hmac.compare_digest(presented.encode(), self._text.encode())
 
 
@@ -81,7 +81,7 @@ def create_admin_app(
     idle_s: float = 30.0,
     turn_s: float = 60.0,
 ) -> Starlette:
-    """The HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
+    """Return the HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
 
     `reason` says why the worker takes no requests, and nothing if it does. Whoever does not come over loopback finds
     metrics and probes, and nothing else: features and the key do not go over a network in the clear.
@@ -117,7 +117,7 @@ def create_admin_app(
 def _guarded(
     action: str, key: AdminKey, handler: Callable[[Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A route for the operator alone. Every call of it leaves an audit line, also one that is refused or fails."""
+    """Guard a route for the operator alone. Every call leaves an audit line, also one that is refused or fails."""
 
     async def call(request: Request) -> Response:
         who, result = "nobody", "failed"
@@ -148,7 +148,7 @@ def _audit(action: str, *, who: str, peer: str, result: str) -> None:
 
 
 class _Intake:
-    """Where bodies are taken in, one at a time: whoever comes next waits before its own is read."""
+    """Intake of bodies, one at a time: the next request waits before its body is read."""
 
     def __init__(self, engine: Injectable, count: Count, max_body_bytes: int, idle_s: float, turn_s: float) -> None:
         self._engine = engine
@@ -184,7 +184,7 @@ class _Intake:
 
 
 async def _read(request: Request, max_bytes: int, idle_s: float) -> bytearray:
-    """The body, given up on as soon as it is over the limit, whatever its announced length.
+    """Return the body, given up on as soon as it is over the limit, whatever its announced length.
 
     It grows in place: joining the pieces of a body of 1 GiB at the end would need it twice.
     """

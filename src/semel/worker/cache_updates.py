@@ -21,7 +21,7 @@ __all__ = ["CacheUpdates", "Load", "StateDelta"]
 _P = TypeVar("_P", bound=Hashable)
 
 _GATHER_S: Final = 0.005
-"""How long a round waits for more when something changes after a while."""
+"""Seconds that a round waits for more when something changes after a while."""
 
 _FEW_PEERS: Final = 4
 _FEW_PEERS_S: Final = 0.02
@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateDelta(Generic[_P]):
-    """What some peers are told."""
+    """An update for some peers."""
 
     announcement: Announcement
     load: Load
@@ -49,7 +49,7 @@ class StateDelta(Generic[_P]):
 
 
 class CacheUpdates(Generic[_P]):
-    """What each peer has yet to be told, and when. A peer is any hashable value that identifies a session."""
+    """The updates that each peer lacks, and their times. A peer is any hashable value that identifies a session."""
 
     def __init__(self, announce_interval_s: float = 0.25, holdings: Holdings[_P] | None = None) -> None:
         self.holdings: Holdings[_P] = Holdings() if holdings is None else holdings
@@ -67,7 +67,7 @@ class CacheUpdates(Generic[_P]):
 
     @property
     def due(self) -> float:
-        """When `next_turn` is to be called; infinity if nobody has to be told anything."""
+        """The time for `next_turn`; infinity if there are no updates."""
         if self._round:
             return self._last_round
         return max(self._changed + _GATHER_S, self._last_round + self.interval_s) if self._has_changed else inf
@@ -84,17 +84,17 @@ class CacheUpdates(Generic[_P]):
     # What changes.
 
     def hold(self, digest: Digest, holding: FeatureInfo, now: float) -> None:
-        """The engine has a feature from now on."""
+        """Add a feature that the engine has stored."""
         self.holdings.hold(digest, holding)
         self._note_change(now)
 
     def drop(self, digest: Digest, now: float) -> None:
-        """The engine no longer has a feature."""
+        """Remove a feature that the engine has evicted."""
         self.holdings.drop(digest)
         self._note_change(now)
 
     def set_load(self, load: Load, now: float) -> None:
-        """The engine is as busy as that from now on."""
+        """Set the load of the engine."""
         if load != self._load:
             self._load = load
             self._note_change(now)
@@ -102,28 +102,28 @@ class CacheUpdates(Generic[_P]):
     # Who is told.
 
     def join(self, peer: _P, known: int | None = None) -> list[StateDelta[_P]]:
-        """A session begins with a peer that knows everything up to a number, or nothing. Returns what it is told first;
+        """Begin a session with a peer that knows everything up to a number, or nothing. Returns its first updates;
         the rest of a snapshot is for `next_slice`."""
         self._loads[peer] = self._load
         return self._to(peer, self.holdings.join(peer, known))
 
     def leave(self, peer: _P) -> None:
-        """A session ends, if there is one."""
+        """End the session of a peer, if there is one."""
         self.holdings.leave(peer)
         self._loads.pop(peer, None)
 
     def next_slice(self, peer: _P) -> StateDelta[_P] | None:
-        """The next slice of what the engine has, for a peer that has read the one before; None after the last."""
+        """Return the next slice of all items, for a peer that has read the one before; None after the last."""
         if peer not in self._loads or (announcement := self.holdings.next_slice(peer)) is None:
             return None
         return StateDelta(announcement, self._load, (peer,))
 
     def concerning(self, peer: _P) -> list[StateDelta[_P]]:
-        """What a peer is to be told before a message about its request."""
+        """Return what a peer is to be told before a message about its request."""
         return self._to(peer, self.holdings.changes(peer)) if peer in self._loads else []
 
     def next_turn(self, now: float) -> list[StateDelta[_P]]:
-        """What is told to the next peers of a round."""
+        """Return what is told to the next peers of a round."""
         if not self._round:
             self._last_round, self._has_changed = now, False
             self._round.extend(self._loads)
@@ -131,7 +131,7 @@ class CacheUpdates(Generic[_P]):
         return self._tell([self._round.popleft() for _ in range(min(_PEERS_PER_TURN, len(self._round)))])
 
     def publish(self, now: float) -> list[StateDelta[_P]]:
-        """What is told to all peers now."""
+        """Return what is told to all peers now."""
         self._round.clear()
         self._last_round, self._has_changed = now, False
         self.holdings.number_changes()

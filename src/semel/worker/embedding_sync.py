@@ -42,10 +42,10 @@ _MAX_ITEMS: Final = 64
 """Encoder outputs that are fetched for one request; it encodes the rest."""
 
 _LOOK_S: Final = 0.02
-"""How often there is a look for something to publish."""
+"""Seconds between two looks for something to publish."""
 
 _AGAIN_S: Final = 1.0
-"""How long a store that failed is left alone at least."""
+"""Seconds before a store that failed is tried again, at least."""
 
 _BELIEVED_SHARE: Final = 0.5
 """Of the time after which the store forgets an output: for so long it is taken to be there."""
@@ -138,7 +138,7 @@ class EmbeddingSync:
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         yield metrics.EMBEDDING_STORE_UP, float(self._store is not None and self._store.is_up), ()
         for outcome, count in self._outcomes.items():
             yield metrics.EMBEDDING_FETCHES, count, (outcome,)
@@ -185,7 +185,7 @@ class EmbeddingSync:
         return fetch.hits(found)
 
     def _lacking(self, prompt: Prompt) -> Generator[None, None, dict[Digest, int]]:
-        """The first items of a prompt that this host lacks, with their embeddings. Takes note that all were shown."""
+        """Find the first items of a prompt that this host lacks, with their embeddings. Counts all of them."""
         seen: set[Digest] = set()
         wanted: dict[Digest, int] = {}
         for item, place in zip(prompt.items, prompt.timeline, strict=True):
@@ -242,7 +242,7 @@ class EmbeddingSync:
         return await self._call(self._writing, "publish", call)
 
     async def _usable_store(self) -> SealedStore | None:
-        """The store, if this encoder's probe is the fleet's. Asks it for that when there is none yet."""
+        """Return the store, if this encoder's probe is the fleet's. Asks it for that when there is none yet."""
         if self._store is not None or self._refusal or time.monotonic() < self._again_at:
             return self._store
         identity, probe = self._tier.identity, self._tier.probe
@@ -270,7 +270,7 @@ class EmbeddingSync:
         return self._store
 
     def _review(self) -> None:
-        """What the engine has saved and given up since the last look."""
+        """Read the events of the host tier since the last look."""
         for event in self._tier.review():
             match event:
                 case Saved(digest=digest, form=form):
@@ -320,7 +320,7 @@ class _Fetch:
         return list(staged.buffers) if staged.epoch == self._epoch else None
 
     def hits(self, found: Sequence[Fetched]) -> list[StagedOutput]:
-        """What has come, whole and verified. The rest of the memory is let go."""
+        """Return what has come, whole and verified. The rest of the memory is let go."""
         whole = {one.digest for one in found if one.outcome == "hit"}
         for digest in self._staged.keys() - whole:
             self._tier.release(self._staged[digest])

@@ -38,7 +38,7 @@ class Reset(TypedDict):
 
 
 def admin_document() -> dict[str, Any]:
-    """What can be asked for, and what is answered."""
+    """Return what can be asked for, and what is answered."""
     file: Schema = {"type": "string", "format": "binary"}
     body = {"required": True, "content": {kind: {"schema": file} for kind in CONTENT_TYPES}}
     guarded = _ERRORS.keys() - {400, 413, 415}

@@ -27,21 +27,21 @@ class Publisher:
 
     @property
     def holdings(self) -> Holdings[Peer]:
-        """What the engine has."""
+        """The items that the engine has."""
         return self._updates.holdings
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The engine has an item from now on."""
+        """Add an item that the engine has stored."""
         self._updates.hold(digest, holding, self._now)
         self._set_timer()
 
     def drop(self, digest: Digest) -> None:
-        """The engine no longer has an item."""
+        """Remove an item that the engine has evicted."""
         self._updates.drop(digest, self._now)
         self._set_timer()
 
     def set_load(self, load: Load) -> None:
-        """The engine is as busy as that from now on."""
+        """Set the load of the engine."""
         self._updates.set_load(load, self._now)
         self._set_timer()
 
@@ -52,7 +52,7 @@ class Publisher:
             self._slices[peer] = asyncio.create_task(self._tell_slices(peer))
 
     def leave(self, peer: Peer) -> None:
-        """A frontend has gone."""
+        """Forget a frontend."""
         self._updates.leave(peer)
         if (task := self._slices.pop(peer, None)) is not None:
             task.cancel()

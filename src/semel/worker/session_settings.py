@@ -1,4 +1,4 @@
-"""How a worker deals with many frontends."""
+"""Settings of a worker's sessions with frontends."""
 
 from __future__ import annotations
 

@@ -54,16 +54,16 @@ from semel.worker.turns import EngineTurns
 __all__ = ["Worker"]
 
 _FEATURES_S: Final = 120.0
-"""How long a request waits for features before it is given up."""
+"""Seconds that a request waits for features before it fails."""
 
 _SETTLE_S: Final = 0.1
-"""How long a worker that drains stays at least: what was on its way when it said so is answered too."""
+"""Seconds that a draining worker stays at least: requests that were under way to it are answered too."""
 
 _MAX_SUBMISSIONS: Final = 3
 """Of one request to the engine, which may turn out to have lost what it held."""
 
 Submitting = Callable[[Submission], Awaitable[Stream]]
-"""How a submission gets to the engine: `Engine.submit`, or what does more before it."""
+"""A function that submits to the engine: `Engine.submit`, or one that does more before it."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class _Request:
     """Set when it waits for nothing in the intake."""
 
     observed: Observed | None = None
-    """What its span tells of the answer, where requests are traced."""
+    """The span attributes of the answer, where requests are traced."""
 
     turn: Turn | None = None
     """Its turn at the engine, once it has one."""
@@ -173,15 +173,15 @@ class Worker:
         self._listener.broadcast(Forget())
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The engine holds an item from now on."""
+        """Publish that the engine has stored an item."""
         self._publisher.hold(digest, holding)
 
     def drop(self, digest: Digest) -> None:
-        """The engine holds an item no more."""
+        """Publish that the engine has evicted an item."""
         self._publisher.drop(digest)
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         for generation, count in self._listener.generations.items():
             yield metrics.FRONTEND_SESSIONS, count, (str(generation),)
         for code, count in self._listener.refused.items():
@@ -301,7 +301,7 @@ class Worker:
             self._fail(peer, request_id, ServiceError("the worker failed on this request; its log says why"))
 
     async def _outputs(self, peer: Peer, submit: Submit, request: _Request) -> AsyncGenerator[Output, None]:
-        """The outputs of the engine, which gets a submission again if it had lost an item that it was told to hold."""
+        """Yield the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
         for _ in range(_MAX_SUBMISSIONS):
             stream = await self._submit(peer, submit, request)
             try:

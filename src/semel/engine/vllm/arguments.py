@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
-    """The flags that name parsers of answers, which are not the engine's but its server's; and all the others."""
+    """Split off the flags that name parsers of answers, which are not the engine's but its server's."""
     parser = _Flags(add_help=False, allow_abbrev=False)
     parser.add_argument("--tool-call-parser", "--tool_call_parser")
     parser.add_argument("--enable-auto-tool-choice", "--enable_auto_tool_choice", action="store_true")
@@ -72,7 +72,7 @@ class _Flags(argparse.ArgumentParser):
 
 
 def engine_help() -> str:
-    """All of vLLM's engine flags, as its own parser describes them; its own `--help` shows only their groups."""
+    """Return all of vLLM's engine flags, as its own parser describes them; its own `--help` shows only their groups."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -187,7 +187,7 @@ def check_runner(runner: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What vLLM says, without the values that pydantic shows with it."""
+    """Return what vLLM says, without the values that pydantic shows with it."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
@@ -224,7 +224,7 @@ def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
 
 
 def _present(**settings: Any) -> dict[str, Any]:
-    """Those settings about which something is said."""
+    """Return those settings about which something is said."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -233,7 +233,7 @@ def _has_our_cache(arguments: Any) -> bool:
 
 
 def _as_mapping(config: Any) -> Mapping[str, Any]:
-    """The flag's value, which vLLM's parser has made an object of its own or left as it was."""
+    """Return the flag's value, which vLLM's parser has made an object of its own or left as it was."""
     if config is None or isinstance(config, Mapping):
         return config or {}
     return {name: getattr(config, name, None) for name in ("encoder_cache_manager_cls", "manager_config")}

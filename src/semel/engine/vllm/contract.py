@@ -25,7 +25,7 @@ def build_contract(
     cache_bytes: int,
     aliases: tuple[str, ...],
 ) -> Contract:
-    """The contract of an `AsyncLLM` whose features come from this processor of a model folder. Takes a second."""
+    """Build the contract of an `AsyncLLM` whose features come from this processor of a model folder. Takes a second."""
     config, probes = llm.model_config, run_probes(processor)
     return Contract(
         model=config.served_model_name or config.model,

@@ -152,7 +152,7 @@ class VllmEngine:
 
     @property
     def contract(self) -> Contract:
-        """What this engine expects."""
+        """The features and prompts that this engine expects."""
         return self._contract
 
     @property
@@ -162,7 +162,7 @@ class VllmEngine:
 
     @property
     def item_cache(self) -> ItemCache:
-        """What vLLM's item cache holds, and its totals."""
+        """vLLM's item cache, as this process mirrors it, and its totals."""
         return self._items
 
     @property
@@ -172,7 +172,7 @@ class VllmEngine:
 
     @property
     def grammars(self) -> Grammars:
-        """What became of the schemas and grammars of requests."""
+        """The trial of the schemas and grammars of requests."""
         return self._grammars
 
     @property
@@ -182,7 +182,7 @@ class VllmEngine:
 
     @property
     def window(self) -> EngineWindow:
-        """What vLLM takes at a time."""
+        """The sequences and tokens that vLLM takes at a time."""
         return engine_window(self._llm.vllm_config)
 
     def count_items(self, queries: int, hits: int) -> None:
@@ -206,11 +206,11 @@ class VllmEngine:
         await Warmup(self, self._samples, self._delivery, grammars, self._tier).run()
 
     def holds(self, digest: Digest) -> bool:
-        """Whether vLLM's item cache holds the item."""
+        """Return whether vLLM's item cache holds the item."""
         return digest in self._items
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of an item that is held."""
+        """Return what is known of an item that is held."""
         return self._items.holding(digest)
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
@@ -348,7 +348,7 @@ class VllmEngine:
                 self._prefix_era = secrets.token_hex(8)
 
     def _salt(self, cache_salt: str | None) -> str | None:
-        """The salt under which vLLM keeps prefixes.
+        """Return the salt under which vLLM keeps prefixes.
 
         vLLM cannot forget prefixes while requests run, short of running these again from their start; and it dies of
         that if it has dropped the tensors of an item because a prefix covered it. So prefixes of before a reset with
@@ -374,7 +374,7 @@ class _Prepared(Submission):
 
 
 def engine_window(config: Any) -> EngineWindow:
-    """What an engine with this configuration of vLLM's takes at a time."""
+    """Return what an engine with this configuration of vLLM's takes at a time."""
     scheduler = config.scheduler_config
     return EngineWindow(
         sequences=scheduler.max_num_active_seqs or scheduler.max_num_seqs,

@@ -45,7 +45,7 @@ class NoStatistics(PrometheusStatLogger):  # type: ignore[misc]
 
 
 def stat_loggers(arguments: Any) -> list[type[NoStatistics]]:
-    """What to add to vLLM's own loggers of statistics for an engine with these `AsyncEngineArgs`."""
+    """Return what to add to vLLM's own loggers of statistics for an engine with these `AsyncEngineArgs`."""
     return [NoStatistics] if arguments.disable_log_stats else []
 
 

@@ -67,7 +67,7 @@ class Warmup:
         self._tier.begin()
 
     async def _probe(self, tier: HostTier, modality: Modality, feature: Feature) -> bytes | None:
-        """The hash of what the encoder made of a sample; None if it was not saved."""
+        """Return the hash of what the encoder made of a sample; None if it was not saved."""
         probe = None
         for _ in range(_ATTEMPTS):
             await self._generate(modality, feature)

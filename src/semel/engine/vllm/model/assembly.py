@@ -53,7 +53,7 @@ class Assembler:
         return cls(processor, prompt_rules(processor, family, config))
 
     def own_part(self, modality: Modality, content: Any, family: Family, config: Mapping[str, Any]) -> slice:
-        """Which tokens of an update's content are the item's own; what is around them has to be the same for all."""
+        """Find the item's own tokens in an update's content; the tokens around them must be the same for all."""
         part = item_part(self.processor, family, config, content)
         if (rule := self.rules.get(modality)) is not None and rule.updates:
             start, end, _ = part.indices(len(content.full))
@@ -62,7 +62,7 @@ class Assembler:
         return part
 
     def assemble(self, token_ids: Sequence[int], items: _Items) -> Assembly:
-        """The prompt of a text with these items, in the order of the request."""
+        """Return the prompt of a text with these items, in the order of the request."""
         text = list(token_ids)
         updates = self._updates(items)
         self._check_targets(text, updates)
@@ -103,7 +103,7 @@ class Assembler:
     def _targets(
         self, updates: Mapping[Modality, list[list[Any]]]
     ) -> Mapping[tuple[tuple[int, ...], ...], list[Modality]]:
-        """What items replace, if they replace tokens: for each choice of tokens, the modality of every such item."""
+        """Return the tokens that items replace, with the modality of every such item."""
         found: dict[tuple[tuple[int, ...], ...], list[Modality]] = defaultdict(list)
         for modality, its in updates.items():
             for index, alternatives in enumerate(its):
@@ -143,7 +143,7 @@ class Assembler:
         return items
 
     def _checked(self, result: Any, items: _Items, updates: Mapping[Modality, list[list[Any]]]) -> Assembly:
-        """The assembled prompt without its items, if each stands in it as its layout says."""
+        """Return the assembled prompt without its items, if each stands in it as its layout says."""
         token_ids: list[int] = result["prompt_token_ids"]
         ranges = {modality: iter(places) for modality, places in result["mm_placeholders"].items()}
         contents = {
@@ -165,7 +165,7 @@ class Assembler:
 
 @dataclass(frozen=True, slots=True)
 class _KnownItems:
-    """What vLLM asks of a processor cache, by one that has every item of a prompt, but for its tensors."""
+    """A processor cache for vLLM that has every item of a prompt, but for its tensors."""
 
     updates: Mapping[str, list[Any]]
 
@@ -184,7 +184,7 @@ class _KnownItems:
 
 
 def company_limits(processor: Any, family: Family, config: Mapping[str, Any]) -> Mapping[Modality, int]:
-    """How many items of a modality a prompt may have, where an item depends on the others of its prompt.
+    """Return how many items of a modality a prompt may have, where an item depends on the others of its prompt.
 
     vLLM's own cache assumes that it does not, and a processor for which that is wrong goes past the cache. So it is
     seen how many items it still takes from there, in their order: none, if they are not a function of their media. An
@@ -209,7 +209,7 @@ def company_limits(processor: Any, family: Family, config: Mapping[str, Any]) ->
 
 
 def _cached_items(assembler: Assembler, modality: Modality) -> int:
-    """How many items of a prompt a processor takes from a cache that has them all."""
+    """Return how many items of a prompt a processor takes from a cache that has them all."""
     rule = assembler.rules[modality]
     for count in range(1, _MAX_COMPANY + 1):
         inputs, timing = assembler._inputs([], {modality: [list(rule.updates) for _ in range(count)]})
@@ -229,7 +229,7 @@ def _name(processor: Any) -> str:
 
 
 def _content(rule: PromptRule, layout: Layout) -> Any:
-    """What an item with this layout puts into a prompt."""
+    """Return what an item with this layout puts into a prompt."""
     import torch
     from vllm.multimodal.processing import PromptUpdateDetails
 

@@ -21,7 +21,7 @@ __all__ = ["ItemFields"]
 
 @dataclass(frozen=True, slots=True)
 class _Prototype:
-    """How the engine treats a field."""
+    """The engine's treatment of a field."""
 
     field: Any
     """vLLM's own, without the slices of a batch: serialising k items of one batch would cost k²."""
@@ -43,7 +43,7 @@ class _Prototype:
         return values if self.is_tensor else values.tolist()
 
     def to_batch(self, data: Any) -> Any:
-        """A field's data as the HF processor returns it for one item alone."""
+        """Return a field's data as the HF processor returns it for one item alone."""
         from vllm.multimodal.inputs import MultiModalBatchedField
 
         if not isinstance(self.field, MultiModalBatchedField):
@@ -64,7 +64,7 @@ class ItemFields:
 
     @classmethod
     def from_items(cls, items: Sequence[Any]) -> Self:
-        """The fields that all of these items have."""
+        """Return the fields that all of these items have."""
         first = items[0]
         prototypes = {name: _Prototype.from_element(first[name]) for name in sorted(first)}
         for item in items:
@@ -78,7 +78,7 @@ class ItemFields:
         )
 
     def build(self, feature: Feature) -> Any:
-        """The engine's item for a feature that the contract admits. It has no trace of any neighbour."""
+        """Return the engine's item for a feature that the contract admits. It has no trace of any neighbour."""
         from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem
 
         for name, value in self._constants.items():
@@ -92,7 +92,7 @@ class ItemFields:
         )
 
     def check_rows(self, processor: Any, feature: Feature, item: Any) -> None:
-        """A field that is cut by what another field counts has to be used up by it, as vLLM cuts it."""
+        """Check that the counts in one field use up the field that vLLM cuts by them."""
         from transformers import BatchFeature
 
         batch = {name: prototype.to_batch(item[name].data) for name, prototype in self._prototypes.items()}
@@ -114,7 +114,7 @@ class ItemFields:
 
 
 def _is_constant(element: Any, name: str, tensors: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether a field belongs to the model rather than to an item: some models take it over for every later request."""
+    """Check whether a field belongs to the model and not to an item: some models apply it to every later request."""
     from vllm.multimodal.inputs import MultiModalSharedField
 
     is_shared = isinstance(element.field, MultiModalSharedField)

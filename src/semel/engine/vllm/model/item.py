@@ -31,7 +31,7 @@ def parse(processor: Any, modality: Modality, medium: Any) -> Any:
 
 
 def make_item(processor: Any, modality: Modality, items: Any, options: Mapping[str, object]) -> Any:
-    """The item that vLLM's processor makes of the only medium."""
+    """Return the item that vLLM's processor makes of the only medium."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     output = processor._apply_hf_processor_main(items, options)
@@ -49,7 +49,7 @@ def lay_out(
     options: Mapping[str, object],
     part_of: Callable[[Any], slice],
 ) -> Layout:
-    """What vLLM puts in the place of the only item of a prompt; `part_of` tells which tokens are the item's own."""
+    """Return what vLLM puts in the place of a prompt's only item; `part_of` tells which tokens are the item's own."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     updates = processor._get_prompt_updates(items, options, MultiModalKwargsItems({modality: [item]}))
@@ -60,12 +60,12 @@ def lay_out(
 
 
 def to_tensors(item: Any) -> Mapping[str, Tensor]:
-    """An item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
+    """Return an item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
     return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
 
 
 def make_stub(modality: Modality, origin: Origin) -> Any:
-    """A medium with the shape of the original, without content and without memory."""
+    """Return a medium with the shape of the original, without content and without memory."""
     import numpy as np
 
     limits = _MAX_SHAPES[modality]
@@ -91,7 +91,7 @@ def _as_tensor(name: str, data: Any) -> Any:
 
 
 def _is_numbers(data: Any) -> bool:
-    """Whether a field's data is a list of numbers."""
+    """Return whether a field's data is a list of numbers."""
     return isinstance(data, list | tuple) and all(isinstance(number, int | float) for number in data)
 
 

@@ -56,7 +56,7 @@ class VllmModel:
 
     @classmethod
     def from_llm(cls, llm: Any) -> Self:
-        """The model that an `AsyncLLM` serves."""
+        """Return the model that an `AsyncLLM` serves."""
         from vllm.multimodal import MULTIMODAL_REGISTRY
 
         config = llm.model_config
@@ -67,7 +67,7 @@ class VllmModel:
 
     @property
     def target(self) -> Target:
-        """What the engine expects of a feature's numbers."""
+        """The dtype and device that the engine expects of a feature's numbers."""
         multimodal = self._config.get_multimodal_config()
         return Target(
             dtype=str(self._config.dtype).removeprefix("torch."),
@@ -78,12 +78,12 @@ class VllmModel:
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether items go to an encoder's prompt of their own."""
+        """True if items go to an encoder's prompt of their own."""
         return bool(self._config.is_encoder_decoder)
 
     @property
     def max_items(self) -> Mapping[Modality, int]:
-        """How many items of a modality one prompt may have; a modality that is switched off is not listed."""
+        """Maximum number of items of a modality in one prompt; a modality that is switched off is not listed."""
         return {modality: limit for modality, limit in self._limits.items() if modality in self._items}
 
     @property
@@ -95,11 +95,11 @@ class VllmModel:
         return () if type(self._family).check is not Family.check else tuple(self._items)
 
     def fields(self, modality: Modality) -> Mapping[str, Field]:
-        """What the tensors of one item have in common."""
+        """Return what the tensors of one item have in common."""
         return self._items[modality].fields
 
     def check(self, feature: Feature) -> str | None:
-        """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
+        """Return what is wrong with a feature's values that names, dtypes and shapes cannot tell."""
         for name, tensor in feature.tensors.items():
             values = to_torch(tensor)
             if not values.is_floating_point() or not values.numel():
@@ -126,7 +126,7 @@ class VllmModel:
                 logger.warning("%s is wider than all probes: %r for %s", name, feature.tensors[name], expected)
 
     def build(self, feature: Feature) -> Any:
-        """The engine's item for a feature that the contract admits; its layout is proven."""
+        """Return the engine's item for a feature that the contract admits; its layout is proven."""
         fields = self._items[feature.modality]
         item = fields.build(feature)
         if feature.modality in self._counts_rows:
@@ -163,7 +163,7 @@ class VllmModel:
             self._counts_rows.add(modality)
 
     def _check_layout(self, feature: Feature, item: Any) -> None:
-        """The model's own replacement for this item has to be the feature's layout."""
+        """Check that the model's own replacement for this item is the feature's layout."""
         modality, origin = feature.modality, feature.origin
         if origin is not None:
             expected = self._expected(feature, origin, item)
@@ -180,7 +180,7 @@ class VllmModel:
             raise FeatureRejected(f"the {modality} feature has {feature.layout!r}, its tensors make {expected!r}")
 
     def _expected(self, feature: Feature, origin: Origin, item: Any) -> Layout:
-        """The layout that follows from a feature's origin and the numbers in it; computed once for all of a size."""
+        """Compute the layout from a feature's origin and the numbers in it, once for all of a size."""
         key = (feature.modality, origin.shape, _text(origin.metadata), _text(origin.options), *_counts(feature))
         if (layout := self._layouts.get(key)) is None:
             layout = self._replacement(feature.modality, origin, item, origin.options or {})
@@ -202,7 +202,7 @@ class VllmModel:
             raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
 
     def _can_count_rows(self, modality: Modality, item: Any) -> bool:
-        """Whether vLLM cuts an item's own tensors as it cut those of the HF processor, so that rows can be compared."""
+        """Check that vLLM cuts an item's own tensors as those of the HF processor, so that rows can be compared."""
         try:
             self._items[modality].check_rows(self.processor, Feature(modality, {}, Layout(())), item)
         except FeatureRejected as error:
@@ -211,7 +211,7 @@ class VllmModel:
         return True
 
     def _knows_layout(self, modality: Modality, item: Any) -> bool:
-        """Whether the model tells the layout of such an item from its tensors alone."""
+        """Return whether the model tells the layout of such an item from its tensors alone."""
         try:
             self._replacement(modality, None, item, {})
         except FeatureRejected:
@@ -224,7 +224,7 @@ def _text(value: Mapping[str, object] | None) -> str:
 
 
 def _counts(feature: Feature) -> list[object]:
-    """What a layout may depend on: the numbers that count, and of pixels and samples the shape."""
+    """Return what a layout may depend on: the numbers that count, and of pixels and samples the shape."""
     counts: list[object] = []
     for name, tensor in feature.tensors.items():
         counts += (name, tensor.dtype, tensor.shape)

@@ -40,13 +40,13 @@ def probes(processor: Any, modality: Modality) -> Iterator[Any]:
 
 
 def _times(frames: int) -> dict[str, Any]:
-    """What a model that wants to know about time is told: two frames take a second."""
+    """Return what a model that wants to know about time is told: two frames take a second."""
     described = {"total_num_frames": frames, "fps": 2.0, "duration": frames / 2, "video_backend": "opencv"}
     return {**described, "frames_indices": list(range(frames)), "do_sample_frames": False}
 
 
 def _largest(processor: Any) -> Iterator[tuple[int, int]]:
-    """The size of the image that the model makes the most of, where it tells and it is no larger than a photograph."""
+    """Yield the size of the image with the most tokens, where the model tells and it is no larger than a photograph."""
     tell = getattr(processor.info, "get_image_size_with_most_features", None)
     if tell is None:
         return

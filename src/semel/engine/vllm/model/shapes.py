@@ -1,4 +1,4 @@
-"""What features looked like that went into an engine, by digest.
+"""Shapes of the features that went into an engine, by digest.
 
 An engine that holds an item goes by its digest alone, in its item cache and in its encoder cache. A second feature
 under the same digest, well-formed but of another size, would be counted by its own layout and filled with the first
@@ -25,7 +25,7 @@ class ShapeRegistry:
         self._shapes: LruMap[Digest, int] = LruMap(max_digests)
 
     def agrees(self, digest: Digest, feature: Feature) -> bool:
-        """Whether a digest is new or came with the same shape before; then it is remembered."""
+        """Return whether a digest is new or came with the same shape before; then it is remembered."""
         tensors = tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
         shape = hash((feature.modality, feature.layout, tensors))
         if self._shapes.peek(digest) not in (None, shape):
@@ -34,7 +34,7 @@ class ShapeRegistry:
         return True
 
     def refer(self, digest: Digest) -> None:
-        """A digest that came without its feature stays in mind as long as one that came with it."""
+        """Keep a digest that came without its feature as long as one that came with it."""
         self._shapes.get(digest)
 
     def forget(self) -> None:

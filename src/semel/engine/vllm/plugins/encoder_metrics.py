@@ -25,7 +25,7 @@ _BYTES: Final = 8 * _ROWS * _COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class EncoderTotals:
-    """What the encoder cache of one engine core has done since it started, and how full it is."""
+    """Running totals of the encoder cache of one engine core, and how full it is."""
 
     queries: int = 0
     """Inputs that a request began to refer to."""
@@ -104,12 +104,12 @@ class EncoderPage(SharedPage):
         self._cells[start] += 1
 
     def read(self) -> dict[int, EncoderTotals]:
-        """The totals of every engine core that has written, by its row."""
+        """Return the totals of every engine core that has written, by its row."""
         rows = {row: self._read_row(row * _COLUMNS) for row in range(_ROWS) if self._cells[row * _COLUMNS]}
         return {row: totals for row, totals in rows.items() if totals is not None}
 
     def samples(self) -> Iterator[Sample]:
-        """The totals as metrics, for `Meter.watch`."""
+        """Yield the totals as metrics, for `Meter.watch`."""
         for row, totals in self.read().items():
             for metric, value in (
                 (metrics.ENCODER_CACHE_QUERIES, totals.queries),

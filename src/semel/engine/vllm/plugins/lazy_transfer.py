@@ -1,4 +1,4 @@
-"""What of an item travels from vLLM's engine core to its worker processes, and when.
+"""Lazy transfer of items from vLLM's engine core to its worker processes.
 
 vLLM sends all tensors of all items of a request with the first step of that request, also where the encoder's output is
 there already and nothing will read them: 6 MB for a picture of 1024², at every repeat. Here an item's large tensors
@@ -44,12 +44,12 @@ class LateItems(EncoderCacheManagerMetadata):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What one step left out and made up for, or all of them."""
+    """Bytes that one step, or all of them, left out and sent late."""
 
     left_out_bytes: int = 0
-    """What vLLM would have sent."""
+    """Bytes that vLLM would have sent."""
     late_bytes: int = 0
-    """What had been left out, and was sent now."""
+    """Bytes that had been left out, and were sent now."""
 
     def __add__(self, other: Shipped) -> Shipped:
         return Shipped(self.left_out_bytes + other.left_out_bytes, self.late_bytes + other.late_bytes)
@@ -91,7 +91,7 @@ class LazyTransfer:
         return Shipped(left_out, sum(_bytes(item.data) for items in late.values() for item in items.values()))
 
     def _lighten(self, new: Any, whole: list[Any], encoded: Collection[int]) -> int:
-        """Bytes left out of a request that the worker processes see for the first time, or as if."""
+        """Return the bytes left out of a request that the worker processes see for the first time, or as if."""
         due, left_out, partial, sent = frozenset(encoded), 0, set(), []
         for index, feature in enumerate(new.mm_features):
             light = whole[index] if index in due else _light(feature)
@@ -143,7 +143,7 @@ def _hindrance(vllm_config: Any) -> str | None:
 
 
 def _light(feature: Any) -> Any:
-    """The item without its large tensors, or the item itself if it has none."""
+    """Return the item without its large tensors, or the item itself if it has none."""
     item = feature.data
     if item is None:
         return feature

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `--scheduler-cls` names: the scheduler that vLLM would use here, with semel's planning in it."""
+    """Return what `--scheduler-cls` names: the scheduler that vLLM would use here, with semel's planning in it."""
     is_async = vllm_config.scheduler_config.async_scheduling
     missing = "encoder planning and releasing that do not slow down with the number of items"
     if is_tested("scheduler", missing, since=PLANNING_SINCE):
@@ -58,7 +58,7 @@ def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def create_lazy_transfer_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `--scheduler-cls` names: the scheduler that vLLM would use here, and items travel when they are encoded."""
+    """Create the scheduler of `--scheduler-cls`: the one that vLLM would use here, with lazy transfer."""
     is_async = vllm_config.scheduler_config.async_scheduling
     if is_tested("lazy transfer of items", "worker processes get the tensors of an item only to encode it"):
         return (AsyncLazyTransferScheduler if is_async else LazyTransferScheduler)(vllm_config, *args, **kwargs)
@@ -91,7 +91,7 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
         return self._following.bitmask(scheduler_output, partial(super().get_grammar_bitmask, scheduler_output))
 
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
-        """Whether a request that waits can be scheduled."""
+        """Return whether a request that waits can be scheduled."""
         return not self._following.holds_back(request) and super()._handle_blocked_waiting_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
             self._tier.reset()
 
     def _concerned(self, rejections: Iterable[Rejection]) -> dict[str, Rejection]:
-        """The requests that may have used an output which did not fit, or a prefix that was computed with it.
+        """Return the requests that may have used an output which did not fit, or a prefix that was computed with it.
 
         They have been scheduled; those that wait will have the item encoded for themselves.
         """
@@ -240,7 +240,7 @@ class PlanningScheduler(LazyTransferScheduler):
             self._free_encoder_input(request, index)
 
     def _request(self, request: Any) -> Request | None:
-        """What planning has to know of a request, read once; None for one that vLLM has to plan itself."""
+        """Return what planning has to know of a request, read once; None for one that vLLM has to plan itself."""
         try:
             known = self._read[request]
         except KeyError:
@@ -251,7 +251,7 @@ class PlanningScheduler(LazyTransferScheduler):
         return known
 
     def _read_more(self, request: Any, known: Request) -> Request | None:
-        """A streaming session gets more inputs while it runs; what is known of it stays."""
+        """Let a streaming session get more inputs while it runs; what is known of it stays."""
         seen, total = len(known.keys), len(request.mm_features)
         placeholders = _placeholders(request.mm_features[seen:])
         try:
@@ -267,7 +267,7 @@ class PlanningScheduler(LazyTransferScheduler):
         return replace(known, timeline=timeline, keys=keys)
 
     def _refuse(self, request: Any, planned: Request, index: int) -> None:
-        """An identifier stands for two items of different sizes: vLLM ends the request with an error."""
+        """End a request with an error: an identifier stands for two items of different sizes."""
         key, size = planned.keys[index], planned.timeline[index].num_embeds
         known = self._planner.residency.size(key)
         if known is None:

@@ -86,7 +86,7 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
             return self._tell(super().sample_tokens(grammar_output))
 
     def _tell(self, output: Any) -> Any:
-        """What a step gives to the scheduler, now or later, with what the guard has found."""
+        """Return what a step gives to the scheduler, now or later, with what the guard has found."""
         return output if self._guard is None else self._guard.tell(output)
 
 

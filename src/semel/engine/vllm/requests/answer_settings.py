@@ -1,4 +1,4 @@
-"""What of a worker's files and flags changes its answers: its weights, its parsers, its defaults for sampling.
+"""Files and flags of a worker that change its answers: its weights, its parsers, its defaults for sampling.
 
 Workers of a fleet state it in their contracts, so that two that would answer differently are never mixed. Of weights
 the headers, sizes and a few samples are read, and never all bytes: a model has hundreds of gigabytes of them.
@@ -26,7 +26,7 @@ _SAMPLE_BYTES: Final = 4_096
 
 
 def answer_settings(llm: Any, flags: ParserFlags, folder: Path, rendering: Rendering) -> AnswerSettings:
-    """Those of a running `AsyncLLM` and the flags that name its parsers."""
+    """Return those of a running `AsyncLLM` and the flags that name its parsers."""
     config, structured = llm.model_config, llm.vllm_config.structured_outputs_config
     defaults = Defaults.from_config(config)
     plugins = (flags.tool_parser_plugin, structured.reasoning_parser_plugin)
@@ -44,7 +44,7 @@ def answer_settings(llm: Any, flags: ParserFlags, folder: Path, rendering: Rende
 
 
 def hash_weights(folder: Path, revision: str | None, quantization: str, *, is_dummy: bool = False) -> str:
-    """A hash of a folder's weights: names, sizes, headers and samples; the revision, and what they are quantized to."""
+    """Hash a folder's weights: names, sizes, headers and samples; the revision, and what they are quantized to."""
     parts = [str(revision).encode(), quantization.encode(), b"dummy" if is_dummy else b""]
     for path in sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)}):
         parts += [path.name.encode(), str(path.stat().st_size).encode(), *_excerpts(path)]
@@ -52,7 +52,7 @@ def hash_weights(folder: Path, revision: str | None, quantization: str, *, is_du
 
 
 def _excerpts(path: Path) -> Iterator[bytes]:
-    """The header of a safetensors file, and of any file a few samples: another training has other numbers in them."""
+    """Read a safetensors file's header, and a few samples of any file: another training has other numbers in them."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if path.suffix == ".safetensors":

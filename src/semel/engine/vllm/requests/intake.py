@@ -43,7 +43,7 @@ class RequestIntake:
     async def add(
         self, submission: Submission, built: BuiltInput, params: Any, options: Mapping[str, Any]
     ) -> tuple[Any, Admission]:
-        """What vLLM's answer comes from, and what became of the request's items."""
+        """Return what vLLM's answer comes from, and what became of the request's items."""
         if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
             with refusals():
                 return await self._added(submission.request_id, built.prompt, params, options), _NO_ITEMS
@@ -57,7 +57,7 @@ class RequestIntake:
             self._builder.drop(built.items)
 
     async def _validated(self, submission: Submission, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
-        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
+        """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
         fields = {name: options[name] for name in ("trace_headers", "priority")}
         check = self._llm.input_processor.process_inputs
@@ -66,7 +66,7 @@ class RequestIntake:
             return await self._builder.run(process, len(submission.prompt.items))
 
     async def _deliver(self, submission: Submission, built: BuiltInput, answers: int) -> AbstractSet[Digest]:
-        """Those of the request's items that went to the engine core before it."""
+        """Return those of the request's items that went to the engine core before it."""
         fresh = await in_slices(self._delivery.due(submission, built.items, answers))
         if not fresh:
             return frozenset()
@@ -116,7 +116,7 @@ class RequestIntake:
     async def _added(
         self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], request: Any = None
     ) -> Any:
-        """What vLLM's answer to a request comes from, now that it has the request."""
+        """Return what vLLM's answer to a request comes from, now that it has the request."""
         try:
             if request is None:
                 return await self._llm.add_request(request_id, prompt, params, **options)

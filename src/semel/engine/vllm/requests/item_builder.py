@@ -39,7 +39,7 @@ class BuiltInput:
 
     prompt: Any
     items: dict[Digest, Any]
-    """What vLLM makes of the features that came with the submission."""
+    """vLLM's items of the features that came with the submission."""
 
 
 class ItemBuilder:

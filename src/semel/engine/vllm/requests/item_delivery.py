@@ -40,7 +40,7 @@ class ItemDelivery:
     def due(
         self, submission: Submission, items: Mapping[Digest, Any], answers: int
     ) -> Generator[None, None, list[Digest]]:
-        """The new items of a request that should go first, in slices: all, if there are many or it has several answers.
+        """Find the new items of a request that should go first, in slices: all, if many or with several answers.
 
         None if they do not fit together with what the request refers to, or would push that out: it is not renewed
         before the request itself comes.
@@ -95,14 +95,14 @@ class ItemDelivery:
         return admission.fresh
 
     async def validate(self, submission: Submission, prompt: Any) -> Any:
-        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
+        """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
         with refusals():
             params = sampling_params(submission.sampling)
             return self._llm.input_processor.process_inputs(submission.request_id, prompt, params, tasks)
 
     def shortest_prompt(self, features: Mapping[Digest, Feature]) -> Prompt:
-        """The shortest prompt that has these items."""
+        """Return the shortest prompt that has these items."""
         items = tuple(Item(feature.modality, digest) for digest, feature in features.items())
         token_ids: list[int] = []
         places: list[Placeholder] = []

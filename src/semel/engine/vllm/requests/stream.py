@@ -57,7 +57,7 @@ class VllmStream:
         """Called when nothing more is wanted, and vLLM was told so."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they are generated."""
+        """Yield the outputs as they are generated."""
         with failures():
             while not self._finished:
                 result = self._collector.get_nowait() or await self._collector.get()

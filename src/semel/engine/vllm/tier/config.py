@@ -1,4 +1,4 @@
-"""How the embedding tier is plugged into vLLM, and where it cannot be.
+"""Configuration of the embedding tier in vLLM, and the flags that exclude it.
 
 vLLM imports the connector by the module's name (`ec_connector_module_path`); nothing has to be registered. Its role is
 `ec_consumer` with the first model runner, which saves whatever the role, and `ec_both` with the second one: a producer
@@ -35,22 +35,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """What vLLM's `ec_connector_extra_config` may say to the tier."""
+    """The values of vLLM's `ec_connector_extra_config`."""
 
     nbytes: int
     """Host memory for encoder outputs."""
     region: str | None = None
     """The file that vLLM's worker processes map; not on GPUs, where vLLM's own copies make one."""
     eviction: str = "cost-aware"
-    """Which output goes first: `cost-aware` or `oldest-released`."""
+    """The eviction policy: `cost-aware` or `oldest-released`."""
     page: str | None = None
     """The file through which the embedding process is told what is saved and gone; None if nobody wants to know."""
     staging: int = 0
-    """How many of the bytes are not the engine's to fill: what comes for requests is there, behind the rest."""
+    """Bytes at the end that the engine does not fill: they hold prefetched outputs."""
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """The settings, checked."""
+        """Return the settings, checked."""
         known = {_BYTES, "region", "eviction", "page", "staging"}
         if unknown := settings.keys() - known:
             raise ConfigError(
@@ -67,7 +67,7 @@ class TierConfig:
         return cls(nbytes, settings.get("region"), eviction, settings.get("page"), staging)
 
     def locate_staging(self, block_bytes: int) -> Staging:
-        """Where the staging part begins, and how large it is. What is before it is the host cache."""
+        """Return where the staging part begins, and how large it is. What is before it is the host cache."""
         blocks, staged = self.nbytes // block_bytes, self.staging // block_bytes
         return Staging(blocks - staged, staged, block_bytes)
 
@@ -88,12 +88,12 @@ class TierConfig:
 
 
 def tier_block_bytes(model_config: Any) -> int:
-    """The unit of the tier's memory, as vLLM's own copies have it."""
+    """Return the unit of the tier's memory, as vLLM's own copies have it."""
     return int(model_config.get_inputs_embeds_size() * model_config.dtype.itemsize)
 
 
 def has_tier(vllm_config: Any) -> bool:
-    """Whether an engine has the embedding tier, and no other connector."""
+    """Return whether an engine has the embedding tier, and no other connector."""
     config = vllm_config.ec_transfer_config
     return config is not None and (config.ec_connector, config.ec_connector_module_path) == (TIER, TIER_MODULE)
 

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class TierBooks:
-    """What the host's memory holds for one engine, and what each step copies."""
+    """The bookkeeping of the host's memory for one engine, and of the copies of each step."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class TierBooks:
             self._prefetched_outputs.on_use, self._prefetched_outputs.on_done = page.use, page.finish
 
     def totals(self) -> dict[str, int]:
-        """What has been done so far, under the names of `EncoderTotals`."""
+        """Return what has been done so far, under the names of `EncoderTotals`."""
         host_cache, counts = self.host_cache, self.transfers.counts
         return {
             **self._copied,
@@ -108,14 +108,14 @@ class TierBooks:
         }
 
     def consider(self, request: Any, computed: int = 0) -> None:
-        """The request about which `has` will be asked, and how many of its tokens are computed."""
+        """Set the request for `has`, and how many of its tokens are computed."""
         self._request = request
         if request is not None and request.ec_transfer_params is not None:
             self._receive(request)
             self._prefetched_outputs.advance(request.request_id, computed)
 
     def has(self, identifier: str) -> bool:
-        """Whether the request in question can have this output loaded."""
+        """Return whether the request in question can have this output loaded."""
         if self._request is None:
             return False
         slot = self.host_cache.filled(identifier)
@@ -131,14 +131,14 @@ class TierBooks:
         return prefetched is not None and prefetched.form[0] == rows and prefetched.form[1:] in self._widths
 
     def finish(self, request: Any) -> None:
-        """A request has ended, however."""
+        """Forget a request that has ended, however."""
         self._features.pop(request.request_id, None)
         if request.ec_transfer_params is not None:
             self._receive(request)  # it may end before it was considered
             self._prefetched_outputs.finish(request.request_id)
 
     def allocate(self, request: Any, index: int) -> None:
-        """A request has space on the device for an output, to encode or to load it."""
+        """Take note that a request has space on the device for an output, to encode or to load it."""
         feature = request.mm_features[index]
         if _DIGEST.fullmatch(feature.identifier) is not None:
             rows = num_embeds(feature)
@@ -146,12 +146,12 @@ class TierBooks:
             self.transfers.allocate(request.request_id, index, feature.identifier, rows, blocks)
 
     def plan(self, scheduler_output: Any) -> Step:
-        """What a step copies."""
+        """Return what a step copies."""
         self._request = None
         return self.transfers.plan(scheduler_output.scheduled_encoder_inputs, scheduler_output.num_scheduled_tokens)
 
     def take(self, reports: Iterable[RankReport]) -> None:
-        """What the worker processes have done."""
+        """Take the reports of the worker processes."""
         for one in reports:
             self.transfers.take(one.report)
             self._row_bytes = max(self._row_bytes, one.row_bytes)
@@ -213,7 +213,7 @@ class TierBooks:
 
 
 class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
-    """What vLLM makes of the connector's name, in the engine core and in each worker process."""
+    """The connector that vLLM creates, in the engine core and in each worker process."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
@@ -247,29 +247,29 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
         return True
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Whether an output can be loaded in this step."""
+        """Return whether an output can be loaded in this step."""
         assert self.books is not None
         return self.books.has(identifier)
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        """An output of a request is encoded or loaded in this step, unless the request is preempted in it."""
+        """Take note that a step encodes or loads an output of a request, unless it preempts the request."""
         assert self.books is not None
         self.books.allocate(request, index)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        """What the step copies."""
+        """Return what the step copies."""
         assert self.books is not None
         step = self.books.plan(scheduler_output)
         return StepMetadata(step) if step.number else _NO_COPIES
 
     def request_finished(self, request: Any) -> tuple[bool, None]:
-        """A request has ended. vLLM calls this for every one that its scheduler had."""
+        """Forget a request that has ended. vLLM calls this for every one that its scheduler had."""
         assert self.books is not None
         self.books.finish(request)
         return False, None
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """What the worker processes have reported with a step."""
+        """Take the reports of the worker processes from a step's output."""
         reports = connector_output.ec_connector_worker_meta
         if self.books is not None and reports is not None:
             self.books.take(reports.reports)
@@ -287,12 +287,12 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
         self._copies.save(self._step, mm_hash, encoder_cache[mm_hash])
 
     def forget_saved(self) -> None:
-        """The weights of this worker process have changed."""
+        """Forget what this worker process saved with other weights."""
         if self._copies is not None:
             self._copies.forget()
 
     def build_connector_worker_meta(self) -> TierReports | None:
-        """What was done in the step."""
+        """Return what was done in the step."""
         report = None if self._copies is None else self._copies.report(self._step)
         return None if report is None else TierReports([report])
 

@@ -66,7 +66,7 @@ class CachedOutput:
     tier: HostTier
 
     def is_intact(self) -> bool:
-        """Whether everything that was read until now is of this output."""
+        """Return whether everything that was read until now is of this output."""
         return self.tier._is_in_host_cache(self.record)
 
 
@@ -97,7 +97,7 @@ class HostTier:
 
     @classmethod
     def from_config(cls, vllm_config: Any) -> Self | None:
-        """The tier of a running engine; None if it has none, or nobody wanted to see it."""
+        """Return the tier of a running engine; None if it has none, or nobody wanted to see it."""
         from vllm.platforms import current_platform
 
         if not has_tier(vllm_config):
@@ -123,12 +123,12 @@ class HostTier:
 
     @property
     def epoch(self) -> int:
-        """How often everything was forgotten since the engine was warm."""
+        """Number of resets since the engine was warm."""
         return self._page.epoch - self._first_epoch
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether weights were changed in place."""
+        """True if weights were changed in place."""
         return self._page.has_new_weights
 
     @property
@@ -137,7 +137,7 @@ class HostTier:
         return self._staging.blocks - self._free.free
 
     def begin(self) -> None:
-        """The engine is warm: what it forgot until now does not count."""
+        """Count resets from now on: the engine is warm."""
         self._first_epoch = self._page.epoch
 
     def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
@@ -173,7 +173,7 @@ class HostTier:
             self._submitted.update(one.lease for one in prefetched_outputs if one.lease in self._open)
 
     def end(self, prefetched_outputs: Iterable[PrefetchedOutput]) -> None:
-        """A request with these has ended in some way, or was never begun. Needs a running event loop."""
+        """Take the blocks of a request back that has ended in some way, or never began. Needs a running event loop."""
         with self._lock:
             self._collect()
             leases = [one.lease for one in prefetched_outputs if one.lease in self._submitted]
@@ -191,12 +191,12 @@ class HostTier:
         return events
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the host cache has an output, as far as is known."""
+        """Return whether the host cache has an output, as far as is known."""
         with self._lock:
             return digest in self._host_cache
 
     def cached_output(self, digest: Digest) -> CachedOutput | None:
-        """An output in the host cache, to be read."""
+        """Return an output in the host cache, to be read."""
         with self._lock:
             self._poll()
             record = self._host_cache.get(digest)

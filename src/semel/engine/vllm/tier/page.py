@@ -1,4 +1,4 @@
-"""What the engine core tells the process that embeds it about encoder outputs in the host's memory.
+"""A page of memory in which the engine core reports on encoder outputs to the process that embeds it.
 
 A page of shared memory: the engine core writes, the embedding process reads, nobody waits. It has three parts.
 
@@ -46,12 +46,12 @@ _DTYPES: Final = tuple(FORM_DTYPES)
 
 
 def lease_slot(lease: int) -> int:
-    """The cell of a lease."""
+    """Return the cell of a lease."""
     return lease % LEASE_SLOTS
 
 
 def lease_generation(lease: int) -> int:
-    """How many leases have had its slot, with it."""
+    """Return how many leases have had its slot, with it."""
     return lease // LEASE_SLOTS
 
 
@@ -65,7 +65,7 @@ class TierPage(SharedPage):
     # The engine core writes.
 
     def saved(self, digest: Digest, transfer: int, extents: tuple[tuple[int, int], ...], form: Form) -> None:
-        """An output is in the host cache. One in very many pieces is not told of: it stays on this host."""
+        """Report an output in the host cache. One in very many pieces is not reported: it stays on this host."""
         rows, columns, dtype = form
         if len(extents) <= _MAX_EXTENTS and dtype in _DTYPES:
             places = [number for extent in extents for number in extent]
@@ -74,18 +74,18 @@ class TierPage(SharedPage):
             )
 
     def gone(self, digest: Digest, transfer: int) -> None:
-        """An output is not in the host cache any more, and its blocks are not written again yet."""
+        """Report that an output is not in the host cache any more, before its blocks are written again."""
         self._write([_GONE, transfer, *_DIGEST.unpack(digest)])
 
     def reset(self, *, new_weights: bool) -> None:
-        """Everything is forgotten."""
+        """Report that everything is forgotten."""
         if new_weights:
             self._cells[_NEW_WEIGHTS] = 1
         self._cells[_EPOCH] += 1
         self._write([_RESET, int(new_weights)])
 
     def use(self, lease: int) -> None:
-        """A step loads what came under a lease."""
+        """Report that a step loads the output of a lease."""
         self._cells[_USED + lease_slot(lease)] = lease_generation(lease)
 
     def finish(self, lease: int) -> None:
@@ -96,24 +96,24 @@ class TierPage(SharedPage):
 
     @property
     def epoch(self) -> int:
-        """How often everything was forgotten."""
+        """Number of resets."""
         return self._cells[_EPOCH]
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether weights have changed since the engine started."""
+        """True if weights have changed since the engine started."""
         return bool(self._cells[_NEW_WEIGHTS])
 
     def is_used(self, lease: int) -> bool:
-        """Whether a step has begun to load what came under a lease."""
+        """Return whether a step has begun to load what came under a lease."""
         return self._cells[_USED + lease_slot(lease)] == lease_generation(lease)
 
     def is_done(self, lease: int) -> bool:
-        """Whether nobody reads any more what came under a lease."""
+        """Return whether nobody reads any more what came under a lease."""
         return self._cells[_DONE + lease_slot(lease)] == lease_generation(lease)
 
     def read(self, position: int) -> tuple[list[TierEvent], int]:
-        """The events after `position`, which is 0 at first, and the position after them."""
+        """Return the events after `position`, which is 0 at first, and the position after them."""
         events: list[TierEvent] = []
         while position < (head := self._cells[_HEAD]):
             event = self._read_record(position) if head - position <= _RECORDS else None

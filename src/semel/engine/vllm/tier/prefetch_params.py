@@ -33,7 +33,7 @@ class Staging:
     block_bytes: int
 
     def parse(self, params: Any) -> tuple[PrefetchedOutput, ...]:
-        """What a request brings; raises ValueError if it is not what `prefetch_params` writes."""
+        """Return what a request brings; raises ValueError if it is not what `prefetch_params` writes."""
         if not isinstance(params, Mapping) or list(params) != [_PREFETCHED]:
             raise ValueError("these are not semel's parameters")
         found = params[_PREFETCHED]
@@ -70,7 +70,7 @@ class Staging:
 
 
 def prefetch_params(prefetched_outputs: Sequence[PrefetchedOutput]) -> dict[str, Any]:
-    """What travels with a request."""
+    """Return what travels with a request."""
     return {
         _PREFETCHED: [
             [one.lease, one.digest.hex(), [list(extent) for extent in one.extents], list(one.form), one.epoch]
