@@ -18,7 +18,7 @@ SMALLEST_BYTES: Final = 64
 
 
 class Cache(Protocol):
-    """Features by digest, bounded in bytes; evicts the least recently used of whoever has to yield (`room`).
+    """Features by digest, bounded in bytes; evicts the least recently used of the tenant that has to yield (`room`).
 
     A tenant that is alone may have all of it. While others use it too, none of them loses what is within its share.
     `nbytes <= capacity` holds at all times. A feature that comes out equals the one that went in: in modality, names,

@@ -2,11 +2,11 @@
 
 The features of one tenant go in the order of their use, least recent first. Whose go, while a tenant needs room:
 
-1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share;
-2. else those of whoever has the most, if that is more than an equal share and more than the tenant would then have;
-3. else its own.
+1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share; 2.
+else those of the tenant that has the most, if that is more than an equal share and more than the tenant would then
+have; 3. else its own.
 
-So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and whoever
+So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and who
 floods a cache evicts its own features. What could not be stored in the end evicts nothing.
 """
 
@@ -121,7 +121,7 @@ class Room:
     def victims(self, tenant: str, nbytes: int) -> Iterator[Digest]:
         """Yield the features that go, one by one, until a tenant can have so many bytes.
 
-        Whoever takes one of them has removed it by the time it takes the next.
+        A caller that takes one of them has removed it by the time it takes the next.
         """
         shares, own = self._shares, self._lines.get(tenant)
         largest: list[tuple[int, str]] = []

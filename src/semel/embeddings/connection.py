@@ -178,7 +178,7 @@ def _remaining(deadline: float) -> float:
 
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Say what a socket says in our own words; the addresses stay in the log of whoever knows them."""
+    """Say what a socket says in our own words; the addresses stay in the log of those who know them."""
     try:
         yield
     except TimeoutError as error:

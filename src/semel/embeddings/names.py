@@ -1,7 +1,7 @@
 """Names in the embedding store, and the key of its seals. Pure.
 
 A name is keyed with the fleet key over the encoder's identity and the item's digest (threats S11, S12). So what another
-encoder made has another name, tenants share no name, and whoever can read the store can neither compute a name nor
+encoder made has another name, tenants share no name, and a reader of the store can neither compute a name nor
 learn what it stands for. The keys in the store::
 
     semel:e1:NAME                  the manifest

@@ -1,6 +1,6 @@
 """RESP2 as Redis and Valkey speak it, as far as we need it: commands as bytes, and a strict reader of replies. No I/O.
 
-Whoever can answer us may be hostile or broken: a line has a bound, only the reply that belongs to a command is taken,
+The other end may be hostile or broken: a line has a bound, only the reply that belongs to a command is taken,
 and memory is only ever filled to the size that was expected. Everything else is `Malformed`, after which a connection
 cannot be used any more. An error reply is a `Refusal`, after which it can.
 """

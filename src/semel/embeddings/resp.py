@@ -1,7 +1,7 @@
 """A node of the store that speaks RESP: Valkey, Redis, and what is like them.
 
 A client of our own, because the usual ones copy each value two or three times and hold the interpreter while they do: a
-picture of 9.8 MB takes them three to ten times the processor time (docs/internals/embedding-store.md).
+image of 9.8 MB takes them three to ten times the CPU time (docs/internals/embedding-store.md).
 Values go straight between the socket and the given memory.
 """
 

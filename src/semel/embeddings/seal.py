@@ -127,7 +127,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A header and the seal of its contents. It is written last, so whoever reads it finds all chunks."""
+    """A header and the seal of its contents. It is written last, so its readers find all chunks."""
 
     header: Header
     seal: bytes

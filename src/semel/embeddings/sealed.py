@@ -2,7 +2,7 @@
 
 Nothing that comes out of the store is believed before its seals held (`seal`). A store that fails in any way is a
 counted outcome, never an exception, and every call ends by its deadline. Chunks go first, under keys with the writer's
-own nonce, and the manifest last and only if there is none. So two writers never mix, and whoever reads a manifest finds
+own nonce, and the manifest last and only if there is none. So two writers never mix, and a reader of a manifest finds
 all chunks unless the store has evicted some.
 """
 

@@ -1,10 +1,10 @@
 """Encoder outputs that came for one request, in blocks that belong to somebody else.
 
-Whoever fetched an output lends its blocks to the engine, with the request, under a lease. The output can be loaded for
-that request and no other, and once: the first step that needs it plans its load and forgets it. The lender may write
-the blocks again when the lease is *done*: every rank has loaded them, or nobody will, because the request has ended,
-has computed past the item, found it elsewhere, or the weights have changed. A lease is done once, and never while a
-rank may read its blocks.
+The process that fetched an output lends its blocks to the engine, with the request, under a lease. The output can be
+loaded for that request and no other, and once: the first step that needs it plans its load and forgets it. The lender
+may write the blocks again when the lease is *done*: every rank has loaded them, or nobody will, because the request has
+ended, has computed past the item, found it elsewhere, or the weights have changed. A lease is done once, and never
+while a rank may read its blocks.
 
 An allocation that was undone (its request was preempted in the same step) changes nothing here.
 """

@@ -7,8 +7,8 @@ in the same step is neither: nobody encodes or needs it. What a step loads is pi
 The processes with the tensors (ranks) run steps in order. One of them, the first, saves; every one loads. Their reports
 may come late, twice or never, so a report counts only for the copy that it names, and each copy has a number of its
 own. A slot is filled when the first rank says so, and is not read before. It is let go when that rank has closed the
-step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies beside its steps
-closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
+step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies during later
+steps closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
 
 What came for a request from elsewhere (`prefetched`) is loaded if the host cache does not have it. A rank that `adopts`
 saves it in the same step, as if it had encoded it: who asks next finds it in the host cache.

@@ -72,7 +72,7 @@ class StepWatch:
 
     def __init__(self, clock: AwakeClock | None = None) -> None:
         self.clock = clock or AwakeClock()
-        """Whoever judges keeps it ticking; until somebody does, the engine starts up, and next to no time passes."""
+        """The watcher keeps it ticking; until there is one, the engine starts up, and next to no time passes."""
 
         self.steps = 0
         self.longest_s = 0.0

@@ -21,7 +21,7 @@ __all__ = ["CachedOutput", "Engine", "ItemCacheWatcher", "StagedOutput", "Stream
 
 
 class Stream(Protocol):
-    """The answer to a submission, as it is generated. Whoever has one closes it."""
+    """The answer to a submission, as it is generated. Its owner closes it."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
         """Return the outputs, until the last one has a finish reason for every sequence.
@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 
 class ItemCacheWatcher(Protocol):
-    """Is told what an engine's item cache holds: every insertion and every removal, in order, as it happens."""
+    """A watcher of an engine's item cache: it gets every insertion and every removal, in order, as it happens."""
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
         """Take note that an item is held from now on."""
@@ -152,7 +152,7 @@ class Tier(Protocol):
 
     Every method may be called from any thread, `review` by one at a time.
 
-    Who lets go of staged blocks: whoever staged them, with `release`, while they were not submitted. From the call of
+    Staged blocks belong to their caller, who frees them with `release`, until they are submitted. From the call of
     `Engine.submit` on they are the engine's, also if it raises; `release` does nothing then. The engine gives them back
     when nobody reads them any more.
     """

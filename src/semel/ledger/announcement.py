@@ -18,7 +18,7 @@ MAX_BATCH: Final = 256
 class Announcement:
     """The changes between two numbers, or a slice of all there is.
 
-    Numbers count the worker's changes, not those that one peer was told of. So peers that know as much are told the
+    Numbers count the worker's changes, not those announced to one peer. So peers that know as much get the
     same, and a peer that comes back can say how much it knows. Digests have the state that they have at the end: to
     hear of a change twice does no harm.
     """

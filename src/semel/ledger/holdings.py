@@ -1,6 +1,6 @@
 """Holdings: what the engine's item cache has, and how much of it each frontend knows (D2).
 
-The engine reports what it stored and evicted. Net changes get the next number when anybody is told of them. A log has
+The engine reports what it stored and evicted. Net changes get the next number when they are announced. A log has
 the number of each digest's last change, so what a peer lacks is what the log has after the number that it knows: one
 answer for all peers that know as much, and for a peer that comes back after its session broke. A peer that knows
 nothing, or less than the log goes back to, gets all there is in slices. Changes that happen meanwhile reach it at once:
@@ -34,7 +34,7 @@ class Holdings(Generic[_P]):
         """Bytes of the features that the engine has."""
 
         self.number = 0
-        """Of the last change that anybody could be told of."""
+        """Of the last change that could be announced."""
 
         self._max_log = max_log
         self._infos: dict[Digest, FeatureInfo] = {}
@@ -124,7 +124,7 @@ class Holdings(Generic[_P]):
         return announcements
 
     def number_changes(self) -> None:
-        """Give what has changed a number, as before anybody is told of it."""
+        """Give what has changed a number, before it is announced."""
         if not self._before:
             return
         self.number += 1

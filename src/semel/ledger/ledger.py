@@ -82,7 +82,7 @@ class Ledger:
 
     def open(self, incarnation: bytes = b"") -> None:
         """Begin a session with a worker's process. What the same one announced in the last session stays known, until
-        it is told what has changed since; nothing is in transfer."""
+        it gets what has changed since; nothing is in transfer."""
         self.close()
         if incarnation != self._incarnation:
             self.forget()

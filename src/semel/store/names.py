@@ -6,7 +6,7 @@ One file is one object, written at once, and its name is all of its metadata::
 
 So a process that is killed leaves no file half named, there is nothing besides the objects that could disagree with
 them, and a listing alone is enough to know every file. OWNER and ID are keyed with the fleet key (threats S11, S12):
-whoever can read the bucket learns no tenant's name from it, and a content that has been changed does not fit its ID.
+a reader of the bucket learns no tenant's name from it, and a content that has been changed does not fit its ID.
 """
 
 from __future__ import annotations

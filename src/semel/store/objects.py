@@ -60,7 +60,7 @@ class DiskFull(Exception):
 class Objects(Protocol):
     """Objects by name. Every call raises `MediaStoreUnavailable` if the store cannot do it in time.
 
-    The `payer` is whose request it is for, whoever's object it is; without one it is the frontend's own work.
+    The `payer` is whose request it is for, not whose object it is; without one it is the frontend's own work.
     """
 
     async def put(
@@ -210,7 +210,7 @@ class BucketObjects:
             return stack.pop_all().close
 
     def _check_abandoned(self, owner: str, nbytes: int) -> None:
-        """Refuse to hold so much more beside what was given up for the same owner."""
+        """Refuse to hold so much more in addition to what was given up for the same owner."""
         if not (abandoned := self._abandoned.get(owner)):
             return
         abandoned_bytes = sum(abandoned.values())

@@ -1,4 +1,4 @@
-"""The admin address of a worker, over HTTP: metrics for whoever reaches it, injection and reset for the operator.
+"""The admin address of a worker, over HTTP: metrics for every client, injection and reset for the operator.
 
 What changes the worker needs the admin key, which is neither the fleet key nor a client's: what a digest stands for
 cannot be checked, so who may inject may decide what other clients' images look like. The key is asked for before
@@ -83,9 +83,9 @@ def create_admin_app(
 ) -> Starlette:
     """Return the HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
 
-    `reason` says why the worker takes no requests, and nothing if it does. Whoever does not come over loopback finds
-    metrics and probes, and nothing else: features and the key do not go over a network in the clear.
-    A body may pause for `idle_s`, and whoever comes while another body is taken in waits for `turn_s`.
+    `reason` says why the worker takes no requests, and nothing if it does. A client that does not come over loopback
+    finds metrics and probes, and nothing else: features and the key do not go over a network in the clear. A body may
+    pause for `idle_s`, and a request that comes while another body is taken in waits for `turn_s`.
     """
     key = key if isinstance(key, AdminKey) else AdminKey(key)
     intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)

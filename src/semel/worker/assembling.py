@@ -17,7 +17,7 @@ from semel.wire.translation import layout_of, lease_of, prompt_of, sizes_of, sub
 __all__ = ["assemble", "borrow"]
 
 _FEW_ITEMS: Final = 64
-"""A prompt with more items is assembled beside the event loop: it takes about 5 µs for each."""
+"""A prompt with more items is assembled in a thread: it takes about 5 µs for each."""
 
 
 async def assemble(

@@ -28,7 +28,7 @@ _FEW_PEERS_S: Final = 0.02
 """Between two rounds with only a few peers: they cost little."""
 
 _PEERS_PER_TURN: Final = 100
-"""Peers that are told at a time, before others have their turn: about 2 ms."""
+"""Peers that get updates at a time, before other work runs: about 2 ms."""
 
 
 class Load(NamedTuple):
@@ -99,7 +99,7 @@ class CacheUpdates(Generic[_P]):
             self._load = load
             self._note_change(now)
 
-    # Who is told.
+    # Peers.
 
     def join(self, peer: _P, known: int | None = None) -> list[StateDelta[_P]]:
         """Begin a session with a peer that knows everything up to a number, or nothing. Returns its first updates;
@@ -119,11 +119,11 @@ class CacheUpdates(Generic[_P]):
         return StateDelta(announcement, self._load, (peer,))
 
     def concerning(self, peer: _P) -> list[StateDelta[_P]]:
-        """Return what a peer is to be told before a message about its request."""
+        """Return the updates for a peer before a message about its request."""
         return self._to(peer, self.holdings.changes(peer)) if peer in self._loads else []
 
     def next_turn(self, now: float) -> list[StateDelta[_P]]:
-        """Return what is told to the next peers of a round."""
+        """Return the updates for the next peers of a round."""
         if not self._round:
             self._last_round, self._has_changed = now, False
             self._round.extend(self._loads)
@@ -131,7 +131,7 @@ class CacheUpdates(Generic[_P]):
         return self._tell([self._round.popleft() for _ in range(min(_PEERS_PER_TURN, len(self._round)))])
 
     def publish(self, now: float) -> list[StateDelta[_P]]:
-        """Return what is told to all peers now."""
+        """Return the updates for all peers now."""
         self._round.clear()
         self._last_round, self._has_changed = now, False
         self.holdings.number_changes()

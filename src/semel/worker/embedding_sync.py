@@ -1,8 +1,9 @@
 """Encoder outputs between an engine's host memory and the fleet's store.
 
 What a request needs and this host lacks is fetched before the request is submitted, for a bounded time: what has not
-come by then is encoded. What this engine has encoded is published beside requests, once it was shown often enough, and
-when the worker drains. So nothing inside the engine waits for a network, and no request fails for want of the store.
+come by then is encoded. What this engine has encoded is published in the background, once it was shown often enough,
+and when the worker drains. So nothing inside the engine waits for a network, and no request fails for want of the
+store.
 
 The store is used only while this engine's encoder is the fleet's: their probes are compared first, and new weights end
 it for good. After a reset that keeps the weights everything has another name, so nothing from before is found.
@@ -133,7 +134,7 @@ class EmbeddingSync:
                     await self._revive()
 
     async def close(self) -> None:
-        """Wait for calls of the store that are under way. Whoever has opened its nodes closes them first."""
+        """Wait for calls of the store that are under way. The owner of its nodes closes them first."""
         for threads in (self._fetching, self._writing):
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
 
@@ -157,7 +158,7 @@ class EmbeddingSync:
         store = self._store
         if store is None or not wanted or submission.sampling.get("n") not in (None, 1):
             return []
-        if not store.is_up:  # it is tried again beside requests, not by one that waits for its answer
+        if not store.is_up:  # it is tried again in the background, not by one that waits for its answer
             self._outcomes["down"] += len(wanted)
             return []
         fetch = _Fetch(self._tier, self._epoch)

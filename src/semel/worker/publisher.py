@@ -1,4 +1,4 @@
-"""Tells frontends what they have yet to be told (`cache_updates`): when it is due, and as fast as they read."""
+"""Publisher of a worker's updates (`cache_updates`) to its frontends: when due, and as fast as they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Publisher"]
 
 
 class Publisher:
-    """Sends a worker's cache updates."""
+    """The sender of a worker's cache updates."""
 
     def __init__(self, listener: WorkerListener, updates: CacheUpdates[Peer]) -> None:
         self._listener = listener

@@ -26,7 +26,7 @@ class EngineTurns:
         self._futures: dict[Turn, asyncio.Future[None]] = {}
 
     async def take(self, submission: Submission) -> Turn:
-        """Wait for a request's turn; whoever has one gives it back."""
+        """Wait for a request's turn; its owner gives it back."""
         prompt = submission.prompt
         tokens = len(prompt.token_ids) + len(prompt.encoder_token_ids or ())
         sequences = _positive(submission, "n") or 1

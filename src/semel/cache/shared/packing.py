@@ -81,7 +81,7 @@ def borrowed_feature(
 def with_small_copies(feature: Feature) -> Feature:
     """Return the feature with its small tensors, grids and lengths, in memory of this process.
 
-    They decide what is read of the others. Whoever checks them checks what is used: their lender can no longer change
+    They decide what is read of the others. A check of them is one of what is used: their lender can no longer change
     them.
     """
     tensors = {

@@ -4,7 +4,7 @@ The order of three things is kept: a submission is validated, its items go into 
 (`request_intake`). vLLM mirrors that cache in its engine core and trusts both copies to see the same order, so the last
 two happen under one lock; and since a request that vLLM refuses after its items went in would leave the copies apart,
 vLLM's own validation and admission run before. Should they be apart all the same, the engine core gives up on a request
-that refers to what it lacks; that is told as `FeatureMissing`, and the same request with its features brings them
+that refers to what it lacks; that is raised as `FeatureMissing`, and the same request with its features brings them
 together.
 """
 
@@ -297,7 +297,7 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown)
 
     async def _prepared(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
-        """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done beside the loop."""
+        """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done in a thread."""
         if constrained_field(submission) is None:
             return self._params(submission)
         params, reader = await asyncio.to_thread(self._params, submission)

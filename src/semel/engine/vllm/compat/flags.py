@@ -1,6 +1,6 @@
 """vLLM's flags, read from its source: importing its parser takes ten seconds, and a typo should not.
 
-Every flag that the source names is known by its spellings. What its values must be is told only where the source says
+Every flag that the source names is known by its spellings. Its values are checked only where the source says
 so plainly: a type, a choice, a bound. Everything else is left to vLLM's own parser.
 """
 

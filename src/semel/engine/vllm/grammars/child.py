@@ -90,7 +90,7 @@ class Setup(msgspec.Struct, frozen=True):
     cpu_s: float
     wall_s: float
     memory_bytes: int
-    """That a fork may take beside what it finds."""
+    """Bytes that a fork may take in addition to what it finds."""
 
     compiled_bytes: int
     """That a compiled grammar may have."""

@@ -1,7 +1,7 @@
 """Trial compilation of schemas, regular expressions and grammars, within limits (threats S20).
 
 vLLM turns them into grammars in the process that asks it to, and compiles them in its engine core, in the order in
-which they come and for as long as it takes. Here each one is held against its size first, and compiled on trial beside
+which they come and for as long as it takes. Here each one is held against its size first, and compiled on trial next to
 the event loop (`grammar_process`), within seconds of a CPU and bytes of memory; one at a time for each tenant, so that
 nobody's grammars wait behind many of another. What passes goes on to vLLM's own checks, in a thread. Then the engine
 compiles it, still one at a time for each tenant: for a request of one token that nobody waits for (`compile`), so that

@@ -1,6 +1,6 @@
 """Prompts with items, assembled by vLLM's own `apply`.
 
-vLLM is told that its cache has every item, and takes the prompt updates from there. So nothing is processed, a small
+vLLM finds every item in its cache, and takes the prompt updates from there. So nothing is processed, a small
 stub stands for each medium, and what an item puts into the prompt is its layout, which a frontend always has. All
 that a model does to a prompt is then vLLM's doing: replacements, insertions, newlines that merge, numbers. What comes
 of it is checked: every item stands in the prompt exactly as its layout says, or the prompt is refused.

@@ -1,7 +1,7 @@
 """Size of the encoder cache on the device, in embeddings and bytes.
 
 vLLM fixes the size of its encoder cache to the tokens of a step (`--max-num-batched-tokens`), or to the largest item
-where that is larger: five pictures of 1024² for a 7B model. The size is only a number: the outputs are tensors in a
+where that is larger: five images of 1024² for a 7B model. The size is only a number: the outputs are tensors in a
 dict of the model runner, and the encoder cache manager, which is semel's, decides which of them are dropped. So another
 number there is all that it takes. vLLM profiles memory with its own one, hence the rest has to be left free on a GPU.
 """

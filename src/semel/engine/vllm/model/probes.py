@@ -40,7 +40,7 @@ def probes(processor: Any, modality: Modality) -> Iterator[Any]:
 
 
 def _times(frames: int) -> dict[str, Any]:
-    """Return what a model that wants to know about time is told: two frames take a second."""
+    """Return the timing for a model that wants it: two frames take a second."""
     described = {"total_num_frames": frames, "fps": 2.0, "duration": frames / 2, "video_backend": "opencv"}
     return {**described, "frames_indices": list(range(frames)), "do_sample_frames": False}
 

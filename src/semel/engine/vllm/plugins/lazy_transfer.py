@@ -1,7 +1,7 @@
 """Lazy transfer of items from vLLM's engine core to its worker processes.
 
 vLLM sends all tensors of all items of a request with the first step of that request, also where the encoder's output is
-there already and nothing will read them: 6 MB for a picture of 1024², at every repeat. Here an item's large tensors
+there already and nothing will read them: 6 MB for an image of 1024², at every repeat. Here an item's large tensors
 travel with the step that encodes it, and only then.
 
 The invariant: when a step encodes an item, the worker processes have all of it. It holds whatever becomes of the

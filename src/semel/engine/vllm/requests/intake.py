@@ -1,8 +1,8 @@
 """The way of a request into vLLM, once its input is built: vLLM's checks, its new items, its place in the order.
 
 Items go into vLLM's cache in the order in which its engine core sees them, under one lock. A request with several
-answers or many new items has these delivered first (`item_delivery`). What takes long for many items is done beside the
-event loop, or in slices.
+answers or many new items has these delivered first (`item_delivery`). What takes long for many items is done next to
+the event loop, or in slices.
 """
 
 from __future__ import annotations

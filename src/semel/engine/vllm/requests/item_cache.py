@@ -1,4 +1,4 @@
-"""vLLM's item cache: what it holds, what goes in, and who is told.
+"""vLLM's item cache: its contents, its admissions, and its watchers.
 
 vLLM keeps this cache twice: the tensors in its engine core, and a mirror of names and sizes in this process. Both evict
 by themselves and agree because both see the same items in the same order. So the mirror is the truth about the engine

@@ -3,7 +3,7 @@
 A chat's request is built anew as vLLM's `ChatCompletionRequest`, without its messages, which the parsers do not read.
 They may change how it is sampled (a forced call becomes a grammar, special tokens stay in the text) before it is
 submitted, and read the answer afterwards, each sequence with a parser of its own. What a model says can make a parser
-fail; the text is not lost by that: from there on it is told as it is, unless its reasoning was not to be shown.
+fail; the text is not lost by that: from there on it is sent as it is, unless its reasoning was not to be shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from semel.errors import ConfigError, InvalidRequest
 __all__ = ["AnswerReader", "ParserFlags", "Parsers"]
 
 _ADJUSTED: Final = ("skip_special_tokens", "spaces_between_special_tokens")
-"""Sampling parameters that parsers change, beside the structured output."""
+"""Sampling parameters that parsers change, in addition to the structured output."""
 
 _NOT_AVAILABLE: Final = (
     "{choice} needs a parser of tool calls: start the worker with --enable-auto-tool-choice and --tool-call-parser, "
@@ -138,7 +138,7 @@ class _SequenceReader:
     """One sequence of an answer."""
 
     parser: Any
-    """None when it has failed: what follows is told as it is."""
+    """None when it has failed: what follows is sent as it is."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -198,7 +198,7 @@ class AnswerReader:
                 finished=finished,
             )
         except Exception:  # foreign code, over what a model said: any error
-            logger.exception("a parser failed; the rest of the answer is told as it is")
+            logger.exception("a parser failed; the rest of the answer is sent as it is")
             voice.parser = None
             return replace(output, message=self._unread(output.text))
         message = {} if delta is None else delta.model_dump(exclude_unset=True)
@@ -223,7 +223,7 @@ class AnswerReader:
                 model_output_token_ids=voice.token_ids,
             )
         except Exception:  # foreign code, over what a model said: any error
-            logger.exception("a parser failed; the answer is told as it is")
+            logger.exception("a parser failed; the answer is sent as it is")
             return replace(output, message=self._unread(text))
         message = self._message(reasoning if self.request.include_reasoning else None, content, calls or [])
         return replace(output, message=message, finish_reason=self._reason(output.finish_reason, message))
@@ -249,7 +249,7 @@ class AnswerReader:
         return self._limited({"reasoning": reasoning, "content": content, "tool_calls": shaped}, by_index=False)
 
     def _reason(self, reason: str, message: Mapping[str, Any]) -> str:
-        """OpenAI's: `tool_calls` if the model chose to call, `stop` if it was told which function to call."""
+        """OpenAI's: `tool_calls` if the model chose to call, `stop` if the request names the function to call."""
         choice = self.request.tool_choice
         called = choice == "auto" and message.get("tool_calls")
         return "tool_calls" if called or (choice == "required" and reason == "stop") else reason

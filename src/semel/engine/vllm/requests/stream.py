@@ -54,7 +54,7 @@ class VllmStream:
         """The field of the request that its answer is held to, if there is one."""
 
         self.on_close: Callable[[], None] = _pass
-        """Called when nothing more is wanted, and vLLM was told so."""
+        """Called when nothing more is wanted, and vLLM has the abort."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Yield the outputs as they are generated."""

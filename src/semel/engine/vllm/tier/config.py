@@ -44,7 +44,7 @@ class TierConfig:
     eviction: str = "cost-aware"
     """The eviction policy: `cost-aware` or `oldest-released`."""
     page: str | None = None
-    """The file through which the embedding process is told what is saved and gone; None if nobody wants to know."""
+    """The file through which the embedding process learns what is saved and gone; None if nobody wants to know."""
     staging: int = 0
     """Bytes at the end that the engine does not fill: they hold prefetched outputs."""
 
@@ -99,7 +99,7 @@ def has_tier(vllm_config: Any) -> bool:
 
 
 def check_tier(arguments: Any, version: str) -> None:
-    """Refuse flags beside which the tier cannot be, and a vLLM whose connectors are called otherwise."""
+    """Refuse flags that exclude the tier, and a vLLM whose connectors are called otherwise."""
     if to_release(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
         raise ConfigError(f"{_FLAG} needs vLLM {PLANNING_SINCE}, and {version} is installed: leave the flag out")
     if arguments.ec_transfer_config is not None:

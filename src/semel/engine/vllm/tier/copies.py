@@ -2,7 +2,7 @@
 
 `HostCopies` is for engines on a CPU: a file in memory that all worker processes of the engine map, and copies that are
 over before the step goes on. `DeviceCopies` is for GPUs, where vLLM's own worker of its `ECCPUConnector` does them, on
-streams beside the step; it has not been run on a GPU yet. Every worker process has every output, so one of them saves,
+streams next to the step; it has not been run on a GPU yet. Every worker process has every output, so one of them saves,
 and all of them load.
 
 A load cannot fail: the scheduler plans one only for an output of which this side has said that it is there, whole. An
@@ -188,7 +188,7 @@ class HostCopies:
 
 
 class DeviceCopies:
-    """Copies by vLLM's own worker, which go on beside the steps: each is over when it says so."""
+    """Copies by vLLM's own worker, which go on during later steps: each is over when it says so."""
 
     def __init__(self, worker: Any, block_bytes: int, rank: int, dtype: torch.dtype) -> None:
         self._worker = worker

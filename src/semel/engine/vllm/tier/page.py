@@ -3,7 +3,7 @@
 A page of shared memory: the engine core writes, the embedding process reads, nobody waits. It has three parts.
 
 - A ring of events: what was saved, what is gone, resets. An event is written before the blocks that it speaks of can be
-  written again. A reader that fell behind is told so.
+  written again. A reader that fell behind gets to know it.
 - Two cells per lease slot: the generation that a step has begun to load, and the generation that is done. Cells are
   never lost, however seldom somebody looks.
 - The epoch (how often everything was forgotten), and whether weights have changed since the start.
