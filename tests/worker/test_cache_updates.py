@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from semel.core import Digest, FeatureInfo
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Holdings, Ledger, holdings
-from semel.worker import updates as updates_module
+from semel.worker import cache_updates as updates_module
 from semel.worker.cache_updates import CacheUpdates, Load, StateDelta
 from tests.ledger.examples import DIGESTS, HOLDINGS, digest_of
 
