@@ -152,7 +152,7 @@ class Tier(Protocol):
 
     Every method may be called from any thread, `review` by one at a time.
 
-    StagedOutput blocks belong to their caller, who frees them with `release`, until they are submitted. From the call
+    Staged blocks belong to their caller, who frees them with `release`, until they are submitted. From the call
     of `Engine.submit` on they are the engine's, also if it raises; `release` does nothing then. The engine gives them
     back when nobody reads them any more.
     """
