@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Self
 
 from blake3 import blake3
 
 from semel.cache import LayoutCache
-from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
+from semel.core import Contract, Digest, Feature, Field, Layout, LruMap, Modality, Origin, Target
 from semel.engine.vllm.model.assembly import company_limits
 from semel.engine.vllm.model.fields import ItemFields
 from semel.engine.vllm.model.item import lay_out, make_item, make_stub, parse
-from semel.engine.vllm.model.probes import probes
 from semel.engine.vllm.model.prompt_rules import item_part
 from semel.engine.vllm.model.rendering import read_rendering
-from semel.engine.vllm.model.shapes import ShapeRegistry
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import Family, family_of, to_torch
 
-__all__ = ["VllmModel"]
+__all__ = ["ShapeRegistry", "VllmModel"]
 
 _MIN_PROBES: Final = 2
 _MAX_COUNTED_BYTES: Final = 1 << 20
@@ -34,7 +32,87 @@ _MAX_COUNTED_FLOATS: Final = 64
 _MAX_VALUE: Final = 65_504.0  # of float16: an encoder makes infinities of what is larger, and then NaN
 _FOREIGN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 
+_MAX_DIGESTS: Final = 1 << 18
+"""More than any engine's caches hold; an entry takes about 200 bytes."""
+
+_SIDES: Final = (
+    *((112, 112), (56, 56), (168, 224), (640, 480), (1024, 1024)),
+    *((1920, 1080), (300, 900), (2000, 300), (4096, 64)),
+)
+"""Widths and heights."""
+
+_SECONDS: Final = (1.0, 0.4, 2.5, 5.0, 15.0, 31.0)
+_VIDEOS: Final = ((4, 112, 112), (8, 112, 112), (8, 168, 224), (16, 224, 112))
+"""Frames, heights and widths."""
+
 logger = logging.getLogger(__name__)
+
+
+def _probes(processor: Any, modality: Modality) -> Iterator[Any]:
+    """Yield media that differ as much as clients' do. They are not black: a processor may look for content."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    if modality == "image":
+        for width, height in (*_SIDES, *_largest(processor)):
+            yield Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+    elif modality == "audio":
+        rate = processor.info.get_feature_extractor().sampling_rate
+        for seconds in _SECONDS:
+            yield random.standard_normal(int(seconds * rate), np.float32) * np.float32(0.1)
+    else:
+        for shape in _VIDEOS:
+            pixels = random.integers(0, 256, (*shape, 3), np.uint8)
+            yield (pixels, _times(shape[0])) if processor.data_parser.video_needs_metadata else pixels
+
+
+def _times(frames: int) -> dict[str, Any]:
+    """Return the timing for a model that wants it: two frames take a second."""
+    described = {"total_num_frames": frames, "fps": 2.0, "duration": frames / 2, "video_backend": "opencv"}
+    return {**described, "frames_indices": list(range(frames)), "do_sample_frames": False}
+
+
+def _largest(processor: Any) -> Iterator[tuple[int, int]]:
+    """Yield the size of the image with the most tokens, where the model tells and it is no larger than a photograph."""
+    tell = getattr(processor.info, "get_image_size_with_most_features", None)
+    if tell is None:
+        return
+    try:
+        width, height = tell()
+    except Exception:  # noqa: BLE001 - foreign code; there are other probes
+        return
+    if width * height <= 4096 * 4096:
+        yield width, height
+
+
+class ShapeRegistry:
+    """The shapes of the features that went into an engine lately, by digest.
+
+    An engine that holds an item goes by its digest alone. A second feature under the same digest, well-formed but of
+    another size, would be counted by its own layout and filled with the first one's embeddings; that ends the engine.
+    So its shape must be the same each time. What the digest stands for cannot be checked (requirements D7).
+    """
+
+    def __init__(self, max_digests: int = _MAX_DIGESTS) -> None:
+        self._shapes: LruMap[Digest, int] = LruMap(max_digests)
+
+    def agrees(self, digest: Digest, feature: Feature) -> bool:
+        """Return whether a digest is new or came with the same shape before; then it is remembered."""
+        tensors = tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
+        shape = hash((feature.modality, feature.layout, tensors))
+        if self._shapes.peek(digest) not in (None, shape):
+            return False
+        self._shapes.put(digest, shape)
+        return True
+
+    def refer(self, digest: Digest) -> None:
+        """Keep a digest that came without its feature as long as one that came with it."""
+        self._shapes.get(digest)
+
+    def forget(self) -> None:
+        """Forget all, when the engine does."""
+        self._shapes.clear()
 
 
 class VllmModel:
@@ -144,7 +222,7 @@ class VllmModel:
         """Learn the fields of a modality; one that the processor cannot do is switched off."""
         made = []
         cause: Exception | None = None
-        for medium in probes(self.processor, modality):
+        for medium in _probes(self.processor, modality):
             try:
                 made.append(make_item(self.processor, modality, parse(self.processor, modality, medium), {}))
             except Exception as error:  # noqa: BLE001 - foreign code: a probe may be too long or too thin for a model
