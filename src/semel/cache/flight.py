@@ -1,4 +1,4 @@
-"""Runs equal work once at a time.
+"""Single flight: equal work runs once at a time.
 
 The first caller for a key leads: its work runs in a task of its own, and later callers for the same key join the task.
 The task continues while any caller waits, even after the leader is gone. It is cancelled when no caller waits. A

@@ -20,7 +20,7 @@ class _Entry(NamedTuple):
 
 
 class LruCache:
-    """Caches the feature objects themselves: `get` returns what was `put`."""
+    """A cache of the feature objects themselves: `get` returns what was `put`."""
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._room = Room(capacity_bytes, clock)

@@ -8,7 +8,7 @@ __all__ = ["NoCache"]
 
 
 class NoCache:
-    """Caches nothing; every feature is used as passed."""
+    """A cache of nothing; every feature is used as passed."""
 
     @property
     def capacity(self) -> int:
@@ -39,7 +39,7 @@ class NoCache:
         return 0
 
     def get(self, digest: Digest) -> Feature | None:  # noqa: ARG002
-        """Always None."""
+        """Return None."""
         return None
 
     def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:  # noqa: ARG002
@@ -47,10 +47,10 @@ class NoCache:
         return feature
 
     def discard(self, digest: Digest) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def clear(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""

@@ -44,7 +44,7 @@ class BlobStore(Protocol):
     """Byte strings by key, in one node of the store."""
 
     def get_many(self, keys: Sequence[bytes], max_bytes: int, deadline: float) -> list[bytes | None]:
-        """Small values, in one round trip; None for a key that is not there.
+        """Get small values, in one round trip; None for a key that is not there.
 
         Of a value that is longer, a byte more than `max_bytes` is returned.
         """

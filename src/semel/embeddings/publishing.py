@@ -77,7 +77,7 @@ class Publishing:
             self._admit(digest, entry, now)
 
     def gone(self, digest: Digest) -> None:
-        """It is not in the host cache any more."""
+        """Take note that an output is not in the host cache any more."""
         if (entry := self._entries.peek(digest)) is not None:
             entry.nbytes = None
             self._ready.pop(digest, None)
@@ -105,7 +105,7 @@ class Publishing:
             self._admit(digest, current, now)
 
     def drain(self, now: float) -> None:
-        """From now on all that is in the host cache is published, most shown first, at any speed: the worker ends."""
+        """Publish the whole host cache from now on, most shown first, at any speed: the worker ends."""
         self._is_draining = True
         ranked = sorted(self._entries.items(), key=lambda one: one[1].shows, reverse=True)
         self._ready.clear()
@@ -113,7 +113,7 @@ class Publishing:
             self._admit(digest, entry, now)
 
     def forget_all(self) -> None:
-        """Nothing that was shown or saved counts any more: the encoder has other weights."""
+        """Forget everything that was shown or saved: the encoder has other weights."""
         self._entries.clear()
         self._ready.clear()
 

@@ -65,7 +65,7 @@ class Refusal(Exception):
 
 
 class Replies:
-    """Reads replies from a connection. `receive` fills some of a buffer, at least one byte, and returns how many."""
+    """A reader of replies. `receive` fills some of a buffer, at least one byte, and returns how many."""
 
     __slots__ = ("_begin", "_buffer", "_end", "_memory", "_receive")
 

@@ -35,7 +35,7 @@ class _WrongSize(Exception):
 
 
 class RespStore:
-    """Implements `BlobStore`."""
+    """A `BlobStore` over the RESP protocol."""
 
     def __init__(
         self, address: StoreAddress, *, tls: ssl.SSLContext | None = None, password: str | None = None
@@ -47,7 +47,7 @@ class RespStore:
         return f"RespStore({self.address.name})"
 
     def get_many(self, keys: Sequence[bytes], max_bytes: int, deadline: float) -> list[bytes | None]:
-        """Small values, in one round trip."""
+        """Get small values, in one round trip."""
         values: list[bytes | None] = []
         commands = ([command(b"GET", key)] for key in keys)
         try:

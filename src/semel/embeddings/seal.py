@@ -87,7 +87,7 @@ class Header:
         return -(-self.nbytes // CHUNK_BYTES)
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Encode it."""
         rows, columns, dtype = self.form
         return _HEADER.pack(_MAGIC, dtype.encode(), rows, columns, self.nbytes, CHUNK_BYTES, self.nonce)
 
@@ -133,7 +133,7 @@ class Manifest:
     seal: bytes
 
     def pack(self, key: Key, name: Digest) -> bytes:
-        """As bytes, sealed itself."""
+        """Encode and seal it."""
         raw = self.header.pack() + self.seal
         return raw + _seal_manifest(key, name, raw)
 

@@ -65,7 +65,7 @@ class Eviction(Protocol):
 
 
 class OldestReleased:
-    """Evicts the entry that was released first. The default, and vLLM's policy."""
+    """Eviction of the entry that was released first. The default, and vLLM's policy."""
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[Key, Entry] = OrderedDict()
@@ -93,7 +93,7 @@ class OldestReleased:
 
 
 class CostAware:
-    """Retains entries that are expensive per embedding and often used (GreedyDual-Size-Frequency).
+    """GreedyDual-Size-Frequency: entries stay that are expensive per embedding and often used.
 
     A candidate's worth is `floor + shows * cost / size`. The floor is the worth of the last evicted entry, so newer
     entries overtake an entry that is not used again. The policy remembers the shows of evicted keys, for as many keys
@@ -152,7 +152,7 @@ class CostAware:
 
 
 class Immediate:
-    """Evicts an entry with its last reference: encoder-decoder models, where residency only limits the rate (B9)."""
+    """Eviction with the last reference: encoder-decoder models, where residency only limits the rate (B9)."""
 
     def show(self, entry: Entry) -> None:
         """See `Eviction`."""
@@ -162,7 +162,7 @@ class Immediate:
         return False
 
     def pop(self) -> Entry:
-        """Never called: there are no candidates."""
+        """Raise an error: there are no candidates."""
         raise LookupError("an immediate eviction has no candidates")
 
     def discard(self, entry: Entry) -> None:

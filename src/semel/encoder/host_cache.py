@@ -101,14 +101,14 @@ class HostCache:
         self._settle(slot)
 
     def cancel(self, slot: Slot) -> None:
-        """Nobody writes or will write a reserved slot: it was for nothing."""
+        """Free a reserved slot that nobody writes or will write."""
         self.reserved -= slot.size
         if not slot.is_forgotten:
             del self._slots[slot.key]
         self._extents.give_back(slot.extents)
 
     def pin(self, slot: Slot) -> None:
-        """Someone is about to read a filled slot."""
+        """Protect a filled slot while it is read."""
         if not slot.pins:
             self.pinned += slot.size
             self._reclaimable -= slot.size

@@ -70,7 +70,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans against one residency with the rules of one engine."""
+    """A planner against one residency with the rules of one engine."""
 
     residency: Residency
     shift: int = 0

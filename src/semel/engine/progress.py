@@ -68,7 +68,7 @@ class AwakeClock:
 
 
 class StepWatch:
-    """Counts an engine's steps, and measures how long one takes that should end."""
+    """The steps of an engine, and the time that the current one takes."""
 
     def __init__(self, clock: AwakeClock | None = None) -> None:
         self.clock = clock or AwakeClock()
@@ -90,7 +90,7 @@ class StepWatch:
         return self._waited_s + (0.0 if self._since is None else self.clock() - self._since)
 
     def set_requests(self, requests: int) -> None:
-        """So many requests are under way."""
+        """Set the number of requests that are under way."""
         self._requests = requests
         self._review()
 

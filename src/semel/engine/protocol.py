@@ -49,7 +49,7 @@ class ItemCacheWatcher(Protocol):
 
 
 class Engine(Protocol):
-    """Generates text from submissions.
+    """A generator of text from submissions.
 
     Every method may be called from any task of one event loop. A submission that breaks the contract is refused with
     `FeatureRejected` and leaves no trace in the engine.
@@ -178,7 +178,7 @@ class Tier(Protocol):
         ...
 
     def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
-        """Blocks for an output of this form. None if there is no room, or no output has such a form."""
+        """Reserve blocks for an output of this form. None if there is no room, or no output has such a form."""
         ...
 
     def release(self, staged: StagedOutput) -> None:

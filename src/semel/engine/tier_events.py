@@ -38,7 +38,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """Events were lost, because nobody read them in time: nothing is known to be in the host cache."""
+    """A loss of events, because nobody read them in time: nothing is known to be in the host cache."""
 
 
 TierEvent: TypeAlias = Saved | Gone | Reset | Overrun

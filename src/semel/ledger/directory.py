@@ -78,7 +78,7 @@ class Directory:
         heappush(self._free, number)
 
     def holders(self, digests: Iterable[Digest]) -> list[int]:
-        """For each of the digests that any worker has, the workers that have it."""
+        """Return the workers that have an item, for each of the digests that any worker has."""
         announced, sent, pending = self.announced._sets, self.sent._sets, self.pending._sets
         if not sent and not pending:
             return [workers for digest in digests if (workers := announced.get(digest))]

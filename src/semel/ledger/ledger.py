@@ -68,7 +68,7 @@ class Ledger:
         return len(self._requests)
 
     def move(self, directory: Directory) -> None:
-        """Be in another directory from now on, with all that is known."""
+        """Move to another directory, with all that is known."""
         left, number, bit = self._directory, self.number, self.bit
         self._directory, self.number = directory, directory.enter()
         self.bit = 1 << self.number

@@ -112,7 +112,7 @@ def renewed(file: StoredFile, others: Sequence[StoredFile], now_s: float) -> Sto
 
 
 def newest(files: Iterable[StoredFile], now_s: float) -> StoredFile | None:
-    """Of the objects of one file, the one that counts, unless it has expired."""
+    """Choose the object of a file that counts, unless it has expired."""
     file = max(files, key=_order, default=None)
     return None if file is None or file.expires_s <= now_s else file
 
@@ -272,7 +272,7 @@ class FileIndex:
         return None if entry.file.owner != owner else self._leave(digest)
 
     def expire(self, now_s: float, at_most: int = _SLICE) -> list[StoredFile]:
-        """Some files that have expired, which are out of the index from now on."""
+        """Remove some files that have expired, and return them."""
         gone = self._expiries[:at_most]
         return [self._leave(digest) for expires_s, digest in gone if expires_s <= now_s]
 
@@ -347,7 +347,7 @@ class Listing:
         """A heap of what was found: files are entered in the order of their age, so that the oldest go first."""
 
     def add(self, files: Iterable[StoredFile]) -> list[StoredFile]:
-        """Files whose objects there are. Returns those whose objects another object of the same file replaces."""
+        """Add files whose objects there are. Returns those whose objects another object of the same file replaces."""
         replaced: list[StoredFile] = []
         for file in files:
             other = self._found.get(file.id)

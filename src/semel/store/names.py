@@ -83,7 +83,7 @@ def parse_id(text: str) -> Digest | None:
 
 
 def short_name(name: str) -> str:
-    """As much of a file name as is stored: its beginning, and its extension."""
+    """Cut a file name to what is stored: its beginning, and its extension."""
     name = "".join(char for char in name if char.isprintable()).rpartition("/")[2]
     if len(raw := name.encode(errors="replace")) <= MAX_NAME_BYTES:
         return raw.decode()

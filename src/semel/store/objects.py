@@ -73,7 +73,7 @@ class Objects(Protocol):
         ...
 
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
-        """So many bytes of an object from `start` on, if it is there."""
+        """Read so many bytes of an object from `start` on, if it is there."""
         ...
 
     @property

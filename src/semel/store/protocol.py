@@ -21,7 +21,7 @@ is called when that has ended, also if nobody waits for it."""
 
 
 def no_pin(_: int) -> Callable[[], None]:
-    """For bytes that are on nobody's account."""
+    """Do nothing, for bytes that are charged to nobody."""
     return _unpin_nothing
 
 
@@ -79,7 +79,8 @@ class MediaStore(Protocol):
         ...
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """As `find`, but a file that this process has seen before is not looked for, also if the store is gone.
+        """Find a file like `find`, but one that this process has seen before is not looked for, even if the store is
+        gone.
 
         So what another process has deleted may be found for a minute.
         """
@@ -107,5 +108,5 @@ class MediaStore(Protocol):
     async def page(
         self, tenant: str, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None = None
     ) -> Page | None:
-        """Files of a tenant by the time of their upload; None if it does not have the one that they are to follow."""
+        """List files of a tenant by the time of their upload; None if it lacks the one that they are to follow."""
         ...

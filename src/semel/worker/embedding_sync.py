@@ -63,7 +63,7 @@ _Result = TypeVar("_Result")
 
 
 class EmbeddingSync:
-    """Joins one engine to the fleet's store. Its methods are called on the worker's event loop."""
+    """The sync of one engine with the fleet's store. Its methods are called on the worker's event loop."""
 
     def __init__(
         self,
@@ -328,6 +328,6 @@ class _Fetch:
         return [staged for digest, staged in self._staged.items() if digest in whole]
 
     def abandon(self, _: asyncio.Future[list[Fetched]]) -> None:
-        """Nobody waits for it any more, and no thread writes: let go of everything."""
+        """Free everything: nobody waits for it any more, and no thread writes."""
         for staged in self._staged.values():
             self._tier.release(staged)

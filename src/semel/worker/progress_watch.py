@@ -1,4 +1,4 @@
-"""Watch over an engine that hangs (threats S22)."""
+"""Watch over an engine that may hang (threats S22)."""
 
 from __future__ import annotations
 

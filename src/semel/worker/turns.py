@@ -1,4 +1,4 @@
-"""Requests wait here until it is their turn at the engine. Whose turn it is, `semel.fairness.turns` decides.
+"""Queue of requests for the engine; `semel.fairness.turns` decides whose turn it is.
 
 A request takes its turn when all that it needs is there, and keeps it until it has ended, however often it has to be
 submitted. One that is cancelled while it waits leaves the queue.

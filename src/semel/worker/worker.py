@@ -84,7 +84,7 @@ class _Request:
 
 
 class Worker:
-    """Serves an engine to the frontends of a listener."""
+    """A server of one engine for the frontends of a listener."""
 
     def __init__(
         self,

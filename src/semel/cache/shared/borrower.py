@@ -108,7 +108,7 @@ class _Connection:
 
 
 class Borrower:
-    """Listens for local frontends and borrows from them: `async with Borrower(path) as borrower`."""
+    """A listener for local frontends that borrows from them: `async with Borrower(path) as borrower`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -58,7 +58,7 @@ def is_same_user(peer: socket.socket) -> bool:
 
 
 class Channel:
-    """Sends and receives lease ids without blocking. Ids that find the socket full are sent later, in order."""
+    """A channel of lease ids that never blocks. Ids that find the socket full are sent later, in order."""
 
     def __init__(
         self, sock: socket.socket, *, on_ids: Callable[[tuple[int, ...]], None], on_end: Callable[[], None]

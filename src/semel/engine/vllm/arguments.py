@@ -64,7 +64,7 @@ def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
 
 
 class _Flags(argparse.ArgumentParser):
-    """Tells what is wrong as we do, instead of ending the process."""
+    """A parser of flags that raises an error of semel's, instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         """Raise it."""
@@ -90,7 +90,7 @@ def parse_engine_flags(
     embedding_tier: TierConfig | None = None,
     metrics: str | None = None,
 ) -> Any:
-    """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
+    """Parse the flags that follow a model on the command line into vLLM's `AsyncEngineArgs`.
 
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
     lazy transfer wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
@@ -136,7 +136,7 @@ def parse_engine_flags(
 
 
 def create_config(arguments: Any) -> Any:
-    """vLLM's `VllmConfig` of its `AsyncEngineArgs`. What vLLM refuses of it is for the operator to change."""
+    """Create vLLM's `VllmConfig` of its `AsyncEngineArgs`. What vLLM refuses is a `ConfigError`."""
     from vllm.usage.usage_lib import UsageContext
 
     with configuration_refusals(arguments):
@@ -168,7 +168,7 @@ def check_planning(version: str) -> None:
 
 
 def check_parallel(arguments: Any) -> None:
-    """One worker embeds one engine; of a data-parallel group, one rank."""
+    """Refuse several engines: one worker embeds one, or one rank of a data-parallel group."""
     size = arguments.data_parallel_size
     if size > 1 and arguments.data_parallel_rank is None:
         raise ConfigError(

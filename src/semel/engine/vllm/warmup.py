@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Warmup:
-    """Has an engine encode."""
+    """The warm-up of an engine's encoder."""
 
     def __init__(
         self,

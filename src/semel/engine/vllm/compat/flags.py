@@ -69,7 +69,7 @@ class FlagSource:
         return tuple(self._calls)
 
     def flag(self, spelling: str) -> EngineFlag:
-        """One of them. What its values must be is looked up now: in all, that reads sixty files."""
+        """Return one flag. Its values are looked up now: for all flags, that reads sixty files."""
         call, code = self._calls[spelling]
         own = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
         if "action" in own:

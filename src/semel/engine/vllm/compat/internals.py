@@ -253,7 +253,7 @@ def find_mirror(sender: Any) -> Any | None:
 
 
 def unknown_contents(sender: Any) -> str:
-    """Why it is not known what an item cache holds that has no mirror, and what to do."""
+    """Say why the contents of an item cache without a mirror are unknown, and what to do."""
     if type(sender).__name__ == _SHARED:
         return (
             "with --mm-processor-cache-type shm nobody is told what the engine's item cache holds, so no request could "

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def parser_class(manager: Any, *, tokenizer: Any, **names: Any) -> Any:
-    """vLLM's class that parses answers, by the names of its parsers; None if there is nothing to parse.
+    """Return vLLM's class that parses answers, by the names of its parsers; None if there is nothing to parse.
 
     Before 0.32 it does not look whether a parser takes the tokenizer: the first answer would tell.
     """

@@ -1,4 +1,4 @@
-"""Reads what a package defines from its source, without importing it: of the vLLM that is installed, or of a wheel.
+"""Definitions of a package, read from its source without importing it: of the installed vLLM, or of a wheel.
 
 A name is found where it is defined: through imports from one module of the package into another, in the body of a
 class, in its bases, and in its methods, which set attributes of the instance.
@@ -48,7 +48,7 @@ class SourceTree:
 
     @classmethod
     def installed(cls, package: str) -> Self | None:
-        """That of an installed package, which is not imported for it; None if there is none."""
+        """Read an installed package, without importing it; None if there is none."""
         found = find_spec(package)
         if found is None or not found.submodule_search_locations:
             return None
@@ -62,7 +62,7 @@ class SourceTree:
 
     @classmethod
     def wheel(cls, package: str, file: Path) -> Self:
-        """That in a wheel."""
+        """Read a wheel."""
         archive = zipfile.ZipFile(file)
         names = frozenset(archive.namelist())
 

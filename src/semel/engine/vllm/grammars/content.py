@@ -138,7 +138,7 @@ def compiled_text(outputs: Any) -> tuple[str, str]:
 
 
 def constraint_key(outputs: Any) -> bytes:
-    """Equal for equal constraints."""
+    """Return a key that is equal for equal constraints."""
     kind = next((kind for kind in _KINDS if getattr(outputs, kind) is not None), "")
     options = (outputs.disable_any_whitespace, outputs.disable_additional_properties, outputs.whitespace_pattern)
     return hash_parts([kind.encode(), constraint_text(outputs).encode(), repr(options).encode()]).digest()

@@ -37,7 +37,7 @@ class Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Unwinds a thread that nobody waits for any more."""
+    """The exception that unwinds a thread that nobody waits for any more."""
 
 
 class _Thread(threading.Thread):

@@ -33,7 +33,7 @@ _Items = Sequence[tuple[Modality, Layout]]
 
 @dataclass(frozen=True, slots=True)
 class Assembler:
-    """Puts the items of one model into its prompts. Used by one thread at a time."""
+    """The assembler of one model's prompts with items. Used by one thread at a time."""
 
     processor: Any
     rules: Mapping[Modality, PromptRule]

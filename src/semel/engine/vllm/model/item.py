@@ -26,7 +26,7 @@ _MAX_SIZE: Final = 1 << 36  # the pixels of a video of 65,536 frames of 1024×10
 
 
 def parse(processor: Any, modality: Modality, medium: Any) -> Any:
-    """One medium as vLLM's processor takes it."""
+    """Convert one medium to vLLM's items."""
     return processor.info.parse_mm_data({modality: [medium]})
 
 

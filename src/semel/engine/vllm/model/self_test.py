@@ -83,7 +83,7 @@ class _Probe:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Compares the processor of the pools with the processor of an engine."""
+    """A comparison of the pools' processor with an engine's."""
 
     processor: Processor
     """As the pools run it."""
@@ -208,7 +208,7 @@ class SelfTest:
 
 
 def assembling(processor: Processor, tokenizer: Any) -> Assemble:
-    """Prompts as a frontend makes them; the tokenizer is the engine's, which a frontend's is held to."""
+    """Create a maker of prompts like a frontend's, with the engine's tokenizer, which a frontend's must equal."""
 
     def assemble(text: str, items: Sequence[Item], layouts: Sequence[Layout]) -> Prompt:
         for modality, placeholder in processor.placeholders.items():

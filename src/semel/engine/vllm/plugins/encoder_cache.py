@@ -102,7 +102,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> EncoderCacheManager:
-        """Called by vLLM's scheduler."""
+        """Create the manager, for vLLM's scheduler."""
         is_encoder_decoder = vllm_config.model_config.is_encoder_decoder
         missing = "releases in constant time, cancelled encodes (a crash with priority scheduling), encoder metrics"
         if not is_tested("encoder cache", missing):

@@ -59,14 +59,14 @@ class _Input:
 
 
 class EncoderGuard(Protocol):
-    """Counts what the encoder of a worker process makes, and ends what does not fit."""
+    """A guard that compares the sizes of the encoder's outputs, and rejects what does not fit."""
 
     def tell(self, output: Any) -> Any:
         """Return what a step gave, with what was rejected in it if that is already its output."""
 
 
 def create_guard(worker: Any, *, outlives_errors: bool) -> EncoderGuard | None:
-    """For a worker process whose model is loaded; None if its encoder cannot be guarded."""
+    """Create the guard of a worker process whose model is loaded; None if its encoder cannot be guarded."""
     if not runs_encoder(worker):
         return None
     if worker.vllm_config.parallel_config.pipeline_parallel_size > 1:
@@ -104,7 +104,7 @@ class _Findings:
         self._finite.ask([one.identifier for one in inputs], outputs)
 
     def reject(self, one: _Input, output: torch.Tensor | None) -> torch.Tensor:
-        """Something that fits an item of which the encoder, alone with it, has made this, or nothing."""
+        """Reject an item that the encoder, alone with it, made this or nothing of. Returns an output that fits."""
         rejection = Rejection(one.identifier, one.modality, one.embeds, None if output is None else len(output))
         logger.warning("%s (%s): its request has to end", rejection, one.identifier)
         self._rejections.append(rejection)
@@ -129,7 +129,7 @@ class _Findings:
 
 
 class FirstRunnerGuard:
-    """Runs the encoder of vLLM's first model runner."""
+    """The guard for vLLM's first model runner."""
 
     def __init__(self, worker: Any, *, outlives_errors: bool) -> None:
         self._worker = worker
@@ -196,7 +196,7 @@ class FirstRunnerGuard:
 
 
 class SecondRunnerGuard:
-    """Runs the encoder of vLLM's second model runner, which asks what to encode and then has it encoded."""
+    """The guard for vLLM's second model runner, which asks what to encode and then has it encoded."""
 
     def __init__(self, worker: Any, *, outlives_errors: bool) -> None:
         self._worker = worker

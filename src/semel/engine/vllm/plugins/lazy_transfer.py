@@ -56,14 +56,14 @@ class Shipped:
 
 
 class LazyTransfer:
-    """Knows which items the worker processes have in part only."""
+    """The items that the worker processes have in part only."""
 
     def __init__(self) -> None:
         self._partial: dict[str, set[int]] = {}
 
     @classmethod
     def from_config(cls, vllm_config: Any) -> Self | None:
-        """For an engine with worker processes that can take late items; else None, and one line of the log says why."""
+        """Create it for worker processes that can take late items; else None, and one line of the log says why."""
         if vllm_config.parallel_config.worker_cls != LAZY_TRANSFER_WORKER:
             return None  # it was chosen so
         if (reason := _needlessness(vllm_config)) is not None:

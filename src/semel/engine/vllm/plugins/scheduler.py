@@ -66,7 +66,7 @@ def create_lazy_transfer_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) 
 
 
 class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
-    """Schedules as vLLM does, and sends items to the worker processes as semel does."""
+    """vLLM's scheduler with semel's lazy transfer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -169,7 +169,7 @@ class AsyncLazyTransferScheduler(LazyTransferScheduler, AsyncScheduler):  # type
 
 
 class PlanningScheduler(LazyTransferScheduler):
-    """Schedules as vLLM does, and plans the encoder as semel does."""
+    """vLLM's scheduler with semel's lazy transfer and encoder planning."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -28,7 +28,7 @@ _NO_ITEMS: Final = Admission(())
 
 
 class RequestIntake:
-    """Hands requests to vLLM."""
+    """The way of requests into vLLM."""
 
     def __init__(
         self, llm: Any, cache: ItemCache, builder: ItemBuilder, delivery: ItemDelivery, order: asyncio.Lock

@@ -43,7 +43,7 @@ class BuiltInput:
 
 
 class ItemBuilder:
-    """Makes vLLM's input of submissions, after everything in them was checked."""
+    """The builder of vLLM's inputs from submissions, which are checked first."""
 
     def __init__(self, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
         self._contract = contract

@@ -63,7 +63,7 @@ class Suspensions:
 
 
 class StepCounter:
-    """Watches the steps of an `AsyncLLM`, and how many of its requests wait for more."""
+    """A watcher of an `AsyncLLM`'s steps, and of its requests that wait for more."""
 
     def __init__(self, llm: Any) -> None:
         self.watch = StepWatch()
@@ -75,7 +75,7 @@ class StepCounter:
             watch_calls(llm, Suspensions(self.watch).during)
 
     def review(self) -> None:
-        """Requests may have come or gone. What counts is whether the engine owes a step, not who reads the answer."""
+        """Count the requests to which the engine owes a step."""
         if self._is_complete and (llm := self._llm()) is not None:
             self.watch.set_requests(llm.get_num_unfinished_requests())
 

@@ -77,7 +77,7 @@ class Defaults:
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> Any:
-    """vLLM's sampling parameters, decoded as its engine core will: a wrong type that is found only there is fatal."""
+    """Decode vLLM's sampling parameters as its engine core will: a wrong type that is found only there is fatal."""
     from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
     with refusals():

@@ -141,7 +141,7 @@ class HostTier:
         self._first_epoch = self._page.epoch
 
     def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
-        """Blocks for an output of this form; None if there is no room."""
+        """Reserve blocks for an output of this form; None if there is no room."""
         try:
             nbytes = form_bytes(form)
         except ValueError:
@@ -168,7 +168,7 @@ class HostTier:
                 self._close(lease)
 
     def submit(self, prefetched_outputs: Iterable[PrefetchedOutput]) -> None:
-        """From now on these are the engine's."""
+        """Give outputs to the engine."""
         with self._lock:
             self._submitted.update(one.lease for one in prefetched_outputs if one.lease in self._open)
 

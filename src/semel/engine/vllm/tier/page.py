@@ -89,7 +89,7 @@ class TierPage(SharedPage):
         self._cells[_USED + lease_slot(lease)] = lease_generation(lease)
 
     def finish(self, lease: int) -> None:
-        """Nobody reads any more what came under a lease."""
+        """Report that nobody reads the output of a lease any more."""
         self._cells[_DONE + lease_slot(lease)] = lease_generation(lease)
 
     # The embedding process reads.
