@@ -75,8 +75,7 @@ class Holdings(Generic[_P]):
     # Peers.
 
     def join(self, peer: _P, known: int | None = None) -> list[Announcement]:
-        """Begin a session with a peer that knows everything up to a number, or nothing. Returns its first
-        announcements.
+        """Begin a session with a peer that knows everything up to a number, or nothing. Returns its first updates.
 
         The rest of its slices is for `next_slice`.
         """

@@ -79,8 +79,7 @@ class MediaStore(Protocol):
         ...
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """Find a file like `find`, but one that this process has seen before is not looked for, even if the store is
-        gone.
+        """Find a file, without a look for one that this process has seen before, even if the store is gone.
 
         So what another process has deleted may be found for a minute.
         """
