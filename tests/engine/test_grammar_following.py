@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from semel.core import Tenant
-from semel.engine.vllm.grammars.following import FollowingAccounts
 from semel.engine.vllm.grammars.lane import Lane, Overdue
 from semel.engine.vllm.grammars.limits import BUSY, EXPENSIVE
+from semel.engine.vllm.grammars.meter import FollowingAccounts
 from semel.lab.bench.stepping import Kind, Stepper
 from tests.waiting import until
 
