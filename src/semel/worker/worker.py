@@ -21,7 +21,7 @@ from msgspec import structs
 
 from semel.aio import in_slices
 from semel.cache import Borrower
-from semel.core import Digest, Feature, FeatureInfo, Output, Submission
+from semel.core import Digest, Feature, Output, Submission
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
@@ -120,7 +120,7 @@ class Worker:
         """Why the engine counts as hung, if it does."""
 
         self._leaving = self._draining = False
-        engine.watch(self)
+        engine.watch(self._publisher)
 
     async def run(self) -> None:
         """Serve until the listener is closed; raise `EngineDead` as soon as the engine is, `EngineHung` if it hangs."""
@@ -171,14 +171,6 @@ class Worker:
             raise
         self._publisher.publish()
         self._listener.broadcast(Forget())
-
-    def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """Publish that the engine has stored an item."""
-        self._publisher.hold(digest, holding)
-
-    def drop(self, digest: Digest) -> None:
-        """Publish that the engine has evicted an item."""
-        self._publisher.drop(digest)
 
     def samples(self) -> Iterator[Sample]:
         """Yield samples of its metrics."""
