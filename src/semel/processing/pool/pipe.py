@@ -527,14 +527,14 @@ def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:
     return ClipPieces(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
-def decode_pieces(heard: ClipPieces, payload: memoryview) -> Pieces:
+def decode_pieces(described: ClipPieces, payload: memoryview) -> Pieces:
     """The pieces over a payload, without a copy."""
-    ends = list(accumulate(heard.sizes))
-    if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
+    ends = list(accumulate(described.sizes))
+    if min((*described.sizes, described.samples, described.sampling_rate)) < 1 or not ends:
         raise ProtocolError("a pool process cut a clip into nothing")
     fixed = payload.toreadonly()
     spans = zip([0, *ends], ends, strict=False)
-    return Pieces(heard.samples, heard.sampling_rate, [fixed[begin:end] for begin, end in spans])
+    return Pieces(described.samples, described.sampling_rate, [fixed[begin:end] for begin, end in spans])
 
 
 def encode_error(error: SemelError) -> Failed:

@@ -162,8 +162,8 @@ class VllmProcessor:
 
     def cut(self, media: Media) -> Pieces:
         """Return a clip in pieces that the model's encoder takes, each of which can be processed."""
-        heard = self.processor.info.get_feature_extractor()
-        return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
+        extractor = self.processor.info.get_feature_extractor()
+        return cut_audio(media.data, self.limits, sampling_rate=extractor.sampling_rate, max_s=extractor.chunk_length)
 
     def _decode(self, media: Media) -> Any:
         if media.modality == "image":
