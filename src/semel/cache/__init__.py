@@ -2,8 +2,7 @@
 
 from semel.cache.flight import Flight
 from semel.cache.layouts import LayoutCache
-from semel.cache.lru import LruCache
-from semel.cache.none import NoCache
+from semel.cache.lru import LruCache, NoCache
 from semel.cache.protocol import SMALLEST_BYTES, Cache
 from semel.cache.shared import (
     Borrower,

@@ -10,7 +10,7 @@ from semel.cache.protocol import SMALLEST_BYTES
 from semel.cache.room import Room
 from semel.core import Digest, Feature
 
-__all__ = ["LruCache"]
+__all__ = ["LruCache", "NoCache"]
 
 
 class _Entry(NamedTuple):
@@ -103,3 +103,10 @@ class LruCache:
             self.discard(next(victims))
             self._evictions += 1
         return True
+
+
+class NoCache(LruCache):
+    """A cache of nothing: every feature is used as passed (D4)."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
