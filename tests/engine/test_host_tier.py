@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from semel.core import Digest, Form, PrefetchedOutput
+from semel.engine.protocol import StagedOutput
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved
-from semel.engine.vllm.tier.host import HostTier, StagedOutput
+from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging, prefetch_params
 from semel.engine.vllm.tier.shared_file import create_file, descriptor_path

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from semel.core import Digest, Form, PrefetchedOutput, Submission
+from semel.engine.protocol import StagedOutput
 from semel.engine.tier_events import Reset
-from semel.engine.vllm.tier.host import HostTier, StagedOutput
+from semel.engine.vllm.tier.host import HostTier
 from semel.errors import FeatureMissing, InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start

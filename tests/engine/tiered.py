@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from semel.core import Digest, Form, PrefetchedOutput
+from semel.engine.protocol import StagedOutput
 from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, SCHEDULER
 from semel.engine.vllm.tier.config import TierConfig
-from semel.engine.vllm.tier.host import HostTier, StagedOutput
+from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging, prefetch_params
 from semel.engine.vllm.tier.shared_file import create_file, descriptor_path

@@ -10,7 +10,8 @@ lends blocks to outputs that it has fetched for requests, and reads outputs that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, Form, Output, PrefetchedOutput, Submission
@@ -110,41 +111,27 @@ class Engine(Protocol):
         ...
 
 
-class StagedOutput(Protocol):
+@dataclass(frozen=True, slots=True)
+class StagedOutput:
     """Blocks of the host's memory for an encoder output that is being fetched."""
 
-    @property
-    def prefetched(self) -> PrefetchedOutput:
-        """The output to submit with the request, when all bytes are there and were verified."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """The tier's epoch when the blocks were set aside. What is fetched must be of this epoch's name."""
-        ...
-
-    @property
-    def buffers(self) -> Sequence[memoryview]:
-        """The memory for its bytes, in order. Any thread may write it, until the request is submitted."""
-        ...
+    prefetched: PrefetchedOutput
+    """The output to submit with the request, when all bytes are there and were verified."""
+    epoch: int
+    """The tier's epoch when the blocks were set aside. What is fetched must be of this epoch's name."""
+    buffers: tuple[memoryview, ...]
+    """The memory for its bytes, in order. Any thread may write it, until the request is submitted."""
 
 
-class CachedOutput(Protocol):
+@dataclass(frozen=True, slots=True)
+class CachedOutput:
     """An encoder output that the engine has saved."""
 
-    @property
-    def form(self) -> Form:
-        """Its rows, columns and dtype."""
-        ...
-
-    @property
-    def buffers(self) -> Sequence[memoryview]:
-        """Its bytes, in order, read-only. Any thread may read them; they may change under its hands."""
-        ...
-
-    def is_intact(self) -> bool:
-        """Return whether everything that was read of the buffers until now is of this output. From any thread."""
-        ...
+    form: Form
+    buffers: tuple[memoryview, ...]
+    """Its bytes, in order, read-only. Any thread may read them; they may change under its hands."""
+    is_intact: Callable[[], bool]
+    """Tells whether everything that was read of the buffers until now is of this output. From any thread."""
 
 
 class Tier(Protocol):

@@ -25,19 +25,19 @@ import mmap
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 from semel.core import Digest, Form, PrefetchedOutput, form_bytes
 from semel.encoder.extents import FreeExtents
-from semel.engine import protocol
+from semel.engine.protocol import CachedOutput, StagedOutput
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
 from semel.engine.vllm.tier.config import TierConfig, has_tier, tier_block_bytes
 from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage, lease_slot
 from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.engine.vllm.tier.shared_file import open_file
 
-__all__ = ["CachedOutput", "HostTier", "StagedOutput"]
+__all__ = ["HostTier"]
 
 _MAX_PENDING: Final = 16_384
 """Events that are kept for `review`."""
@@ -45,29 +45,6 @@ _MAX_PENDING: Final = 16_384
 Extents = tuple[tuple[int, int], ...]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedOutput:
-    """See `semel.engine.protocol.StagedOutput`."""
-
-    prefetched: PrefetchedOutput
-    epoch: int
-    buffers: tuple[memoryview, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CachedOutput:
-    """See `semel.engine.protocol.CachedOutput`."""
-
-    form: Form
-    buffers: tuple[memoryview, ...]
-    record: Saved
-    tier: HostTier
-
-    def is_intact(self) -> bool:
-        """Return whether everything that was read until now is of this output."""
-        return self.tier._is_in_host_cache(self.record)
 
 
 class HostTier:
@@ -160,7 +137,7 @@ class HostTier:
         prefetched = PrefetchedOutput(lease, digest, extents, form, epoch)
         return StagedOutput(prefetched, epoch - self._first_epoch, self._buffers(extents, nbytes))
 
-    def release(self, staged: protocol.StagedOutput) -> None:
+    def release(self, staged: StagedOutput) -> None:
         """Let go of blocks that were not submitted. Twice does no harm."""
         lease = staged.prefetched.lease
         with self._lock:
@@ -203,7 +180,8 @@ class HostTier:
         if record is None:
             return None
         buffers = self._buffers(record.extents, form_bytes(record.form))
-        return CachedOutput(record.form, tuple(buffer.toreadonly() for buffer in buffers), record, self)
+        intact = partial(self._is_in_host_cache, record)
+        return CachedOutput(record.form, tuple(buffer.toreadonly() for buffer in buffers), intact)
 
     async def settled(self) -> None:
         """Wait until nothing is being recovered."""
