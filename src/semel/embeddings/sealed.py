@@ -83,10 +83,6 @@ class SealedStore:
         """Try nodes again that failed, if it is time for that."""
         self._nodes.revive(timeout_s)
 
-    def close(self) -> None:
-        """Close all connections; calls under way fail."""
-        self._nodes.close()
-
     def fetch(
         self,
         rows: Mapping[Digest, int],
